@@ -1,4 +1,4 @@
-"""Servers of the end-to-end tests: one that many tests share, and others that a test has alone."""
+"""The servers of the end-to-end tests: one that many tests share, and others for a single test."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Start = Callable[..., Serving]
 
 @pytest.fixture(scope="session")
 def model_directory() -> Path:
-    """Pebble's: in these tests one hears what is said."""
+    """Pebble's directory: these tests check what the model says."""
     return builtin_directory()
 
 
 @contextlib.contextmanager
 def servers(folder: Path, model_directory: Path) -> Iterator[Start]:
     """
-    A function that starts servers. In the end those that still run come to rest, stop, and leave a
-    journal that holds; none of them has written a traceback.
+    A function that starts servers. At the end of a test, those that still run become idle, stop,
+    and leave a valid journal; none of them has logged a traceback.
     """
     with contextlib.ExitStack() as stack:
         begun: list[Serving] = []
@@ -52,21 +52,21 @@ def servers(folder: Path, model_directory: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def start(tmp_path: Path, model_directory: Path) -> Iterator[Start]:
-    """Starts servers for this test alone; its arguments go to `ops serve`."""
+    """Starts servers for one test; its arguments are options of `ops serve`."""
     with servers(tmp_path, model_directory) as factory:
         yield factory
 
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Iterator[Serving]:
-    """One server for all tests that neither stop it nor starve it."""
+    """One server for all tests that neither stop it nor exhaust it."""
     with servers(tmp_path_factory.mktemp("shared"), model_directory) as factory:
         yield factory()
 
 
 @pytest.fixture(scope="session")
 def cold(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Iterator[Serving]:
-    """A server to compare with: it is asked one thing at a time, and never keeps a session's KV."""
+    """A server to compare with: it gets one request at a time, and never keeps a session's KV."""
     with servers(tmp_path_factory.mktemp("cold"), model_directory) as factory:
         yield factory()
 
@@ -74,8 +74,8 @@ def cold(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Ite
 @pytest.fixture(scope="session")
 def lengthy(model_directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
-    Two things to ask whose answers do not end by themselves, with the parameters to ask them with:
-    the tokens that end an answer are biased away.
+    Two requests whose answers do not end by themselves, with their parameters: a bias keeps the
+    model from the tokens that end an answer.
     """
     config = json.loads((model_directory / "generation_config.json").read_text(encoding="utf-8"))
     endless = {str(token): -100 for token in config["eos_token_id"]}

@@ -1,5 +1,5 @@
 """
-Agents against the whole server: Pebble, a restart, a fork, and a prune that leaves what they need.
+Agents against the whole server: Pebble, a restart, a fork, and a prune that keeps what they need.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 
 
 def call(server: Serving, method: str, path: str = "", **body: Any) -> httpx.Response:
-    """What an address of agents answers."""
+    """The answer of an agent endpoint."""
     return httpx.request(
         method, f"{server.url}/v1/agents{path}", json=body or None, timeout=DEADLINE_S
     )
 
 
 def generate(server: Serving, name: str, text: str, **fields: Any) -> Any:
-    """What an agent answers."""
+    """An agent's answer."""
     asked = {"messages": [user(text)], "temperature": 0, "max_tokens": 30, **fields}
     response = call(server, "POST", f"/{name}/generate", **asked)
     assert 200 == response.status_code, response.text
@@ -33,8 +33,8 @@ def generate(server: Serving, name: str, text: str, **fields: Any) -> Any:
 
 def test_an_agent_outlives_a_restart_and_a_prune(start: Start):
     """
-    Only what is new is sent, and the answers are those of a client that sends all of it; a fork
-    takes the blocks that lie there. What the journal loses is what no agent needs.
+    Only new messages are sent, and the answers are those of a client that sends everything; a fork
+    reuses the existing blocks. Pruning removes no row that an agent needs.
     """
     server = start()
     ask(server, user("This was before there were agents."))
@@ -97,6 +97,6 @@ def test_an_agent_outlives_a_restart_and_a_prune(start: Start):
     third = start(data_dir=again.data_dir)
     last = generate(third, "aside", "Who?")
     assert last["usage"]["prompt_tokens"] > aside["usage"]["total_tokens"]
-    # What made the agent that it was forked from went, since nothing is in that row but its own.
+    # The row that created the original agent was pruned, because it belongs to that agent alone.
     (made,) = third.events(ev.AgentCreated)
     assert ("aside", "notes") == (made.agent, made.forked_from)

@@ -1,6 +1,6 @@
 """
-Anthropic's messages against the whole server: a model that says what is written down, and a client
-with the habits of those that are in use.
+Anthropic's messages against the whole server: a model with scripted answers, and a client with the
+habits of real ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ASKED: Body = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A server of the scripted model, with small chunks."""
+    """A server with the scripted model and small chunks."""
     folder = tmp_path_factory.mktemp("scripted")
     model = make_scripted_model(folder / "model", SCRIPT)
     with servers(folder, model) as start:
@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def post(server: Serving, path: str = "", **fields: Any) -> httpx.Response:
-    """What is answered to a request, by a client that sends a key and a version."""
+    """The response to a request from a client that sends a key and a version."""
     headers = {"x-api-key": "sk-any", "anthropic-version": "2023-06-01"}
     url = f"{server.url}/v1/messages{path}"
     return httpx.post(url, json={**ASKED, **fields}, headers=headers, timeout=DEADLINE_S)
@@ -66,18 +66,20 @@ def events(server: Serving, **fields: Any) -> list[Body]:
 
 
 def anonymous(content: list[Body]) -> list[Body]:
-    """Blocks without their ids, which are others in each answer."""
+    """Blocks without their ids, which differ between answers."""
     return [{key: value for key, value in one.items() if key != "id"} for one in content]
 
 
 def prompt_tokens(usage: Body) -> int:
-    """The whole prompt."""
+    """The length of the whole prompt."""
     names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     return sum(usage[name] for name in names)
 
 
 def test_thoughts_and_calls(server: Serving):
-    """Each is a block, and the answer ended for its calls; the id is the journal's."""
+    """
+    Each is a block, and the answer ended because of its calls; the id is the one in the journal.
+    """
     found = message(server)
     thought = {"type": "thinking", "thinking": "I look up Rom.", "signature": "unsigned"}
     assert ("tool_use", [thought, LOOK, GO]) == (
@@ -93,7 +95,7 @@ def test_thoughts_and_calls(server: Serving):
 
 
 def test_a_stream_adds_up(server: Serving):
-    """It has the blocks, the reason and the number of tokens of the whole answer."""
+    """It has the blocks, the stop reason and the token count of the whole answer."""
     whole, stream = message(server), events(server)
     assert "message_stop" == stream[-1]["type"]
     blocks: list[Body] = []
@@ -117,7 +119,7 @@ def test_a_stream_adds_up(server: Serving):
 
 
 def test_what_became_blocks_is_told(server: Serving):
-    """A prompt that nobody sent before is computed, its full chunks become blocks, and are read."""
+    """A new prompt is computed, its full chunks become blocks, and a second request reads them."""
     words = [{"role": "user", "content": "A way that nobody went before, stone by stone. " * 3}]
     first, again = (message(server, messages=words, max_tokens=1)["usage"] for _ in range(2))
     whole = prompt_tokens(first)
@@ -128,7 +130,7 @@ def test_what_became_blocks_is_told(server: Serving):
 
 
 def test_why_an_answer_ended(server: Serving):
-    """By a text that is named, by the limit, by itself."""
+    """Because of a stop text, the limit, or by itself."""
     found = message(server, stop_sequences=["no such text", '"go"'])
     assert ("stop_sequence", '"go"') == (found["stop_reason"], found["stop_sequence"])
     assert ("max_tokens", None) == (
@@ -143,7 +145,7 @@ def test_why_an_answer_ended(server: Serving):
 
 
 def test_a_count_is_what_the_message_has(server: Serving):
-    """With tools, system and thinking; and nothing is on record of it."""
+    """With tools, system and thinking; nothing is journaled."""
     system = [{"type": "text", "text": "You know cities."}]
     for thinking in ({"type": "adaptive"}, {"type": "disabled"}):
         usage = message(server, system=system, thinking=thinking)["usage"]
@@ -155,7 +157,7 @@ def test_a_count_is_what_the_message_has(server: Serving):
 
 
 def test_a_prompt_that_is_only_read(server: Serving):
-    """With no tokens to answer, nothing is said; the same prompt finds its chunks afterwards."""
+    """With a limit of zero, nothing is generated; the same prompt finds its chunks afterwards."""
     talk = [{"role": "user", "content": "Tell me of Rome, and of what lies under it."}]
     read = message(server, messages=talk, max_tokens=0)
     assert ([], "max_tokens", 0) == (
@@ -173,7 +175,7 @@ def test_a_prompt_that_is_only_read(server: Serving):
 
 
 def test_longer_than_the_context(server: Serving):
-    """Both numbers are told in the words that clients look for; a count counts all the same."""
+    """The error has both numbers in the wording that clients look for; a count still works."""
     words = [{"role": "user", "content": "path " * 60_000}]
     refused = post(server, messages=words)
     body = refused.json()
@@ -187,9 +189,9 @@ def test_longer_than_the_context(server: Serving):
 
 def test_habits_of_a_client_leave_the_prefix(server: Serving):
     """
-    Over four turns the billing line changes, hints move, texts become blocks and back, the system
-    speaks behind the first message, and tools are declared that are not to be shown: each turn goes
-    on where the last one ended, and all chunks that prompt and answer fill are reused.
+    Over four turns the billing header changes, hints move, texts become blocks and back, a system
+    message follows the first user message, and deferred tools are declared. Each turn continues
+    where the last one ended, and all chunks that prompt and answer fill are reused.
     """
     talk: list[Body] = [
         {"role": "user", "content": "Tell me of Rome, with all your habits."},
@@ -217,7 +219,7 @@ def test_habits_of_a_client_leave_the_prefix(server: Serving):
         assert "ignored" not in cairn
         if turn:
             assert ("continuation", None) == (cairn["path"], cairn["reason"])
-            # More, where the head of a result was known too and filled a chunk.
+            # More, if the beginning of a result was known too and filled a chunk.
             assert known // CHUNK * CHUNK <= usage["cache_read_input_tokens"]
         known = prompt_tokens(usage) + usage["output_tokens"]
         talk.append({"role": "assistant", "content": answer["content"]})

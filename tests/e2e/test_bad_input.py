@@ -1,5 +1,6 @@
 """
-Whatever is sent to a running server: a clear refusal, nothing changed, and the next is served.
+Bad input to a running server: it is refused clearly, changes nothing, and the next request is
+served.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def raising(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory, raising: Path) -> Iterator[Serving]:
     """
-    A server with a short context. It gives the same answer, of the same bits, before all that is
-    sent to it and after it, and holds no more files.
+    A server with a short context. Before and after the tests it gives the same answer, bit for bit,
+    and holds no more files.
     """
     with servers(tmp_path_factory.mktemp("small"), raising) as start:
         server = start("--pool-mb", 1, "--max-tokens", 8)
@@ -59,21 +60,21 @@ def small(tmp_path_factory: pytest.TempPathFactory, raising: Path) -> Iterator[S
 
 @pytest.fixture
 def unchanged(small: Serving) -> Iterator[Serving]:
-    """The server, whose journal has not grown by the end of the test."""
+    """The server; at the end of the test, its journal must not have grown."""
     health = small.settled()
     yield small
     assert health == small.health()
 
 
 def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
-    """Status, code and parameter of a refusal in its envelope."""
+    """The status, code and parameter of a refusal."""
     error = response.json()["error"]
     return response.status_code, error["code"], error["param"]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_bad_bodies(unchanged: Serving, stream: bool):
-    """Each of the table is refused as the table says; all of them together leave no trace."""
+    """Each is refused as the table says, and none of them changes the server."""
     position = unchanged.position()
     for bad in BAD:
         response = unchanged.send(streamed(bad.body) if stream else bad.body)
@@ -83,7 +84,7 @@ def test_bad_bodies(unchanged: Serving, stream: bool):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_odd_bodies(small: Serving, stream: bool):
-    """What only looks wrong is served."""
+    """Bodies that only look wrong are served."""
     for name, body in ODD.items():
         response = small.send(streamed(body) if stream else body)
         assert 200 == response.status_code, (name, response.text)
@@ -101,21 +102,23 @@ TEMPLATE = {
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("word", TEMPLATE)
 def test_template_that_raises(unchanged: Serving, word: str, stream: bool):
-    """What goes wrong in the model's template is 400 with the template's own words."""
+    """An error in the model's template is a 400 with the template's own message."""
     response = unchanged.post(messages=[user(word)], stream=stream)
     assert (400, "prompt_refused", "messages") == refusal(response)
     assert TEMPLATE[word] in response.json()["error"]["message"]
 
 
 def stones(server: Serving, tokens: int) -> list[dict[str, str]]:
-    """A conversation whose prompt has so many tokens."""
+    """A conversation whose prompt has this many tokens."""
     ten = ask(server, user("stone " * 10), max_tokens=1).prompt_tokens
     return [user("stone " * (10 + tokens - ten))]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_prompt_longer_than_the_context(small: Serving, stream: bool):
-    """One token too many is refused with both numbers; without it there is an answer of one."""
+    """
+    One token too many is refused with both numbers; without it, there is an answer of one token.
+    """
     context = small.health()["context_tokens"]
     long, longest = stones(small, context), stones(small, context - 1)
     before = small.settled()
@@ -133,7 +136,7 @@ def test_prompt_longer_than_the_context(small: Serving, stream: bool):
 
 
 def test_answer_longer_than_the_context(small: Serving):
-    """`max_tokens` alone too large is no mistake: the answer ends where the context does."""
+    """A `max_tokens` that is too large is no error: the answer ends with the context."""
     context = small.health()["context_tokens"]
     for field in ("max_tokens", "max_completion_tokens"):
         answer = ask(small, *stones(small, context - 10), **{field: 2**63 - 1})
@@ -145,7 +148,7 @@ def test_answer_longer_than_the_context(small: Serving):
 
 
 def test_unknown_parameter_is_logged_once(small: Serving):
-    """It is ignored, named in each answer, and once in the log."""
+    """It is ignored, named in each answer, and logged once."""
     for name in ("frobnicate", "frobnicate", "user"):
         answer = small.post(messages=[user("Hello")], **{name: 1}).json()
         assert [name] == answer["cairn"]["ignored"]
@@ -154,24 +157,24 @@ def test_unknown_parameter_is_logged_once(small: Serving):
 
 
 def pieces() -> Iterator[bytes]:
-    """A body over the limit whose length nobody tells beforehand."""
+    """A body over the limit, without an announced length."""
     for _ in range(BODY_BYTES_MAX // 2**20 + 1):
         yield b" " * 2**20
 
 
 def test_large_bodies(unchanged: Serving):
-    """A body over the limit is 413, by its length or by its pieces."""
+    """A body over the limit is a 413, by its announced length or while it arrives."""
     for body in (b" " * (BODY_BYTES_MAX + 1), pieces()):
         try:
             response = httpx.post(f"{unchanged.url}/v1/chat/completions", content=body)
-        except httpx.WriteError:  # the connection was closed before all of it was sent
+        except httpx.WriteError:  # the connection was closed before everything was sent
             continue
         assert (413, "request_too_large", None) == refusal(response)
 
 
 @pytest.mark.parametrize("length", [-1, 1], ids=["less", "more"])
 def test_length_that_is_wrong(unchanged: Serving, length: int):
-    """A body that is shorter or longer than its client said is 400."""
+    """A body that is shorter or longer than announced is a 400."""
     body = say()
     length += len(body)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}"
@@ -185,12 +188,12 @@ def test_length_that_is_wrong(unchanged: Serving, length: int):
     "kind", ["text/plain", "multipart/form-data; boundary=x", "\xff;;charset=x"]
 )
 def test_other_content_types(small: Serving, kind: str):
-    """What a client calls its body does not matter."""
+    """The content type of a body has no effect."""
     response = small.send(say(), content_type=kind)
     assert 200 == response.status_code
 
 
 def test_another_encoding(unchanged: Serving):
-    """A compressed body is refused as one."""
+    """A compressed body is refused."""
     response = unchanged.send(gzip.compress(say()), content_encoding="gzip")
     assert (415, "unsupported_encoding", None) == refusal(response)

@@ -1,6 +1,6 @@
 """
-What lies on the disk is changed behind the server's back, between two runs and while it runs: the
-answers are those of a server to which nothing happened, or it says what is wrong and stops.
+Files on disk are changed by others, between two runs and while the server runs: either the answers
+are those of an undamaged server, or it reports what is wrong and stops.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 
 
 def next_turn(talk: list[dict[str, str]], text: str) -> list[dict[str, str]]:
-    """The conversation with its answer, and something more to say."""
+    """The conversation with its answer, and the next user message."""
     return [*talk, assistant(text), user("And then?")]
 
 
 def files_of(server: Serving) -> dict[Path, bytes]:
-    """The block files as they are."""
+    """The block files and their contents."""
     return {path: path.read_bytes() for path in (server.data_dir / "blocks").rglob("*.safetensors")}
 
 
@@ -39,14 +39,14 @@ def files_of(server: Serving) -> dict[Path, bytes]:
 
 @pytest.fixture
 def model(model_directory: Path, tmp_path: Path) -> Path:
-    """A copy of the model, to be changed."""
+    """A copy of the model that the test may change."""
     copy = tmp_path / "model"
     shutil.copytree(model_directory, copy)
     return copy
 
 
 def change_a_weight(model: Path) -> None:
-    """One number of the last tensor has another sign; done twice, it is what it was."""
+    """Flip the sign of one number in the last tensor; done twice, the file is as before."""
     with (model / "model.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         (last,) = file.read(1)
@@ -56,8 +56,8 @@ def change_a_weight(model: Path) -> None:
 
 def test_a_weight_that_changed_between_two_runs(start: Start, cold: Serving, model: Path):
     """
-    The other model has another fingerprint and builds on nothing of before, whose files stay; when
-    the weight is back, so is all that was computed with it.
+    The changed model has another fingerprint and reuses nothing of the first one, whose files stay;
+    once the weight is restored, they are reused.
     """
     server = start("--model", model)
     talk = [user(PATH * 20)]
@@ -92,25 +92,25 @@ def test_a_weight_that_changed_between_two_runs(start: Start, cold: Serving, mod
 
 
 def cut_the_config(model: Path) -> None:
-    """Half of config.json is missing."""
+    """Remove half of config.json."""
     os.truncate(model / "config.json", (model / "config.json").stat().st_size // 2)
 
 
 def put_another_tokenizer(model: Path) -> None:
-    """A tokenizer that knows nothing, and no template."""
+    """Put an empty tokenizer without a template in place."""
     (model / "tokenizer.json").write_text("{}", encoding="utf-8")
     (model / "chat_template.jinja").write_text("", encoding="utf-8")
 
 
 def cut_the_weights(model: Path) -> None:
-    """Half of the weights is missing, in the file that was read."""
+    """Remove half of the weights, in the file that was read."""
     os.truncate(model / "model.safetensors", (model / "model.safetensors").stat().st_size // 2)
 
 
 def test_a_model_that_changes_while_it_is_served(start: Start, cold: Serving, model: Path):
     """
-    Nothing of it is read any more: answers stay what they were, until its whole directory is gone.
-    The next start says what it lacks.
+    The server no longer reads its files: answers stay the same even when the whole directory is
+    gone. The next start reports what is missing.
     """
     server = start("--model", model)
     talk = [user(PATH * 20)]
@@ -132,35 +132,35 @@ def test_a_model_that_changes_while_it_is_served(start: Start, cold: Serving, mo
 
 
 def cut_off(path: Path, other: Path) -> None:
-    """Half of it is missing."""
+    """Cut the file in half."""
     os.truncate(path, path.stat().st_size // 2)
 
 
 def put_another(path: Path, other: Path) -> None:
-    """It is another block's file."""
+    """Put another block's file in its place."""
     shutil.copy(other, path)
 
 
 def remove(path: Path, other: Path) -> None:
-    """It is gone."""
+    """Remove the file."""
     path.unlink()
 
 
 def put_a_folder(path: Path, other: Path) -> None:
-    """A folder has its name."""
+    """Put a folder in its place."""
     path.unlink()
     path.mkdir()
 
 
 def put_a_link(path: Path, other: Path) -> None:
-    """It lies elsewhere, whole, and a link leads there."""
+    """Move the complete file elsewhere, and put a link in its place."""
     elsewhere = path.parents[3] / path.name
     path.rename(elsewhere)
     path.symlink_to(elsewhere)
 
 
 def put_a_pipe(path: Path, other: Path) -> None:
-    """A pipe has its name, into which nobody writes."""
+    """Put a pipe in its place that has no writer."""
     path.unlink()
     os.mkfifo(path)
 
@@ -177,8 +177,8 @@ DAMAGES: dict[Callable[[Path, Path], None], str] = {
 
 def test_block_files_that_change_under_a_server(start: Start, cold: Serving):
     """
-    Whatever becomes of files that it will want again: each is told as what it is, the chain ends
-    before it, and the answers are the cold ones. What is no file stays where it is.
+    Each damage is reported as what it is, the sequence of blocks ends before it, and the answers
+    are the cold ones. What is not a file stays where it is.
     """
     server = start("--blocks-mb", 1, "--pool-slabs", 1)
     talks: dict[Any, list[dict[str, str]]] = {}
@@ -189,7 +189,7 @@ def test_block_files_that_change_under_a_server(start: Start, cold: Serving):
         talks[damage], sessions[damage] = next_turn(talk, first.text), first.session
     server.at_rest()
     files = {path.stem: path for path in files_of(server)}
-    # Of the same place, and so of the same size: what tells it is who made it for what.
+    # From the same position, and so of the same size: only the block key in it differs.
     another = server.events(ev.BlockSealed, session=sessions[remove])[1]
     second: dict[Any, ev.BlockSealed] = {}
     for damage in DAMAGES:
@@ -204,7 +204,7 @@ def test_block_files_that_change_under_a_server(start: Start, cold: Serving):
         assert expected[damage] == answer.bits
         (rejected,) = server.events(ev.BlockFileRejected, key=second[damage].key)
         assert reason == rejected.reason, damage
-        # What was computed again has the digest of before.
+        # A block that was computed again has the same digest as before.
         sealed = server.events(ev.BlockSealed, key=second[damage].key)
         assert {second[damage].digest} == {event.digest for event in sealed}
     assert len(DAMAGES) == len(server.events(ev.BlockFileRejected))
@@ -225,8 +225,8 @@ def test_block_files_that_change_under_a_server(start: Start, cold: Serving):
 
 def test_a_row_that_is_edited_while_a_server_writes(start: Start, model_directory: Path):
     """
-    Who runs notices nothing and loses nothing; the next start refuses the row by its place, and
-    writes nothing; all that stands before it can be read.
+    The running server is not affected and loses nothing. The next start refuses the row by its
+    number and writes nothing; all rows before it can be read.
     """
     server = start()
     talk = [user(PATH * 4)]
@@ -260,7 +260,7 @@ def test_a_row_that_is_edited_while_a_server_writes(start: Start, model_director
 
 
 def test_a_row_that_goes_while_a_server_writes(start: Start):
-    """A journal that lost its end cannot be gone on with: the server says so and stops."""
+    """A journal that lost its last row cannot be continued: the server says so and stops."""
     server = start()
     ask(server, user(PATH))
     server.settled()
@@ -268,7 +268,7 @@ def test_a_row_that_goes_while_a_server_writes(start: Start):
         database.execute("DELETE FROM events WHERE position = (SELECT max(position) FROM events)")
     database.close()
 
-    with contextlib.suppress(httpx.RemoteProtocolError):  # it may end before it can say so
+    with contextlib.suppress(httpx.RemoteProtocolError):  # it may end before it can answer
         response = server.post(messages=[user("Is there anybody?")], max_tokens=4)
         assert 503 == response.status_code
     assert 1 == server.wait()
@@ -278,13 +278,13 @@ def test_a_row_that_goes_while_a_server_writes(start: Start):
 
 
 def test_a_journal_that_goes_while_a_server_writes(start: Start):
-    """Nothing is answered that would be on record nowhere: the server says so and stops."""
+    """No answer leaves the server without being journaled: it says so and stops."""
     server = start()
     ask(server, user(PATH))
     server.at_rest()
     (server.data_dir / "journal.db").unlink()
 
-    with contextlib.suppress(httpx.RemoteProtocolError):  # it may end before it can say so
+    with contextlib.suppress(httpx.RemoteProtocolError):  # it may end before it can answer
         response = server.post(messages=[user("Is there anybody?")], max_tokens=4)
         assert 503 == response.status_code
     assert 1 == server.wait()
@@ -294,8 +294,8 @@ def test_a_journal_that_goes_while_a_server_writes(start: Start):
 @pytest.mark.parametrize("named", [False, True], ids=["by content", "by name"])
 def test_another_secret(start: Start, cold: Serving, named: bool):
     """
-    With another secret nothing of before is found, by its words or by its name, and nothing breaks:
-    answers are cold and right, and the new names are used from then on.
+    With another secret no earlier blocks are found, by their tokens or by their file names, and
+    nothing fails: answers are cold and correct, and the new block keys are used from then on.
     """
     server = start()
     name = {"session_id": "of-a-client"} if named else {}
@@ -314,14 +314,14 @@ def test_another_secret(start: Start, cold: Serving, named: bool):
     assert (second.session, "continuation") == (third.session, third.path)
     assert third.cached_tokens >= second.prompt_tokens // 64 * 64 > 0
     assert ask(cold, *talk, cache_prompt=False).bits == third.bits
-    # Of no words a name of before was used again.
+    # No earlier block key is used again for the same tokens.
     other.at_rest()
     sealed = other.events(ev.BlockSealed)
     assert len(sealed) == len({event.key for event in sealed})
 
 
 def test_a_secret_of_another_length(start: Start, model_directory: Path):
-    """What cannot be a secret is refused with what to do, before anything is read."""
+    """An invalid secret is refused with what to do, before anything else is read."""
     server = start()
     ask(server, user(PATH))
     assert 0 == server.stop()

@@ -1,6 +1,4 @@
-"""
-More clients than rows: who waits hears so, and everybody gets the answer that they would get alone.
-"""
+"""More clients than rows: waiting clients are informed, and each gets the same answer as alone."""
 
 from __future__ import annotations
 
@@ -30,13 +28,15 @@ STORY = "The stone lies on the path, and the path goes over the hill. "
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Iterator[Serving]:
-    """A server with four rows and room for four more in its queue."""
+    """A server with four rows and room for four more requests in its queue."""
     with servers(tmp_path_factory.mktemp("busy"), model_directory) as start:
         yield start("--queue", 4, "--heartbeat", 0.05)
 
 
 def questions(lengthy: Any) -> list[dict[str, Any]]:
-    """Four greedy and four sampled questions, long and short, two of them the same but the seed."""
+    """
+    Four greedy and four sampled requests, long and short, two of them equal except for the seed.
+    """
     shared = f"{STORY * 10} What of it?"
     return [
         {**lengthy[0], "max_tokens": 150},
@@ -52,12 +52,12 @@ def questions(lengthy: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alone(cold: Serving, lengthy: Any) -> list[Answer]:
-    """What a server answers that is asked one thing at a time, and reuses nothing."""
+    """The answers of a server that gets one request at a time, and reuses nothing."""
     return [ask(cold, **body, cache_prompt=False) for body in questions(lengthy)]
 
 
 def test_eight_on_four_rows(busy: Serving, alone: list[Answer], lengthy: Any):
-    """Tokens and log-probabilities are those of a server that is asked one thing at a time."""
+    """Tokens and log-probabilities are those of a server that gets one request at a time."""
     clients = [Listener(busy, **body) for body in questions(lengthy)]
     for client in clients:
         client.end()
@@ -68,11 +68,11 @@ def test_eight_on_four_rows(busy: Serving, alone: list[Answer], lengthy: Any):
         assert expected.finish_reason == client.finish_reason
     assert 1 < len({client.text for client in clients[2:5]})
     waited = [client for client in clients if ": waiting" in client.comments]
-    assert len(waited) >= 3  # one may have found a row that was free again
+    assert len(waited) >= 3  # one may have found a row that became free
 
 
 def test_together_again(busy: Serving, alone: list[Answer], lengthy: Any):
-    """The same questions once more, now that most of their blocks are there: the same answers."""
+    """The same requests again, with most of their blocks cached: the same answers."""
     answers = together([partial(ask, busy, **body) for body in questions(lengthy)])
     assert [answer.bits for answer in alone] == [answer.bits for answer in answers]
     assert any(answer.cached_tokens for answer in answers)
@@ -80,8 +80,8 @@ def test_together_again(busy: Serving, alone: list[Answer], lengthy: Any):
 
 def test_a_full_queue(busy: Serving, lengthy: Any):
     """
-    One more than rows and queue hold gets 429 and a time to come back; the official client comes
-    back by itself and is answered.
+    A request beyond rows and queue gets a 429 with a time to retry; the official client retries by
+    itself and is answered.
     """
     before = busy.position()
     running = [
@@ -108,7 +108,7 @@ def test_a_full_queue(busy: Serving, lengthy: Any):
         return ask_with(busy.client(max_retries=3), user("Hello"), max_tokens=2).completion_tokens
 
     def make_room() -> int:
-        rejected = 3  # two above, and the first try of the client that comes back
+        rejected = 3  # two above, and the first try of the client that retries
         eventually(lambda: len(busy.events(ev.RequestRejected, after=before)) >= rejected)
         for client in running:
             client.leave()
@@ -123,7 +123,9 @@ def test_a_full_queue(busy: Serving, lengthy: Any):
 
 
 def test_nobody_may_wait(start: Start, lengthy: Any):
-    """Without a queue there is a place for each row, also for those that come at once."""
+    """
+    Without a queue there is room for one request per row, also for those that arrive together.
+    """
     server = start("--queue", 0)
     answers = together([partial(ask, server, user(f"Number {n}"), max_tokens=2) for n in range(4)])
     assert [2] * 4 == [answer.completion_tokens for answer in answers]

@@ -1,6 +1,6 @@
 """
-Answers that are held to a format, over the wire: a model of random weights, which never says what
-anybody wants, and the official client that counts on what it gets.
+Constrained answers over the wire: a model with random weights, which never writes JSON by itself,
+and the official client, which relies on it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ ASKED = [user("Tell me of a stone.")]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A server of the random model."""
+    """A server with the random model."""
     folder = tmp_path_factory.mktemp("constrained")
     with servers(folder, make_random_model(folder / "model")) as start:
         yield start("--block-tokens", 16)
@@ -81,7 +81,7 @@ def client(server: Serving) -> openai.OpenAI:
 
 
 def create(client: openai.OpenAI, **body: Any) -> Any:
-    """A completion of no thoughts, hot."""
+    """A completion without thinking, at a high temperature."""
     asked = {
         "model": "any",
         "messages": ASKED,
@@ -95,7 +95,7 @@ def create(client: openai.OpenAI, **body: Any) -> Any:
 
 
 def check_stone(text: str) -> None:
-    """A text is JSON of the schema."""
+    """Assert that a text is JSON of the schema."""
     found = json.loads(text)
     assert ["name", "weight", "kind", "marks"] == list(found)
     assert len(found["name"]) <= 12
@@ -111,7 +111,7 @@ def check_stone(text: str) -> None:
 
 @pytest.mark.parametrize("temperature", [0, 1, 3])
 def test_json_of_a_schema_always(client: openai.OpenAI, temperature: float):
-    """Whatever is drawn, four answers at a time: JSON of the schema, and each ended by itself."""
+    """Whatever is sampled, four answers at a time: JSON of the schema, and each ends by itself."""
 
     def one(seed: int) -> Any:
         return create(client, response_format=FORMAT, temperature=temperature, seed=seed)
@@ -123,14 +123,14 @@ def test_json_of_a_schema_always(client: openai.OpenAI, temperature: float):
 
 
 def test_without_the_format_it_says_no_json(client: openai.OpenAI):
-    """The control: it is the format that makes it JSON."""
+    """The control: without the format, the answer is not JSON."""
     (choice,) = create(client).choices
     with pytest.raises(ValueError, match="Expecting"):
         json.loads(choice.message.content)
 
 
 def test_a_stream_and_a_cold_path_say_the_same(client: openai.OpenAI):
-    """Streamed, and with nothing reused, the answer is the same to the last log-probability."""
+    """Streamed, and without any reuse, the answer is the same to the last log-probability."""
     body: dict[str, Any] = {"response_format": FORMAT, "logprobs": True, "seed": 5}
     warm = create(client, **body)
     again = create(client, **body)
@@ -144,7 +144,9 @@ def test_a_stream_and_a_cold_path_say_the_same(client: openai.OpenAI):
 
 
 def test_log_probabilities_are_the_models_own(client: openai.OpenAI):
-    """What the format forbids is no less likely for that: those of a token add up with the rest."""
+    """
+    The format does not change log-probabilities: alternatives are the same as without it.
+    """
     body: dict[str, Any] = {"logprobs": True, "top_logprobs": 20, "max_tokens": 1}
     free, held = (
         create(client, **body, response_format=kind).choices[0].logprobs.content[0]
@@ -156,7 +158,7 @@ def test_log_probabilities_are_the_models_own(client: openai.OpenAI):
 
 
 def test_any_object(client: openai.OpenAI):
-    """What is not cut off is an object, and what is cut off says so."""
+    """A complete answer is an object, and one that was cut off says so."""
     for seed in range(4):
         body = {"response_format": {"type": "json_object"}, "seed": seed, "max_tokens": 60}
         (choice,) = create(client, **body).choices
@@ -168,7 +170,7 @@ def test_any_object(client: openai.OpenAI):
 
 
 def test_an_answer_that_is_cut_off_is_told_as_cut_off(client: openai.OpenAI):
-    """Half an object is no object: the client is told by the reason."""
+    """Half an object is not valid: the finish reason tells the client."""
     (choice,) = create(client, response_format=FORMAT, max_tokens=7).choices
     assert "length" == choice.finish_reason
     with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
@@ -176,11 +178,11 @@ def test_an_answer_that_is_cut_off_is_told_as_cut_off(client: openai.OpenAI):
 
 
 def test_thoughts_come_first(client: openai.OpenAI):
-    """Where thoughts are wanted they are free, and the format holds behind them."""
+    """Reasoning is unconstrained, and the format applies after it."""
     found = 0
     for seed in range(6):
         body: dict[str, Any] = {"response_format": FORMAT, "seed": seed, "extra_body": {}}
-        # Thoughts are likely, and so is their end, in some fifty tokens.
+        # A bias makes reasoning and its end likely, within about fifty tokens.
         body["logit_bias"] = {str(_token("<think>")): 9, str(_token("</think>")): 6}
         (choice,) = create(client, **body).choices
         if choice.finish_reason == "stop":
@@ -192,7 +194,7 @@ def test_thoughts_come_first(client: openai.OpenAI):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", GO])
 def test_a_call_that_has_to_be(client: openai.OpenAI, choice: Any, stream: bool):
-    """There is a call, of a tool that may be called, and its arguments follow its parameters."""
+    """There is a call of an allowed tool, and its arguments follow the tool's parameters."""
     for seed in range(4):
         body: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "seed": seed}
         if stream:
@@ -217,7 +219,7 @@ def test_a_call_that_has_to_be(client: openai.OpenAI, choice: Any, stream: bool)
 
 
 def test_a_call_comes_back_to_its_prefix(server: Serving, client: openai.OpenAI):
-    """Calls are written as the template writes them, so the next turn reuses all of them."""
+    """Calls are written as the template renders them, so the next turn reuses all of them."""
     first = create(client, tools=TOOLS, tool_choice=GO, seed=3)
     server.at_rest()
     (choice,) = first.choices
@@ -264,7 +266,7 @@ def test_a_call_comes_back_to_its_prefix(server: Serving, client: openai.OpenAI)
 def test_what_cannot_be_held_is_refused(
     server: Serving, body: dict[str, Any], param: str, fact: str
 ):
-    """It is a 400 that says what and where, and no session has begun."""
+    """It is a 400 that says what is wrong and where, and no session begins."""
     before = server.position()
     response = server.post(messages=ASKED, **body)
     error = response.json()["error"]
@@ -274,7 +276,7 @@ def test_what_cannot_be_held_is_refused(
 
 
 def test_the_journal_has_the_grammar_and_a_replay_needs_it(server: Serving, client: openai.OpenAI):
-    """A session of constrained answers runs again to the same tokens."""
+    """A session with constrained answers replays to the same tokens."""
     body = {**NO_THOUGHTS, "session_id": "held"}
     for turn in range(2):
         create(client, response_format=FORMAT, seed=turn, extra_body=body)
@@ -291,7 +293,7 @@ def test_the_journal_has_the_grammar_and_a_replay_needs_it(server: Serving, clie
 
 
 def _token(text: str) -> int:
-    """The id of a marker: the control tokens of the random model are its last nine, in order."""
+    """The id of a marker: the random model's control tokens are its last nine, in order."""
     markers = ("<think>", "</think>", "<tool_call>", "</tool_call>")
     return 2048 - 6 + markers.index(text)
 
@@ -300,7 +302,7 @@ def _token(text: str) -> int:
 
 
 def message(server: Serving, **fields: Any) -> dict[str, Any]:
-    """What Anthropic's messages answer, hot."""
+    """The answer of Anthropic's messages, at a high temperature."""
     body = {"max_tokens": 400, "messages": ASKED, "temperature": 1.5, "seed": 1, **fields}
     response = httpx.post(f"{server.url}/v1/messages", json=body, timeout=DEADLINE_S)
     found: dict[str, Any] = response.json()
@@ -309,7 +311,7 @@ def message(server: Serving, **fields: Any) -> dict[str, Any]:
 
 
 def test_a_message_of_a_schema(server: Serving):
-    """Under either name of the format: JSON of the schema, each ended by itself."""
+    """Under either name of the format: JSON of the schema, and each answer ends by itself."""
     kind = {"type": "json_schema", "schema": STONE}
     for seed, name in enumerate(("output_config", "output_format")):
         asked = {name: {"format": kind} if name == "output_config" else kind}
@@ -336,8 +338,8 @@ LOOK, GO_THERE = (
 )
 def test_a_use_of_a_tool_that_has_to_be(server: Serving, choice: dict[str, Any], names: set[str]):
     """
-    There is one, of a tool that may be used, and its input follows its schema; also of a tool that
-    is declared in the midst of the conversation.
+    There is a call of an allowed tool, and its input follows the tool's schema; also for a tool
+    that is declared in the middle of the conversation.
     """
     named = [{"type": "tool_reference", "tool_name": "go"}]
     result = {"type": "tool_result", "tool_use_id": "123456789", "content": named}
@@ -362,7 +364,10 @@ def test_a_use_of_a_tool_that_has_to_be(server: Serving, choice: dict[str, Any],
 
 
 def test_what_cannot_be_held_is_refused_with_its_place(server: Serving):
-    """What a client sent is named as it sent it; a tool by its name, whichever are left out."""
+    """
+    The error names the field as the client sent it; a tool by its name, even if others are left
+    out.
+    """
     web = {"type": "web_search_20250305", "name": "web_search"}
     broken = {"name": "x", "input_schema": {"type": "object", "properties": {"a": {"type": 1}}}}
     cases: list[tuple[dict[str, Any], str]] = [

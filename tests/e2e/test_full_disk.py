@@ -1,6 +1,6 @@
 """
-The disk fills up under a running server: nothing is answered that is not on record, and when there
-is room again it goes on as if nothing had been.
+The disk fills up under a running server: no answer leaves it that is not journaled, and once there
+is room again, it continues normally.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 
 def small_disk(where: Path, mib: int, before: str = "true") -> list[str]:
     """
-    A command that runs another one with a disk of ``mib`` MiB at ``where``, seen by it alone. Skips
-    the test where there is none to be had.
+    A command that runs another one with a disk of ``mib`` MiB at ``where``, which only that one
+    sees. Skips the test if the system does not allow it.
 
     Args:
         before: a line of shell to run first, with the disk's place as $0.
     """
     where.mkdir()
-    # A preloaded BLAS has threads from the start, and a process with threads gets no user namespace
+    # A preloaded BLAS starts threads at once, and a process with threads cannot create a user
+    # namespace. So the preload is set again after `unshare`.
     # of its own. So what is preloaded comes back behind `unshare`.
     preloaded = os.environ.get("LD_PRELOAD", "")
     script = f'mount -t tmpfs -o size={mib}m none "$0" && {{ {before}; }}'
@@ -60,7 +61,7 @@ def small_disk(where: Path, mib: int, before: str = "true") -> list[str]:
 
 @pytest.fixture
 def server(tmp_path: Path, model_directory: Path) -> Iterator[Serving]:
-    """A server on a disk of its own of 8 MiB."""
+    """A server on a disk of its own with 8 MiB."""
     disk = tmp_path / "disk"
     within = small_disk(disk, 8)
     with started(disk / "home", "--model", model_directory, within=within) as found:
@@ -68,12 +69,12 @@ def server(tmp_path: Path, model_directory: Path) -> Iterator[Serving]:
 
 
 def seen(server: Serving) -> Path:
-    """The server's data directory, as its disk is seen from outside."""
+    """The server's data directory, as seen from outside its namespace."""
     return Path(f"/proc/{server.pid}/root") / server.data_dir.relative_to("/")
 
 
 def copied(server: Serving) -> Path:
-    """A copy of the server's journal as it is now: SQLite opens no file on another's disk."""
+    """A copy of the server's journal: SQLite opens no file on a disk of another namespace."""
     copy = server.data_dir / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir(parents=True)
@@ -93,7 +94,7 @@ def events(server: Serving, kind: type[E], **fields: str) -> list[E]:
 
 
 def fill(server: Serving) -> Path:
-    """Fill the server's disk to the last byte; gives the file that does it."""
+    """Fill the server's disk to the last byte; returns the file that does it."""
     filler = seen(server) / "filler"
     with filler.open("wb", buffering=0) as file:
         size = 1 << 20
@@ -106,16 +107,16 @@ def fill(server: Serving) -> Path:
 
 
 def refused(server: Serving) -> httpx.Response | None:
-    """The answer to a request where it is that the journal is full, else None."""
+    """The answer to a request if it reports a full disk, otherwise None."""
     answer = server.post(messages=[user("Is there room?")], max_tokens=64)
     return answer if answer.status_code == 503 else None
 
 
 def test_a_full_disk_and_room_again(server: Serving, cold: Serving, lengthy):
     """
-    Who is being answered hears of it in the stream, who comes is refused with a time to come back;
-    nothing that was heard is missing in the journal; with room, the same server answers with the
-    same bits, and the journal says how long it stood still.
+    A running stream ends with the error, and new requests are refused with a time to retry. All
+    tokens that were sent are in the journal. Once there is room, the same server answers with the
+    same bits, and the journal has the length of the interruption.
     """
     before = ask(server, user(PATH * 12))
     client = Listener(server, **lengthy[0], max_tokens=250).decoding(3)
@@ -153,7 +154,7 @@ def test_a_full_disk_and_room_again(server: Serving, cold: Serving, lengthy):
 
 @pytest.mark.parametrize("own_model", [True, False])
 def test_started_on_a_full_disk(tmp_path: Path, model_directory: Path, own_model: bool):
-    """A server that finds no room to begin with says so in a sentence, with exit code 2."""
+    """A server that finds no room to start reports it in one sentence, with exit code 2."""
     disk = tmp_path / "disk"
     within = small_disk(disk, 1, 'cat /dev/zero 2>&- > "$0"/filler; true')
     model = ["--model", str(model_directory)] if own_model else []
@@ -172,8 +173,8 @@ def test_started_on_a_full_disk(tmp_path: Path, model_directory: Path, own_model
 
 def test_stopped_on_a_full_disk(server: Serving):
     """
-    A server that is told to stop while there is no room ends with a sentence that says what is not
-    on record, and not by hanging.
+    A server that is stopped while the disk is full does not hang: it ends with a sentence that says
+    what is not journaled.
     """
     ask(server, user(PATH))
     fill(server)

@@ -1,4 +1,4 @@
-"""Several people on one server: keys, tenants, and what is told to who has no key."""
+"""Several users of one server: keys, tenants, and what a caller without a key sees."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ STORY = "The stone lies on the path, and the path goes over the hill to the lake
 
 
 def asked(server: Serving, key: str, **more: object) -> Answer:
-    """The answer to the story, by the official client with a key."""
+    """The answer to the story, from the official client with a key."""
     server.use_key(key)
     return ask(server, user(STORY), max_tokens=4, **more)
 
 
 def test_two_tenants_and_a_restart(start: Start, tmp_path: Path):
     """
-    Each key has a cache and sessions of its own; a tenant finds its own again after a restart and
-    under another key, and its blocks come from disk. No key is in any file or word of the server.
+    Each key has its own cache and sessions; a tenant finds its own again after a restart and under
+    another key, with its blocks from disk. No key is in any file or output of the server.
     """
     home = tmp_path / "home"
     server = start(data_dir=home, env={KEYS_VARIABLE: f"alice={ALICE} bob={BOB}"})
@@ -73,7 +73,7 @@ def test_two_tenants_and_a_restart(start: Start, tmp_path: Path):
 
 
 def test_strangers_learn_nothing(start: Start):
-    """Without a key there is whether the server is well; all else is refused, unknown or not."""
+    """Without a key, a caller sees whether the server is well; any other address is refused."""
     server = start(env={KEYS_VARIABLE: f"alice={ALICE}"})
     for path in ("/", "/metrics", "/v1/models", "/nothing"):
         assert 401 == httpx.get(server.url + path).status_code
@@ -84,8 +84,8 @@ def test_strangers_learn_nothing(start: Start):
 
 def test_without_keys_this_machine_alone(tmp_path: Path):
     """
-    Another address is refused with what to do; nothing was journaled, for no model was loaded. So
-    are keys that cannot be used, a variable that was left empty, and a page of any origin.
+    Another address is refused with what to do, before a model is loaded and anything is journaled.
+    So are invalid keys, an empty environment variable, and `--cors` without keys.
     """
     home = tmp_path / "home"
 
@@ -107,7 +107,7 @@ def test_without_keys_this_machine_alone(tmp_path: Path):
 
 
 def test_the_chat_has_its_key(start: Start):
-    """`ops chat` takes its key from the environment; without one it says what to do."""
+    """`ops chat` reads its key from the environment; without one it says what to do."""
     server = start(env={KEYS_VARIABLE: f"alice={ALICE}"})
     server.use_key(ALICE)
     code, out, err = run_ops("chat", "--url", server.url)
@@ -118,7 +118,7 @@ def test_the_chat_has_its_key(start: Start):
     assert 2 == code
     assert "does not know this API key" in err
     assert BOB not in err
-    # Nothing comes through the pipe: it has been let in, and leaves.
+    # The pipe is empty: the chat is admitted, and exits.
     code, _, err = run_ops("chat", "--url", server.url, env={"CAIRN_API_KEY": ALICE})
     assert 0 == code
     assert "Talking with" in err
@@ -127,7 +127,7 @@ def test_the_chat_has_its_key(start: Start):
 def test_a_request_ends_with_its_time(
     start: Start, lengthy: tuple[dict[str, object], dict[str, object]]
 ):
-    """An answer that takes longer than the operator allows ends, and the journal says why."""
+    """An answer that takes longer than the operator allows ends, and the journal has the reason."""
     server = start("--request-timeout", 0.5)
     response = server.post(**lengthy[0], max_tokens=100_000)
     error = response.json()["error"]

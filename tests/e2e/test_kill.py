@@ -1,6 +1,6 @@
 """
-The server is killed in the middle of its work: what a client saw is in the journal, and the next
-server goes on from there.
+The server is killed while it works: everything that a client received is in the journal, and the
+next server continues from there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 
 
 def committed(server: Serving, request: str) -> tuple[str, list[float]]:
-    """The text that was released for a request, and the log-probabilities of its tokens."""
+    """The text that was released for a request, with the log-probabilities of its tokens."""
     emitted = server.events(ev.TokensEmitted, request=request)
     drawn = server.events(ev.CacheExtended, request=request)
     logprobs = [logprob for event in drawn for logprob in event.logprobs]
@@ -31,7 +31,7 @@ def committed(server: Serving, request: str) -> tuple[str, list[float]]:
 
 
 def assert_journaled(server: Serving, client: Listener) -> None:
-    """All that a client saw is committed, as it saw it."""
+    """Assert that everything that a client received is journaled, exactly as it was received."""
     text, logprobs = committed(server, client.request)
     assert text.startswith(client.text)
     seen = [logprob for _, logprob in client.tokens]
@@ -41,13 +41,13 @@ def assert_journaled(server: Serving, client: Listener) -> None:
 
 
 def _all_written(server: Serving) -> bool:
-    """Whether every block in memory has its file."""
+    """Whether every block in memory has a file."""
     blocks = server.health()["blocks"]
     return 0 < blocks["count"] == blocks["disk_count"]
 
 
 def at_work(server: Serving, lengthy: Any) -> list[Listener]:
-    """Three that decode, one in its prefill, and one that waits in the queue."""
+    """Three requests that decode, one in prefill, and one in the queue."""
     clients = [Listener(server, **{**lengthy[n % 2], "seed": n}, max_tokens=250) for n in range(3)]
     clients += [Listener(server, user(PATH * 90), max_tokens=4)]
     for client in clients:
@@ -60,7 +60,10 @@ def at_work(server: Serving, lengthy: Any) -> list[Listener]:
 
 
 def test_killed_at_work(start: Start, cold: Serving, lengthy: Any):
-    """Nothing that was seen is lost, the rest has ended, and the conversation can go on."""
+    """
+    Nothing that a client received is lost, the other requests have ended, and the conversation can
+    continue.
+    """
     server = start()
     talk = [user(PATH * 12)]
     talk += [assistant(ask(server, *talk).text), user("And then?")]
@@ -75,7 +78,7 @@ def test_killed_at_work(start: Start, cold: Serving, lengthy: Any):
     for client in taken:
         assert_journaled(server, client)
     known = {event.request for event in server.events(ev.RequestReceived)}
-    assert len(taken) + 1 == len(known)  # who waited has left no trace
+    assert len(taken) + 1 == len(known)  # the queued request left no trace
 
     again = start(data_dir=server.data_dir)
     lost = again.events(ev.ServerLost)
@@ -86,7 +89,7 @@ def test_killed_at_work(start: Start, cold: Serving, lengthy: Any):
 
     first = ask(again, *talk)
     assert ("continuation", None) == (first.path, first.reason)
-    assert first.cached_tokens >= 128  # from files that were written before the end came
+    assert first.cached_tokens >= 128  # from files that were written before the kill
     assert ask(cold, *talk, cache_prompt=False).bits == first.bits
     second = ask(again, *talk, assistant(first.text), user("Go on."))
     assert ("continuation", None) == (second.path, second.reason)
@@ -95,7 +98,7 @@ def test_killed_at_work(start: Start, cold: Serving, lengthy: Any):
 
 
 def test_killed_in_prefill_and_at_the_first_token(start: Start, cold: Serving, lengthy: Any):
-    """Asked again word for word, answers that were cut off come as they would have come."""
+    """Answers that were cut off are the same when the request is repeated."""
     server = start()
     first = Listener(server, **lengthy[0], max_tokens=250).decoding(1)
     server.kill()

@@ -1,8 +1,8 @@
 """
-Twenty servers over one data directory, each killed in the middle of something, while conversations
-go on from one to the next.
+Twenty servers over one data directory, each killed at some point, while conversations continue from
+one to the next.
 
-What is done, and when the kill comes, follows from a seed; CAIRN_KILL_SEED takes another one.
+A seed determines what happens and when each kill comes; CAIRN_KILL_SEED sets another one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 
 class Talker:
     """
-    Somebody whose conversation goes on for as long as a server answers, and with the next one.
+    A client whose conversation continues for as long as a server answers, and with the next one.
 
     Attributes:
         talk: what was said; a user speaks last.
@@ -66,13 +66,13 @@ class Talker:
         self.turns = 0
 
     def go_on(self, server: Serving) -> None:
-        """Talk until the server is gone."""
+        """Send messages until the server is gone."""
         while (text := self._heard(server)) is not None:
             self.turns += 1
             self.talk += [assistant(text), user(f"And then? {PATH * (self.turns % 3)}")]
 
     def _heard(self, server: Serving) -> str | None:
-        """The next answer; None where the server went away before its end."""
+        """The next answer; None if the server was killed before its end."""
         if self.streaming:
             with contextlib.suppress(OSError):
                 stream = Listener(server, *self.talk, max_tokens=24, **self.name)
@@ -97,7 +97,7 @@ class Talker:
 def moment(
     name: str, chance: random.Random, server: Serving, talkers: list[Talker]
 ) -> Callable[[], bool]:
-    """Whether it has come to pass in this run."""
+    """A function that returns whether this moment of the run has come."""
     seen = {talker: len(talker.streams) for talker in talkers}
     turns = sum(talker.turns for talker in talkers)
     position = server.position()
@@ -120,7 +120,7 @@ def moment(
 
 
 def assert_journaled(data_dir: Path, talkers: list[Talker]) -> None:
-    """All that a client heard of a request is what the journal has of it, from the beginning."""
+    """Assert that everything a client received of a request is journaled, from the beginning."""
     texts: dict[str, str] = {}
     logprobs: dict[str, list[float]] = {}
     finished = set()
@@ -147,7 +147,7 @@ def assert_journaled(data_dir: Path, talkers: list[Talker]) -> None:
 
 
 def assert_nothing_is_open(data_dir: Path) -> None:
-    """In the fold of the journal no request is open, but those of the run that goes on."""
+    """Assert that only the current run has open requests in the journal."""
     fold, store = Replay(), SqlStore.open(journal_url(data_dir), read_only=True)
     with contextlib.closing(store):
         for row in store.read():
@@ -161,7 +161,10 @@ def assert_nothing_is_open(data_dir: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_twenty_times(tmp_path: Path, model_directory: Path, cold: Serving):
-    """Each run that was cut off is lost once, what was heard is on record, and the talk goes on."""
+    """
+    Each killed run is recorded as lost once, everything received is journaled, and the
+    conversations continue.
+    """
     print(f"CAIRN_KILL_SEED={SEED}")
     chance = random.Random(SEED)
     home, options = tmp_path / "home", ("--model", model_directory)

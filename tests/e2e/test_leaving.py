@@ -1,5 +1,6 @@
 """
-Clients that go away: wherever their request is, it ends, it is on record, and the next is served.
+Clients that disconnect: wherever their request is, it ends, this is journaled, and the next is
+served.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Iterator[Serving]:
-    """A server that answers one at a time, and often tells those who wait."""
+    """A server that answers one request at a time, and often sends keep-alives."""
     with servers(tmp_path_factory.mktemp("single"), model_directory) as start:
         yield start("--decode-rows", 1, "--heartbeat", 0.05)
 
 
 def assert_served(server: Serving) -> None:
-    """Everything has come to rest, and the next one is answered."""
+    """Assert that the server becomes idle, and that the next request is answered."""
     health = server.at_rest()
     assert {"queued": 0, "running": 0} == health["queue"]
     assert {"idle"} == set(health["sessions"])
@@ -35,12 +36,12 @@ def assert_served(server: Serving) -> None:
 
 
 def running(server: Serving) -> None:
-    """Wait until a session has a request in hand."""
+    """Wait until a session runs a request."""
     eventually(lambda: server.health()["queue"]["running"] == 1)
 
 
 def test_in_the_queue(single: Serving, lengthy: Any):
-    """It is rejected as 499; who is served before it notices nothing."""
+    """It is rejected as 499; the running request is not affected."""
     before = single.position()
     first = Listener(single, **lengthy[0], max_tokens=250).decoding()
     second = Listener(single, user("Hello"))
@@ -55,13 +56,13 @@ def test_in_the_queue(single: Serving, lengthy: Any):
 
 
 def read(comment: str) -> int:
-    """How much of the prompt has been read, by a comment such as `: prefill 128/2048`."""
+    """How much of the prompt was prefilled, from a comment such as `: prefill 128/2048`."""
     found = re.match(r": prefill (\d+)/\d+", comment)
     return int(found[1]) if found else 0
 
 
 def test_in_prefill(single: Serving):
-    """What was sealed of its prompt stays: sent again, the prompt starts from there."""
+    """The sealed blocks of its prompt stay: if sent again, the prompt starts from there."""
     before = single.position()
     talk = [user(f"In prefill: {PATH * 150}")]
     client = Listener(single, *talk, max_tokens=2)
@@ -80,7 +81,7 @@ def test_in_prefill(single: Serving):
 
 
 def test_in_decoding(single: Serving, lengthy: Any):
-    """The answer ends, and the conversation goes on with the part that the client has."""
+    """The answer ends, and the conversation continues with the part that the client has."""
     before = single.position()
     client = Listener(single, **lengthy[1], max_tokens=250).decoding()
     client.leave()
@@ -95,9 +96,9 @@ def test_in_decoding(single: Serving, lengthy: Any):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_before_anything_is_read(single: Serving, lengthy: Any, stream: bool):
-    """A client that never looks at its response, streamed or whole, is a client that left."""
+    """A client that never reads its response, streamed or whole, counts as disconnected."""
     before = single.position()
-    # Long enough to be cut off, and not asked before.
+    # Long enough to be cut off, and not sent before.
     asked = {**lengthy[0], "seed": 1000 + stream, "max_tokens": 20_000}
     client = Listener(single, **asked, stream=stream, logprobs=False)
     running(single)
@@ -111,7 +112,7 @@ def test_before_anything_is_read(single: Serving, lengthy: Any, stream: bool):
 
 
 def test_in_the_middle_of_its_own_body(single: Serving):
-    """A request that never arrived as a whole has changed nothing."""
+    """A request that never arrived completely changes nothing."""
     before = single.settled()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
     with socket.create_connection(single.address) as connection:
@@ -121,7 +122,7 @@ def test_in_the_middle_of_its_own_body(single: Serving):
 
 
 def test_again_and_again(single: Serving, lengthy: Any):
-    """Slabs are held by sessions at rest only, however many clients have left."""
+    """Only idle sessions hold slabs, however many clients have disconnected."""
     before = single.position()
     for seed in range(2000, 2008):
         Listener(single, **{**lengthy[0], "seed": seed}, max_tokens=250).accepted().leave()

@@ -1,4 +1,6 @@
-"""The log beside the journal: one line a request, under the same ids, told by the same command."""
+"""
+The log next to the journal: one line per request, with the same ids, shown by the same command.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 
 
 def tail(server: Serving, *options: object) -> list[dict[str, Any]]:
-    """What `ops tail` shows where its output is no terminal."""
+    """The output of `ops tail` if it is not a terminal."""
     code, out, err = run_ops("tail", "--data-dir", server.data_dir, "-n", 10_000, *options)
     assert 0 == code, err
     return [json.loads(line) for line in out.splitlines()]
@@ -20,8 +22,8 @@ def tail(server: Serving, *options: object) -> list[dict[str, Any]]:
 
 def test_log_and_journal_tell_the_same(shared: Serving):
     """
-    Each of a conversation's requests is one line of the log, with the session, path and figures
-    that the journal has under the same request id; `ops tail` finds both by the session.
+    Each request of a conversation is one line of the log, with the session, path and figures that
+    the journal has for the same request id; `ops tail` finds both by the session.
     """
     first = ask(shared, user(PATH * 12), session_id="told twice")
     talk = [user(PATH * 12), assistant(first.text), user("And then?")]

@@ -1,4 +1,4 @@
-"""How the server behaves to clients that know little of it: names, defaults, adapters."""
+"""How the server treats clients that know little about it: names, defaults, adapters."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ HELLO = [user("Hello")]
 
 def test_what_was_asked_for_and_what_served_are_told(start: Start):
     """
-    A request for another model is served, and journal and answer say by what; a server that is
-    strict refuses it and serves its own name and none.
+    A request for another model is served, and journal and answer name the model; with strict names
+    it is refused, and only the server's own name, or none, is served.
     """
     easy, strict = start(), start("--model-name", "stones", "--strict-model-names")
 
@@ -39,8 +39,8 @@ def test_the_models_defaults_hold_where_a_client_says_nothing(
     tmp_path: Path, model_directory: Path
 ):
     """
-    The journal has for each request what was used: what the model's makers recommend where nothing
-    was said.
+    The journal has the settings of each request: the model's recommended ones for fields that were
+    left out.
     """
     model = tmp_path / "model"
     shutil.copytree(model_directory, model)
@@ -59,7 +59,7 @@ def test_the_models_defaults_hold_where_a_client_says_nothing(
 
 
 def test_a_model_that_does_not_fit(tmp_path: Path, model_directory: Path):
-    """Weights of a size that no machine has are refused by their header alone, with the figures."""
+    """Weights too large for any machine are refused by their header alone, with the figures."""
     model = tmp_path / "model"
     shutil.copytree(model_directory, model)
     size = 1 << 43
@@ -79,8 +79,8 @@ def test_an_adapter_is_told_and_a_broken_one_refused(
     start: Start, tmp_path: Path, model_directory: Path
 ):
     """
-    It stands on the server's first lines and, as private, in the journal; one that is not there is
-    a sentence.
+    The startup banner and, as a private field, the journal name it; a missing one is refused in one
+    sentence.
     """
     adapter = make_adapter(model_directory, tmp_path / "adapter", seed=3)
 

@@ -1,9 +1,9 @@
 """
-What a server holds while its sessions rest: each conversation once, and what they share once for
-all. Told by its own figures, by MLX's count, and by the process as the system has it.
+The memory that a server holds while its sessions are idle: each conversation once, and shared
+prefixes once for all. It is measured by the server, by MLX, and by the system.
 
-The process holds other things besides: token ids, texts, the journal. They are the same for a model
-that has hardly any KV, so each run goes over such a one too, and what is more is KV.
+The process also holds token ids, texts and the journal. These are the same for a model with hardly
+any KV, so each run is repeated with such a model, and the difference is KV.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ FAT = Size(
 )
 WIDE = attrs.evolve(FAT, heads=2, kv_heads=2)
 THIN = attrs.evolve(FAT, heads=2, kv_heads=1, head_dim=8)
-# Whole chunks, so that a slab has room for sinks, window, a quarter of it, and no token more.
+# Whole chunks, so that a slab has room for sinks, window and a quarter of it, and not one token
+# more.
 SINKS, WINDOW, WINDOW_CHUNK = 256, 2048, 256
 
 Begin = Callable[..., Serving]
@@ -44,7 +45,7 @@ Talk = list[dict[str, str]]
 @attrs.frozen(kw_only=True)
 class Figures:
     """
-    What is held at a moment, in bytes.
+    The memory in use at a moment, in bytes.
 
     Attributes:
         live: arrays of slabs and blocks, by the server.
@@ -60,7 +61,7 @@ class Figures:
 
 
 def figures(server: Serving) -> Figures:
-    """What a server holds now."""
+    """The memory that a server uses now."""
     text = server._http.get("/metrics").text
 
     def read(series: str) -> int:
@@ -84,7 +85,7 @@ def figures(server: Serving) -> Figures:
 
 @attrs.frozen(kw_only=True)
 class Run:
-    """Figures before the first conversation and after some of them, and their answers."""
+    """The figures before the first conversation and after some of them, with the answers."""
 
     size: Size
     answers: tuple[Answer, ...]
@@ -92,13 +93,13 @@ class Run:
 
     @property
     def token_bytes(self) -> int:
-        """Of KV in all layers, in float32."""
+        """The KV of one token in all layers, in float32."""
         return self.size.layers * 2 * self.size.kv_heads * self.size.head_dim * 4
 
     def tokens(self, count: int, chunk: int) -> int:
         """
-        What lies in blocks after so many conversations: whole chunks of prompt and answer, those
-        that were there already once.
+        The tokens in blocks after this many conversations: whole chunks of prompt and answer, those
+        that were already there counted once.
         """
         found = 0
         for answer in self.answers[:count]:
@@ -110,8 +111,8 @@ class Run:
 @pytest.fixture(name="begin")
 def begin_(tmp_path: Path) -> Iterator[Begin]:
     """
-    Starts a server over a model of some size, without files of blocks, in which what is settled is
-    what was said.
+    Starts a server over a model of a given size, without block files and without prewarm, so that
+    it settles only what was said.
     """
 
     def begin(size: Size, *options: object) -> Serving:
@@ -134,8 +135,8 @@ def begin_(tmp_path: Path) -> Iterator[Begin]:
 
 def is_given_back(server: Serving, slabs: int) -> bool:
     """
-    Whether all rest with no more than so many slabs. Where there are none, the last step of the
-    session that gave its up last is that MLX keeps nothing of it.
+    Whether all sessions are idle with at most this many slabs. With none, MLX must also have freed
+    the arrays of the last slab.
     """
     now = server.at_rest()
     return now["pool"]["slabs"] <= slabs and (slabs > 0 or now["memory"]["cache_bytes"] == 0)
@@ -143,7 +144,7 @@ def is_given_back(server: Serving, slabs: int) -> bool:
 
 def run(server: Serving, size: Size, talks: list[Talk], looks: set[int], slabs: int = 0) -> Run:
     """
-    Hold conversations of one turn, one after the other, and look at what is held after some.
+    Hold conversations of one turn, one after the other, and measure the memory after some of them.
 
     Args:
         slabs: how many there are to be when all rest.
@@ -159,7 +160,7 @@ def run(server: Serving, size: Size, talks: list[Talk], looks: set[int], slabs: 
 
 def shares_of_due(fat: Run, thin: Run, count: int, chunk: int) -> dict[str, float]:
     """
-    What is held after so many conversations, by whoever tells it, as shares of what the tokens of
+    The memory after this many conversations, by each measure, in proportion to what the tokens of
     their blocks take.
     """
     now, due = fat.figures[count], fat.tokens(count, chunk) * fat.token_bytes
@@ -179,25 +180,25 @@ def shares_of_due(fat: Run, thin: Run, count: int, chunk: int) -> dict[str, floa
 
 
 def assert_once(shares: dict[str, float]) -> None:
-    """All is held once: each tells of what is due, within 5 %."""
+    """Assert that everything is held once: each measure is within 5 % of what is expected."""
     assert {"live": 1, "by_mlx": 1, "process": 1} == pytest.approx(shares, rel=0.05)
 
 
 def about(prefix: int, count: int) -> list[Talk]:
-    """Conversations that begin with the same text of some tokens, and go on each for itself."""
+    """Conversations that begin with the same text of some tokens, and then differ."""
     system = {"role": "system", "content": " stone" * prefix}
     return [[system, user(f"{place}: {' path' * 120}")] for place in range(count)]
 
 
 def apart(tokens: int, count: int) -> list[Talk]:
-    """Conversations that have nothing in common."""
+    """Conversations that share no prefix."""
     return [[user(f"{place}: {' path' * tokens}")] for place in range(count)]
 
 
 def both(
     begin: Begin, size: Size, talks: list[Talk], looks: set[int], *options: object, slabs: int = 0
 ) -> tuple[Run, Run]:
-    """The same over a model with so much KV, and over one with hardly any."""
+    """The same run with a model with much KV, and with one with hardly any."""
     found = []
     for one in (size, THIN):
         server = begin(one, *options)
@@ -210,7 +211,8 @@ def both(
 @pytest.mark.slow
 def test_a_hundred_sessions_with_one_prefix(begin: Begin) -> None:
     """
-    A prefix of 4,000 tokens and a hundred tails: the server holds it once, and each tail once.
+    A prefix of 4,000 tokens and a hundred tails: the server holds the prefix once, and each tail
+    once.
     """
     runs = both(begin, FAT, about(4040, 100), {100}, "--slab-idle", 0)
     for answer in runs[0].answers[1:]:
@@ -222,8 +224,7 @@ def test_a_hundred_sessions_with_one_prefix(begin: Begin) -> None:
 @pytest.mark.slow
 def test_sessions_of_8192_tokens(begin: Begin) -> None:
     """
-    One, two, four and eight of them with nothing in common, at rest: no more than their tokens
-    take.
+    One, two, four and eight idle sessions without a common prefix: no more than their tokens take.
     """
     options = ("--slab-idle", 0, "--block-tokens", 256)
     counts = (1, 2, 4, 8)
@@ -237,7 +238,7 @@ def test_sessions_of_8192_tokens(begin: Begin) -> None:
 @pytest.mark.soak
 @pytest.mark.slow
 def test_who_keeps_slabs_holds_it_twice(begin: Begin) -> None:
-    """The control: four sessions keep their slabs, and each figure says so."""
+    """The control: four sessions keep their slabs, and each figure shows it."""
     runs = both(begin, FAT, about(980, 4), {4}, "--slab-idle", 3600, slabs=4)
     shares = shares_of_due(*runs, 4, 64)
     assert min(shares.values()) > 2
@@ -247,8 +248,8 @@ def test_who_keeps_slabs_holds_it_twice(begin: Begin) -> None:
 
 def shares_of_windows(fat: Run, thin: Run, count: int) -> dict[str, float]:
     """
-    What is held after so many sessions and a short one, by whoever tells it, as shares of what
-    sinks, window and a quarter of it take in each of the long ones.
+    The memory after this many long sessions and a short one, by each measure, in proportion to what
+    sinks, window and a quarter of it take in each long one.
     """
     now, rows = fat.figures[count + 1], SINKS + WINDOW + WINDOW // 4
     due = count * rows * fat.token_bytes
@@ -264,9 +265,9 @@ def shares_of_windows(fat: Run, thin: Run, count: int) -> dict[str, float]:
 
 def windows(begin: Begin, count: int, policy: tuple[object, ...]) -> dict[str, float]:
     """
-    The shares of so many sessions of 8,192 tokens, whose blocks have left memory: each has its KV
-    in its slab alone. Then comes a short one, which gives its slab up, so that what MLX keeps of
-    freed arrays is dropped.
+    The shares of this many sessions of 8,192 tokens whose blocks were evicted: each has its KV in
+    its slab alone. A short session then gives its slab up, so that MLX drops the freed arrays that
+    it keeps.
     """
     options = ("--slab-idle", 0, "--block-tokens", WINDOW_CHUNK, "--blocks-mb", 1, *policy)
     talks = [*apart(8200, count), [user("And then?")]]
@@ -280,7 +281,7 @@ def windows(begin: Begin, count: int, policy: tuple[object, ...]) -> dict[str, f
 @pytest.mark.slow
 def test_sessions_of_8192_tokens_under_sink_window(begin: Begin) -> None:
     """
-    Eight of them hold sinks, window and a quarter of it each, and nothing that grows with them.
+    Each of eight holds sinks, window and a quarter of it, and nothing that grows with its length.
     """
     policy = ("--kv-policy", "sink_window", "--sink-tokens", SINKS, "--window-tokens", WINDOW)
     shares = windows(begin, 8, policy)
@@ -291,15 +292,15 @@ def test_sessions_of_8192_tokens_under_sink_window(begin: Begin) -> None:
 @pytest.mark.soak
 @pytest.mark.slow
 def test_who_attends_to_all_holds_all_of_it(begin: Begin) -> None:
-    """The control: the same without a window is far beyond that, by each figure."""
+    """The control: without a window each figure is far larger."""
     shares = windows(begin, 2, ("--kv-policy", "full"))
     assert min(shares.values()) > 2
 
 
 def test_the_slab_goes_while_nobody_asks(start: Start, cold: Serving) -> None:
     """
-    A second after an answer memory has the conversation once. It goes on from its blocks, with the
-    bits of one that reuses nothing.
+    A second after an answer, memory has the conversation once. It continues from its blocks, with
+    the bits of an answer without reuse.
     """
     server = start("--slab-idle", 1)
     talk = [user("The stone lies on the path. " * 40)]

@@ -1,4 +1,4 @@
-"""The official client against the whole server: what it is told is so."""
+"""The official client against the whole server: what the client is sent is correct."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STORY = "The stone lies on the path, and the path goes over the hill. "
 
 
 def test_whole_and_streamed(shared: Serving, lengthy: Any):
-    """Both ways give one text, one list of tokens, one usage and one reason to end."""
+    """Both have the same text, tokens, usage and finish reason."""
     body = {**PLAIN, **lengthy[0], "max_tokens": 120}
     chat: Any = shared.client().chat.completions
     whole = answer_of(chat.create(**split(body)))
@@ -49,7 +49,7 @@ def test_whole_and_streamed(shared: Serving, lengthy: Any):
 
 
 def test_twelve_turns(shared: Serving, cold: Serving):
-    """A long conversation is one session; what is reused grows with it, and no answer changes."""
+    """A long conversation is one session; reuse grows with it, and no answer changes."""
     talk = [{"role": "system", "content": f"You keep the path. {STORY * 6}"}]
     answers: list[Answer] = []
     for turn in range(12):
@@ -63,7 +63,7 @@ def test_twelve_turns(shared: Serving, cold: Serving):
     assert 1 == len({answer.session for answer in answers})
     cached = [answer.cached_tokens for answer in answers]
     assert sorted(cached) == cached
-    # At most a chunk and what is new are run again.
+    # At most one chunk and the new messages are computed again.
     for before, answer in zip(answers, later, strict=False):
         assert answer.cached_tokens > before.prompt_tokens - 64
     for turn in (5, 11):
@@ -72,7 +72,7 @@ def test_twelve_turns(shared: Serving, cold: Serving):
 
 
 def test_the_journal_tells_the_same(shared: Serving):
-    """Usage and text that the client has are those on record."""
+    """The client's usage and text are those in the journal."""
     answer = ask(shared, user(f"On record: {STORY * 8}"))
     shared.at_rest()
     received = shared.events(ev.RequestReceived, session=answer.session)[-1]
@@ -86,13 +86,13 @@ def test_the_journal_tells_the_same(shared: Serving):
 
 
 def test_one_token(shared: Serving):
-    """An answer of one token has no decode step, and ends for its length."""
+    """An answer of one token has no decode step, and ends because of its length."""
     answer = ask(shared, user("One."), max_tokens=1)
     assert ("length", 1, 1) == (answer.finish_reason, answer.completion_tokens, len(answer.tokens))
 
 
 def test_a_stop_text(shared: Serving, lengthy: Any):
-    """The answer is the one without it, up to where it stands; the text itself is not sent."""
+    """The answer is the one without it, up to the stop text, which is not sent."""
     body = {**lengthy[0], "max_tokens": 120}
     whole = ask(shared, **body)
     stop = whole.text[40:46]
@@ -105,7 +105,7 @@ def test_a_stop_text(shared: Serving, lengthy: Any):
 
 
 def test_likeliest_tokens(shared: Serving):
-    """Of a greedy answer each token is the likeliest of those shown beside it."""
+    """In a greedy answer, each token is the likeliest of its alternatives."""
     body = {**PLAIN, "messages": [user("Which is likely?")], "top_logprobs": 5}
     (choice,) = shared.client().chat.completions.create(**split(body)).choices
     assert choice.logprobs.content
@@ -116,18 +116,21 @@ def test_likeliest_tokens(shared: Serving):
 
 
 def test_seeds(shared: Serving, lengthy: Any):
-    """The same seed draws the same answer; another draws another; one is drawn and told if none."""
+    """
+    The same seed gives the same answer, another one a different answer; without one, the server
+    draws a seed and reports it.
+    """
     drawn_of = {**lengthy[0], "max_tokens": 30}
     del drawn_of["seed"]
     drawn = ask(shared, **drawn_of)
     again = ask(shared, **drawn_of, seed=drawn.seed)
     assert drawn.bits == again.bits
-    # Thirty tokens at this temperature are never the same by chance.
+    # Thirty tokens at this temperature are never equal by chance.
     assert ask(shared, **drawn_of, seed=drawn.seed + 1).bits != drawn.bits
 
 
 def test_longer_than_the_context(shared: Serving):
-    """A prompt that cannot fit is refused with both numbers, and nothing is on record of it."""
+    """A prompt that cannot fit is refused with both numbers, and nothing is journaled."""
     before = shared.position()
     with pytest.raises(openai.BadRequestError) as refused:
         ask(shared, user("path " * 70_000))
@@ -142,21 +145,21 @@ def test_longer_than_the_context(shared: Serving):
     ["Grüße aus Zürich, 你好, 🪨🪨🪨", "", " ", "\x00\x07", "<|im_end|><|im_start|>", "é" * 300],
 )
 def test_what_a_user_says(shared: Serving, cold: Serving, text: str):
-    """Any text is served, in any script, also none at all."""
+    """Any text is served, in any script, also an empty one."""
     answer = ask(shared, user(text))
     assert answer.completion_tokens >= 1
     assert ask(cold, user(text), cache_prompt=False).bits == answer.bits
 
 
 def test_no_messages(shared: Serving):
-    """A conversation without a message is the client's mistake."""
+    """A conversation without a message is a client error."""
     with pytest.raises(openai.BadRequestError) as refused:
         ask(shared)
     assert "messages" == refused.value.param
 
 
 def test_characters_of_several_tokens(shared: Serving):
-    """However its bytes are spread over tokens, no half character is ever sent."""
+    """However its bytes are split into tokens, half a character is never sent."""
     body = {"messages": [user("Any bytes.")], "temperature": 20.0, "seed": 3, "max_tokens": 300}
     whole = ask(shared, **body)
     streamed = Listener(shared, **body).end()
@@ -165,7 +168,7 @@ def test_characters_of_several_tokens(shared: Serving):
 
 
 def test_the_cold_path(shared: Serving):
-    """Who asks for it has everything computed, in a session of its own, with the same bits."""
+    """Such a request has everything computed, in a session of its own, with the same bits."""
     talk = [user(f"Cold: {STORY * 12}")]
     warm = [ask(shared, *talk) for _ in range(2)][-1]
     assert warm.cached_tokens >= 128
@@ -175,7 +178,7 @@ def test_the_cold_path(shared: Serving):
 
 
 def test_several_answers(shared: Serving):
-    """Each is what is said alone with its seed, and the prompt is counted once."""
+    """Each is the answer that its seed gives alone, and the prompt is counted once."""
     talk = [user(f"Tell me of the stone. {STORY * 4}")]
     body = {"messages": talk, "temperature": 5, "max_tokens": 12, "seed": 5}
     several = shared.post(**body, n=3).json()
@@ -191,7 +194,7 @@ def test_several_answers(shared: Serving):
 
 
 def test_a_text_goes_on(shared: Serving):
-    """Streamed and whole it is the same text, and the second time is warm."""
+    """Streamed and whole, it is the same text, and the second time is warm."""
     client: Any = shared.client()
     body: dict[str, Any] = {"model": "any", "prompt": STORY * 8, "max_tokens": 8}
     body |= {"temperature": 5, "seed": 3}

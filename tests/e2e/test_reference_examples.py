@@ -31,7 +31,7 @@ _BLOCK = re.compile(r"^```(sh|json|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ID = re.compile(r"[A-Z]+_ID")
 _HOST = "localhost:8000"
 
-#: Objects whose keys are values: the states of the sessions that there are.
+#: Objects whose keys are values: the existing states of sessions.
 _MAPS = ("sessions",)
 
 
@@ -111,7 +111,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def assert_shows(example: Example, answer: str) -> None:
-    """The answer is what the page shows, but for its values."""
+    """Assert that the answer is what the page shows, except for its values."""
     if example.language == "json":
         assert has_shape(json.loads(answer), json.loads(example.shown)), answer
         return

@@ -1,6 +1,6 @@
 """
 OpenAI's responses against the whole server: Pebble, the official client, and a restart; and a model
-that says what is written down, with thoughts and calls.
+with scripted answers, with reasoning and calls.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ def client(server: Serving, key: str = "none") -> openai.OpenAI:
 
 
 def create(server: Serving, text: Any, **fields: Any) -> Any:
-    """A response, short and always the same."""
+    """A response, short and reproducible."""
     fixed: dict[str, Any] = {"model": "any", "temperature": 0, "max_output_tokens": 40}
     return client(server).responses.create(input=text, **{**fixed, **fields})
 
 
 def told(response: Any) -> Any:
-    """The path that a response took."""
+    """The path of a response."""
     return response.model_extra["cairn"]
 
 
 def test_a_named_response_is_gone_on_from_after_a_restart(start: Start):
     """
-    By its name alone the conversation goes on in its session, from blocks; the prompt is that of a
-    client that sends all of it. What is looked up is what was told, and what is deleted is gone.
+    With only its name, the conversation continues in its session, from blocks; the prompt is that
+    of a client that sends everything. A look-up returns the same response, and a deleted one is
+    gone.
     """
     server = start()
     first = create(server, PATH * 20, instructions="You are a guide.")
@@ -91,8 +92,8 @@ def test_a_named_response_is_gone_on_from_after_a_restart(start: Start):
 
 def test_a_prune_leaves_what_later_responses_need(start: Start):
     """
-    What comes with every turn is noted once in a session. Where the session of the response before
-    is pruned, that response is gone, and those after it have all that they came with.
+    Texts that come with every turn are stored once per session. If the session of an earlier
+    response is pruned, that response is gone, and later ones still have all their texts.
     """
     asked = {"tools": TOOLS, "instructions": "You are a guide. " * 10}
     server = start()
@@ -127,7 +128,7 @@ def test_a_prune_leaves_what_later_responses_need(start: Start):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A server of the scripted model, with small chunks."""
+    """A server with the scripted model and small chunks."""
     folder = tmp_path_factory.mktemp("scripted")
     model = make_scripted_model(folder / "model", SCRIPT)
     with servers(folder, model) as start_one:
@@ -136,8 +137,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 def test_thoughts_and_calls_go_on(server: Serving):
     """
-    A client that runs tools names the response or sends its items, and the session goes on either
-    way with the same prompt; the stream has the items of the whole.
+    A client that runs tools names the response or sends its items; either way the session continues
+    with the same prompt. The stream has the items of the whole answer.
     """
     asked = {"tools": TOOLS, "reasoning": {"effort": "medium"}}
     first = create(server, "Tell me of Rome.", **asked)

@@ -1,4 +1,4 @@
-"""A server is stopped and started again: conversations go on from the files that it left."""
+"""A server is stopped and started again: conversations continue from its files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 
 def test_a_conversation_goes_on_after_a_restart(start: Start, cold: Serving):
     """
-    The same session by the path of a continuation, on blocks from files, with the bits of a cold
-    answer; and all of it can be run again on the model.
+    The same session continues on blocks from files, with the bits of a cold answer; all of it can
+    be replayed on the model.
     """
     server = start()
     talk = [user(PATH * 20)]
@@ -36,7 +36,7 @@ def test_a_conversation_goes_on_after_a_restart(start: Start, cold: Serving):
 
 
 def test_a_damaged_file_is_told_and_not_used(start: Start, cold: Serving):
-    """A flipped bit in a file is a line in the log and an event, and no client notices."""
+    """A flipped bit in a file is a line in the log and an event, and clients are not affected."""
     server = start()
     talk = [user(PATH * 20)]
     first = ask(server, *talk)
@@ -61,7 +61,7 @@ def test_a_damaged_file_is_told_and_not_used(start: Start, cold: Serving):
 
 
 def test_no_files_are_kept_where_none_are_wanted(start: Start):
-    """`--disk-mb 0` goes on record, removes what lies there, and the next start is cold."""
+    """`--disk-mb 0` is journaled, removes the existing files, and the next start is cold."""
     server = start()
     talk = [user(PATH * 20)]
     first = ask(server, *talk)

@@ -1,4 +1,4 @@
-"""A journal is pruned between two runs of the server, and everything goes on."""
+"""A journal is pruned between two runs of the server, and conversations continue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 def test_a_pruned_journal_serves_on(start: Start, cold: Serving):
     """
     A server is killed, the older of its two conversations is pruned in the middle of that run, and
-    the next server goes on with the other one; its passes still run again to the same bits.
+    the next server continues the other one; its passes still replay to the same bits.
     """
     server = start()
     old = ask(server, user(PATH * 12))
@@ -49,7 +49,7 @@ def test_a_pruned_journal_serves_on(start: Start, cold: Serving):
     answer = ask(again, *talk)
     assert ask(cold, *talk, cache_prompt=False).bits == answer.bits
     assert first.session == answer.session
-    # Whether its blocks had come into files before the kill is chance.
+    # Whether its blocks were written to files before the kill is chance.
     assert ("evicted" if answer.cached_tokens == 0 else None) == answer.reason
     code, _, err = run_ops("journal", "prune", *where, "--before", "30d")
     assert 2 == code

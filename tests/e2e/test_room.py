@@ -1,4 +1,4 @@
-"""Two who want the same room at the same moment; the moment is made, in the test's own process."""
+"""Two requests that need the same room at the same moment, arranged in the test's own process."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ STORY = "The stone lies on the path, and the path goes over the hill. "
 
 
 def said(*texts: str) -> Conversation:
-    """User and assistant in turn."""
+    """User and assistant messages in turn."""
     roles = ("user", "assistant")
     messages = (Message(role=roles[n % 2], content=text) for n, text in enumerate(texts))
     return Conversation(messages=tuple(messages))
 
 
 async def until(fact: Callable[[], object]) -> None:
-    """Wait until something is so of which no event tells."""
-    while not fact():  # noqa: ASYNC110 - other tasks' insides set no event
+    """Wait until a condition holds that no event reports."""
+    while not fact():  # noqa: ASYNC110 - the internals of other tasks set no event
         await trio.sleep(0.001)
 
 
 def waiters(lock: trio.Lock) -> int:
-    """How many wait for a lock."""
+    """How many tasks wait for a lock."""
     return lock.statistics().tasks_waiting
 
 
 async def test_who_waits_for_a_slab_does_not_wait_for_its_holder(model_directory: Path):
     """
-    A session that is asked for its slab takes a request first, and the request needs a larger slab:
-    it must not wait for who waits for it.
+    A session that is asked to give up its slab takes a request first, and this request needs a
+    larger slab: it must not wait for the request that waits for it.
     """
     ends: list[Any] = []
 
@@ -76,7 +76,7 @@ async def test_who_waits_for_a_slab_does_not_wait_for_its_holder(model_directory
 
 async def test_a_block_that_leaves_is_not_shared(model_directory: Path):
     """
-    A request that comes between the choice of the blocks that leave and their leaving does not
+    A request that comes after blocks were chosen for eviction and before they are removed does not
     build on them.
     """
     store = MemoryStore()
@@ -91,7 +91,7 @@ async def test_a_block_that_leaves_is_not_shared(model_directory: Path):
                 await leaving.wait()
                 nursery.start_soon(ask, server, generate(old, max_tokens=1))
                 memory: Any = server.loaded.memory
-                # It waits; one that did not would have decided by now.
+                # It waits; without waiting, it would have decided by now.
                 await until(lambda: waiters(memory.steady) or server.statistics().running > 1)
                 leaving.go.set()
     events = [decode(row).event for row in store.rows]

@@ -1,7 +1,8 @@
 """
-What is said, and not only that something is: conversations with Pebble, warm and cold alike.
+The content of answers, and not only that there are answers: conversations with Pebble, warm and
+cold alike.
 
-The names, numbers and towns are such as Pebble was never trained on, and so are the tools.
+Pebble was never trained on these names, numbers, towns and tools.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ CHAT = (
 
 
 def say(server: Serving, talk: list[dict[str, str]], text: str, **body: Any) -> Answer:
-    """A turn of a conversation, which grows by what is asked and what is said."""
+    """One turn of a conversation; appends the message and its answer."""
     talk.append(user(text))
     answer = ask(server, *talk, **WHOLE, **body)
     assert "stop" == answer.finish_reason
@@ -46,8 +47,9 @@ def say(server: Serving, talk: list[dict[str, str]], text: str, **body: Any) -> 
 
 def test_a_name_is_recalled_after_twenty_turns(shared: Serving, cold: Serving):
     """
-    The conversation is one session whose KV is reused turn by turn; the name is said after twenty
-    turns about other things, in the same bits as by a server that reads it all anew.
+    The conversation is one session whose KV is reused turn by turn. The name is recalled after
+    twenty turns about other things, with the same bits as from a server that computes everything
+    again.
     """
     talk: list[dict[str, str]] = []
     answers = [say(shared, talk, "Just so you know: my name is Jordis.")]
@@ -63,7 +65,9 @@ def test_a_name_is_recalled_after_twenty_turns(shared: Serving, cold: Serving):
 
 
 def test_an_edit_is_answered(shared: Serving, cold: Serving):
-    """After an earlier turn was edited the answer is by the edit, from the KV before it."""
+    """
+    After an earlier turn was edited, the answer follows the edit, with the KV before it reused.
+    """
     system = {"role": "system", "content": "You are a helpful assistant. " * 12}
     told = "Please remember that my sister's name is {}."
     talk = [system, user(told.format("Merlin")), assistant("Noted.")]
@@ -79,7 +83,7 @@ def test_an_edit_is_answered(shared: Serving, cold: Serving):
 
 
 def test_nobody_hears_what_another_told(shared: Serving):
-    """Four who ask at the same time each hear the name of their own."""
+    """Four clients at the same time each hear their own name."""
     names = ("Jordis", "Merlin", "Torvo", "Wilna")
 
     def told(name: str) -> Answer:
@@ -94,7 +98,7 @@ def test_nobody_hears_what_another_told(shared: Serving):
 
 
 def test_a_name_is_recalled_after_a_restart(start: Start):
-    """What was told before a restart is known after it, from block files."""
+    """A name from before a restart is recalled after it, from block files."""
     talk: list[dict[str, str]] = []
     server = start()
     say(server, talk, "Please remember that my name is Jordis.")
@@ -131,7 +135,9 @@ TOOLS = [
 
 
 def test_a_tool_is_called_and_its_result_told(shared: Serving, cold: Serving):
-    """The right one of three tools is called with valid arguments; the answer says what it gave."""
+    """
+    The right one of three tools is called with valid arguments, and the answer contains its result.
+    """
     talk: list[dict[str, Any]] = [user("Please find the weather in Zanport.")]
     call = ask(shared, *talk, tools=TOOLS, **WHOLE)
     ((name, arguments),) = call.calls
@@ -148,7 +154,7 @@ def test_a_tool_is_called_and_its_result_told(shared: Serving, cold: Serving):
 
 @pytest.mark.parametrize("count", [1, 8, 30])
 def test_the_right_tool_of_many_is_called(shared: Serving, cold: Serving, count: int):
-    """Of a list of tools that it has not seen the one is called that was asked for, as JSON."""
+    """From a list of unseen tools, the requested one is called, as JSON."""
     drawn = tool_call(count)
     answer = ask(shared, *drawn.messages[:-1], tools=drawn.tools, **WHOLE)
     ((name, arguments),) = answer.calls
@@ -159,7 +165,7 @@ def test_the_right_tool_of_many_is_called(shared: Serving, cold: Serving, count:
 
 
 def tool_call(count: int) -> Dialogue:
-    """A wish for one of so many tools, held out of the training."""
+    """A request for one of many tools, held out of the training."""
     rng = Random(count)
     while True:
         found = plain_tools.tool_use(rng, Split.HELD_OUT, count=count, rounds=1)
@@ -168,7 +174,7 @@ def tool_call(count: int) -> Dialogue:
 
 
 def test_a_fact_is_recalled_across_four_thousand_tokens(shared: Serving, cold: Serving):
-    """Warm, where all but the last question was served before, and cold."""
+    """Warm, where everything but the last question was served before, and cold."""
     drawn = dialogues.recall(Random(9), Split.HELD_OUT, turns=18, fillers=18, questions=1)
     ask(shared, *drawn.messages[:-3], max_tokens=1)
     warm = ask(shared, *drawn.messages[:-1], enable_thinking=drawn.thinking, **WHOLE)
@@ -181,9 +187,7 @@ def test_a_fact_is_recalled_across_four_thousand_tokens(shared: Serving, cold: S
 
 @pytest.mark.parametrize("thinking", [True, False, None])
 def test_it_thinks_when_it_is_asked_to(shared: Serving, thinking: bool | None):
-    """
-    With `enable_thinking` there are thoughts before the answer, and without it there are none.
-    """
+    """With `enable_thinking` there is reasoning before the answer, and without it there is none."""
     talk = [user("Please remember that my name is Jordis."), assistant("Noted.")]
     asked = {} if thinking is None else {"enable_thinking": thinking}
     answer = ask(shared, *talk, user("What is my name?"), **asked, **WHOLE)
@@ -192,6 +196,6 @@ def test_it_thinks_when_it_is_asked_to(shared: Serving, thinking: bool | None):
 
 
 def test_the_names_were_never_trained_on():
-    """So what is said here is recalled from the conversation, and not from the training."""
+    """So the answers here are recalled from the conversation, and not from the training."""
     for name in ("Jordis", "Merlin", "Torvo", "Wilna", "Zanport", "3414"):
         assert words.is_held_out(name)

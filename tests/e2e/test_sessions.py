@@ -1,4 +1,4 @@
-"""Names and groups: which session a request goes to."""
+"""Session names and groups: which session a request is assigned to."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ STORY = "The stone lies on the path, and the path goes over the hill. "
 
 
 def ask_in(server: Serving, group: str, *talk: dict[str, str], **body: Any) -> Answer:
-    """Ask with the header that some clients send."""
+    """Send a request with the header that some clients send."""
     headers = {"x-session-id": group}
     return ask(server, *talk, **body, extra_headers=headers)
 
 
 def test_a_name_is_a_session(shared: Serving):
-    """What is asked under a name goes to its session; what is asked without it never does."""
+    """A request with a session name goes to that session; one without never does."""
     talk = [user(f"By name: {STORY * 6}")]
     first = ask(shared, *talk, session_id="named/1")
     assert ("named/1", "new_session", "cold_start") == (first.session, first.path, first.reason)
@@ -38,11 +38,11 @@ def test_a_name_is_a_session(shared: Serving):
     assert nameless.bits == second.bits
     other = ask(shared, *talk, session_id="named/2")
     assert ("named/2", "new_session", "cold_start") == (other.session, other.path, other.reason)
-    assert other.cached_tokens >= 64  # blocks are shared, whoever made them
+    assert other.cached_tokens >= 64  # blocks are shared across sessions
 
 
 def test_another_conversation_under_the_same_name(shared: Serving, cold: Serving):
-    """It is a new session by its path, and keeps the id."""
+    """Its path is that of a new session, and it keeps the id."""
     ask(shared, user(f"Before: {STORY * 6}"), session_id="named/3")
     talk = [user(f"After: {STORY * 6}")]
     answer = ask(shared, *talk, session_id="named/3")
@@ -55,7 +55,7 @@ def test_another_conversation_under_the_same_name(shared: Serving, cold: Serving
 
 
 def test_one_after_the_other(shared: Serving, lengthy: Any):
-    """Requests that name one session do not overlap; each finds what the one before left."""
+    """Requests that name one session do not overlap; each finds what the previous one left."""
     body = {"session_id": "named/4", "max_tokens": 60}
     asked = [{**lengthy[0], **body}, {**lengthy[1], **body}, {**lengthy[0], **body}]
     answers = together([partial(ask, shared, **each) for each in asked])
@@ -72,7 +72,9 @@ def test_one_after_the_other(shared: Serving, lengthy: Any):
 
 
 def test_a_client_that_leaves_its_line(shared: Serving, lengthy: Any):
-    """Who waits for a named session and goes away holds up nobody behind it."""
+    """
+    A client that disconnects while it waits for a named session does not hold up the next ones.
+    """
     running = Listener(shared, **lengthy[0], session_id="named/5", max_tokens=250).decoding()
     leaving = Listener(shared, user("Never mind."), session_id="named/5")
     shared.queued(1)
@@ -85,12 +87,12 @@ def test_a_client_that_leaves_its_line(shared: Serving, lengthy: Any):
 
 
 def test_names_in_any_script(shared: Serving):
-    """The id comes back as it was given."""
+    """The id is returned as it was sent."""
     assert "Pfad 你好/7" == ask(shared, user("Hello"), session_id="Pfad 你好/7").session
 
 
 def test_a_title_beside_the_conversation(shared: Serving):
-    """A group is not a session: what else a client asks in it leaves the conversation alone."""
+    """A group is not a session: other requests of a client in it do not affect the conversation."""
     system = {"role": "system", "content": "You keep the path."}
     talk = [system, user(f"In a group: {STORY * 6}")]
     main = [ask_in(shared, "group-1", *talk)]
@@ -111,7 +113,10 @@ def test_a_title_beside_the_conversation(shared: Serving):
 
 
 def test_the_longest_chain_in_the_group(shared: Serving):
-    """Of two conversations with one beginning the longer goes on; another group has its own."""
+    """
+    Of two conversations with the same beginning, the longer one continues; another group has its
+    own.
+    """
     opening = [user(f"Two ways: {STORY * 6}")]
     short = ask_in(shared, "group-2", *opening)
     forked = [*opening, assistant("No."), user("Why?")]

@@ -1,5 +1,5 @@
 """
-Two models in one server: a request says which is to answer, and each goes on where it left off.
+Two models in one server: a request names the one that answers, and each continues where it stopped.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 
 def test_two_models_take_turns(tmp_path: Path, other_directory: Path, cold: Serving) -> None:
     """
-    Pebble, a random model, and Pebble again: the third is a continuation from disk, with the bits
-    of a cold answer. Then the journal holds, and a session of each runs again on its model.
+    Pebble, a random model, and Pebble again: the third request is a continuation from disk, with
+    the bits of a cold answer. Afterwards the journal is valid, and a session of each model replays
+    on it.
     """
     models = tmp_path / "models.toml"
     models.write_text(
@@ -68,8 +69,9 @@ def test_two_models_take_turns(tmp_path: Path, other_directory: Path, cold: Serv
 
 def test_a_stop_while_a_model_is_loaded(tmp_path: Path, other_directory: Path) -> None:
     """
-    It does not wait for the load, which here never ends: mlx-lm reads a pipe. Who waits is told, it
-    is on record, and nothing is lost: the next server goes on from the files of this one.
+    The stop does not wait for the load, which never ends here because mlx-lm reads a pipe. Waiting
+    clients are informed, this is journaled, and nothing is lost: the next server continues from the
+    files.
     """
     slow = shutil.copytree(other_directory, tmp_path / "slow")
     pipe = slow / "generation_config.json"
@@ -83,7 +85,7 @@ def test_a_stop_while_a_model_is_loaded(tmp_path: Path, other_directory: Path) -
     options = ("--models", models)
     with started(tmp_path / "home", *options) as server, contextlib.ExitStack() as held:
         first = ask(server, *talk)
-        # As a whole: a stream has its status with the first keep-alive.
+        # Sent whole: a stream has its status with the first keep-alive.
         waiting = Listener(server, user("Hello"), model="slow", stream=False)
         held.callback(os.close, eventually(lambda: opened(pipe)))
         assert 0 == server.stop()
@@ -106,7 +108,7 @@ def test_a_stop_while_a_model_is_loaded(tmp_path: Path, other_directory: Path) -
 
 
 def opened(pipe: Path) -> int | None:
-    """The end of a pipe to write to, as soon as somebody reads it."""
+    """The write end of a pipe, as soon as a reader opens it."""
     try:
         return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
@@ -116,7 +118,7 @@ def opened(pipe: Path) -> int | None:
 
 
 def test_a_file_of_models_is_checked(tmp_path: Path) -> None:
-    """`ops doctor` and `ops serve` say what is wrong with it, where, and what to do."""
+    """`ops doctor` and `ops serve` report what is wrong with it, where, and what to do."""
     models = tmp_path / "models.toml"
     models.write_text("[models.a]\npath = 'nothing'\n", encoding="utf-8")
     said = f"{models}, line 1, [models.a]: There is no model directory at '{tmp_path}/nothing'."

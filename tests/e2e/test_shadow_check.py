@@ -1,5 +1,6 @@
 """
-`ops serve --shadow-check`: answers are computed once more while nobody asks, and it can be seen.
+`ops serve --shadow-check`: answers are recomputed while the server is idle, and the results are
+visible.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 
 
 def counted(server: Serving, result: str) -> float:
-    """How many checks came to a result, by the metrics."""
+    """How many checks had a result, by the metrics."""
     with urlopen(f"{server.url}/metrics", timeout=60) as response:
         lines = response.read().decode().splitlines()
     series = f'cairn_shadow_checks_total{{result="{result}"}} '
@@ -24,8 +25,8 @@ def counted(server: Serving, result: str) -> float:
 
 def test_answers_are_checked_in_idle_time(start: Callable[..., Serving]):
     """
-    Two turns, the second of them warm, come out the same when they are computed cold: in the
-    metrics, the log and the journal, which has the share with the server's settings and holds.
+    Two turns, the second of them warm, are the same when they are computed cold: in the metrics,
+    the log and the journal, which is valid and has the share among the server's settings.
     """
     server = start("--shadow-check", 1)
     first = ask(server, user(PATH * 12))
@@ -44,7 +45,7 @@ def test_answers_are_checked_in_idle_time(start: Callable[..., Serving]):
 
 
 def test_without_the_option_nothing_is_checked(start: Callable[..., Serving]):
-    """The default is off, and on record as such."""
+    """The default is off, and is journaled."""
     server = start()
     ask(server, user("Hello"))
     server.settled()
@@ -54,7 +55,7 @@ def test_without_the_option_nothing_is_checked(start: Callable[..., Serving]):
 
 
 def test_a_share_is_between_none_and_all():
-    """Anything else is refused before the server starts."""
+    """Other values are refused before the server starts."""
     for share in ("-0.1", "1.01", "nan", "some"):
         code, _, err = run_ops("serve", "--shadow-check", share)
         assert 2 == code

@@ -1,6 +1,4 @@
-"""
-Where there is room for little: slabs and blocks change hands, and no answer changes with them.
-"""
+"""Little room: slabs and blocks are taken from other sessions, and no answer changes."""
 
 from __future__ import annotations
 
@@ -37,12 +35,12 @@ def narrow(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> I
 
 
 def long_enough(name: object) -> dict[str, str]:
-    """A message that fills some blocks, and shares none with another name's."""
+    """A message that fills some blocks, and shares none with other names."""
     return user(f"{name}: {STORY * 12}")
 
 
 def in_turn(server: Serving, cold: Serving, count: int, turns: int) -> list[Answer]:
-    """Conversations that take turns; each answer is the one that a cold server gives."""
+    """Conversations that take turns; each answer is that of a cold server."""
     talks = [[long_enough(number)] for number in range(count)]
     answers = []
     for _ in range(turns):
@@ -55,7 +53,7 @@ def in_turn(server: Serving, cold: Serving, count: int, turns: int) -> list[Answ
 
 
 def assert_no_memory(response: Any) -> None:
-    """A refusal that an official client asks again after."""
+    """Assert a refusal after which an official client retries."""
     assert 503 == response.status_code
     assert int(response.headers["retry-after"]) >= 1
     error = response.json()["error"]
@@ -64,7 +62,7 @@ def assert_no_memory(response: Any) -> None:
 
 
 def test_one_slab_for_three_conversations(narrow: Serving, cold: Serving):
-    """Each takes the slab from one at rest, and goes on from its sealed blocks."""
+    """Each takes the slab of an idle session, and continues from its sealed blocks."""
     before = narrow.position()
     answers = in_turn(narrow, cold, count=3, turns=2)
     assert {"new_session": 3, "continuation": 3} == Counter(answer.path for answer in answers)
@@ -74,7 +72,9 @@ def test_one_slab_for_three_conversations(narrow: Serving, cold: Serving):
 
 
 def test_a_session_that_settles_gives_up_its_slab(narrow: Serving, lengthy: tuple[Any, Any]):
-    """Who asks the moment after another's answer is served, though that session settles still."""
+    """
+    A request right after another session's answer is served, although that session still settles.
+    """
     before = narrow.position()
     client = narrow.client()
     for seed in range(3):
@@ -86,7 +86,9 @@ def test_a_session_that_settles_gives_up_its_slab(narrow: Serving, lengthy: tupl
 
 
 def test_every_slab_at_work(narrow: Serving, cold: Serving, lengthy: tuple[Any, Any]):
-    """Who finds no slab is told so with a time to come back; who has one notices nothing."""
+    """
+    A request that finds no slab is refused with a time to retry; the running ones are not affected.
+    """
     before = narrow.position()
     running = Listener(narrow, **lengthy[0], max_tokens=250).decoding()
     for stream in (False, True):
@@ -101,8 +103,8 @@ def test_every_slab_at_work(narrow: Serving, cold: Serving, lengthy: tuple[Any, 
 
 def test_blocks_leave_memory(start: Start, cold: Serving):
     """
-    Four blocks for three conversations, and no files: they push each other out, and the reason says
-    so.
+    Four blocks for three conversations, and no files: they evict each other's blocks, and the
+    reason says so.
     """
     server = start("--pool-slabs", 1, "--blocks-mb", 1, "--disk-mb", 0)
     answers = in_turn(server, cold, count=3, turns=2)
@@ -117,7 +119,9 @@ def test_blocks_leave_memory(start: Start, cold: Serving):
 
 
 def test_blocks_that_left_come_back_from_files(start: Start, cold: Serving):
-    """With files, every conversation goes on from blocks, though memory has room for one alone."""
+    """
+    With files, every conversation continues from blocks, although memory has room for only one.
+    """
     server = start("--pool-slabs", 1, "--blocks-mb", 1)
     answers = in_turn(server, cold, count=3, turns=2)
     assert {("continuation", None)} == {(a.path, a.reason) for a in answers[3:]}
@@ -129,7 +133,7 @@ def test_blocks_that_left_come_back_from_files(start: Start, cold: Serving):
 
 
 def test_blocks_leave_while_others_want_them(start: Start):
-    """What is about to leave is shared with nobody, and what is shared does not leave."""
+    """A block that is being evicted is not shared, and a shared block is not evicted."""
     server = start("--blocks-mb", 1, "--pool-slabs", 8)
 
     def conversation(number: int) -> None:
@@ -145,7 +149,9 @@ def test_blocks_leave_while_others_want_them(start: Start):
 
 
 def test_one_slab_and_a_conversation_that_outgrows_it(narrow: Serving):
-    """Two want the slab at once, and one of them holds it and needs a larger: both hear an end."""
+    """
+    Two requests need the slab at once, and the one that holds it needs a larger one: both end.
+    """
     client = narrow.client()
 
     def outcome(*talk: dict[str, str], **body: Any) -> str:
@@ -171,8 +177,10 @@ def test_one_slab_and_a_conversation_that_outgrows_it(narrow: Serving):
 
 
 def test_a_pool_for_one_short_prompt(start: Start):
-    """The context is what the pool can hold, and the first lines say so; a longer prompt is refused
-    with all numbers and the option, and an answer ends where the pool does."""
+    """
+    The context is what the pool can hold, and the startup banner says so. A longer prompt is
+    refused with all numbers and the option, and an answer ends when the pool is full.
+    """
     server = start("--pool-mb", 1)
     context = server.health()["context_tokens"]
     assert context < 1024

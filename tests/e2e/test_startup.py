@@ -1,4 +1,4 @@
-"""How a server starts, and how it says that it does not: exit code 2 and one sentence."""
+"""How a server starts, and how it reports that it cannot: exit code 2 and one sentence."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ STORY = "The stone lies on the path, and the path goes over the hill. "
 
 
 def refusal(*arguments: object) -> str:
-    """What `ops serve` says last when it does not start; nothing goes to stdout."""
+    """The last line of `ops serve` if it does not start; nothing goes to stdout."""
     code, out, err = run_ops("serve", "--port", 0, *arguments)
     assert (2, "") == (code, out)
     assert "Traceback" not in err
-    # What lasts is announced before it; the sentence comes last.
+    # Long steps are announced first; the sentence comes last.
     return err.strip().splitlines()[-1]
 
 
 def rows(data_dir: Path) -> list[tuple[object, ...]]:
-    """All that stands in a journal's table, as it is stored."""
+    """All rows of a journal's table, as they are stored."""
     with sqlite3.connect(f"file:{data_dir / 'journal.db'}?mode=ro", uri=True) as database:
         found = database.execute("SELECT * FROM events ORDER BY position").fetchall()
     database.close()
@@ -37,7 +37,9 @@ def rows(data_dir: Path) -> list[tuple[object, ...]]:
 
 
 def test_its_address_and_its_folder(shared: Serving):
-    """Port 0 is a free port of this machine, and the data directory is its owner's alone."""
+    """
+    Port 0 selects a free port of this machine, and only the owner can read the data directory.
+    """
     assert shared.url.startswith("http://127.0.0.1:")
     assert not shared.url.endswith(":0")
     assert shared.health()["status"] == "ok"
@@ -51,7 +53,7 @@ def test_its_address_and_its_folder(shared: Serving):
 
 
 def test_a_port_in_use(tmp_path: Path, model_directory: Path):
-    """The sentence names the port; nothing was journaled, for no model was loaded."""
+    """The sentence names the port; nothing was journaled, because no model was loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         sentence = refusal(
@@ -63,7 +65,10 @@ def test_a_port_in_use(tmp_path: Path, model_directory: Path):
 
 @pytest.mark.parametrize("host", ["nosuchhost.invalid", "a..b", "192.0.2.1"])
 def test_a_host_that_is_none_here(tmp_path: Path, model_directory: Path, host: str):
-    """Nobody's name, no name, and another machine's address: the port is not blamed."""
+    """
+    An unknown name, an invalid name, and another machine's address: the error does not blame the
+    port.
+    """
     options = ("--host", host, "--data-dir", tmp_path / "home", "--model", model_directory)
     sentence = refusal(*options)
     assert sentence.startswith(f"--host {host} cannot be used: ")
@@ -73,7 +78,7 @@ def test_a_host_that_is_none_here(tmp_path: Path, model_directory: Path, host: s
 
 
 def test_a_second_server_on_one_folder(shared: Serving, model_directory: Path):
-    """The sentence names the process that holds it, which goes on."""
+    """The sentence names the process that holds it, which continues."""
     before = shared.position()
     sentence = refusal("--data-dir", shared.data_dir, "--model", model_directory)
     assert f"process {shared.pid}" in sentence
@@ -84,7 +89,7 @@ def test_a_second_server_on_one_folder(shared: Serving, model_directory: Path):
 
 
 def test_no_model(tmp_path: Path):
-    """An empty directory, and one whose model is no model, are named in the sentence."""
+    """The sentence names an empty directory, and one whose model is invalid."""
     empty = tmp_path / "empty"
     empty.mkdir()
     assert str(empty) in refusal("--data-dir", tmp_path / "home", "--model", empty)
@@ -93,7 +98,7 @@ def test_no_model(tmp_path: Path):
 
 
 def test_a_pool_that_holds_nothing(tmp_path: Path, model_directory: Path):
-    """A server that could refuse every prompt only does not start."""
+    """A server that could only refuse every prompt does not start."""
     options = ("--block-tokens", 280, "--pool-mb", 1)
     sentence = refusal("--data-dir", tmp_path / "home", "--model", model_directory, *options)
     assert "--pool-mb" in sentence
@@ -101,7 +106,7 @@ def test_a_pool_that_holds_nothing(tmp_path: Path, model_directory: Path):
 
 
 def test_a_damaged_journal(start: Start, model_directory: Path):
-    """A byte that is not what it was: the server refuses, says how to look, and writes nothing."""
+    """With a changed byte, the server refuses, says how to find it, and writes nothing."""
     server = start()
     ask(server, user("Hello"), max_tokens=4)
     assert 0 == server.stop()
@@ -124,7 +129,7 @@ def test_a_damaged_journal(start: Start, model_directory: Path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is Linux's")
 def test_a_library_that_the_caller_preloads(start: Start, tmp_path: Path):
-    """It stays in force: no other BLAS is put in front of it."""
+    """It stays in force: no other BLAS is loaded before it."""
     found = find_blas()
     if found is None:
         pytest.skip("no BLAS here to be preloaded")
@@ -137,7 +142,7 @@ def test_a_library_that_the_caller_preloads(start: Start, tmp_path: Path):
 
 
 def test_options_go_into_the_fingerprint(start: Start, shared: Serving):
-    """W, C and the cache classes are what was asked for, and name another fingerprint."""
+    """W, C and the cache classes have the requested values, and give another fingerprint."""
     server = start("--decode-rows", 1, "--block-tokens", 32, "--kv-cache", "mlx-lm", "--queue", 3)
     (loaded,) = server.events(ev.ModelLoaded)
     (ran,) = server.events(ev.ServerStarted)

@@ -1,6 +1,4 @@
-"""
-Signals: the first lets running answers come to their end, the second ends the process at once.
-"""
+"""Signals: the first one lets running answers finish, the second one ends the process at once."""
 
 from __future__ import annotations
 
@@ -24,12 +22,12 @@ from tests.support.subprocess_server import (
 
 
 def told(server: Serving) -> None:
-    """Wait until the server has taken notice of a signal."""
+    """Wait until the server has noticed a signal."""
     eventually(lambda: "Stopping when the running answers are done" in server.stderr())
 
 
 def refused(server: Serving, client: httpx.Client) -> bool:
-    """Whether a request is not served: no connection, or 503."""
+    """Whether a request is refused: no connection, or 503."""
     try:
         return 503 == client.get(f"{server.url}/v1/models").status_code
     except httpx.TransportError:
@@ -38,8 +36,8 @@ def refused(server: Serving, client: httpx.Client) -> bool:
 
 def test_a_running_answer_goes_on_to_its_end(start: Start, cold: Serving, lengthy: Any):
     """
-    Nothing is cut off that was begun, in the queue or in a session; nothing more is taken, on a new
-    connection or an old one; the journal ends with the stop.
+    Nothing that began is cut off, in the queue or in a session; no new request is admitted, on a
+    new connection or an old one; the journal ends with the stop.
     """
     server = start("--decode-rows", 1)
     with httpx.Client() as kept, httpx.Client() as new:
@@ -63,7 +61,7 @@ def test_a_running_answer_goes_on_to_its_end(start: Start, cold: Serving, length
 
 
 def test_an_idle_server_stops_though_clients_are_connected(start: Start):
-    """A connection that is kept open for a next request does not hold it up."""
+    """A connection that a client keeps open for its next request does not delay the stop."""
     server = start()
     with httpx.Client() as kept:
         assert 200 == kept.get(f"{server.url}/v1/models").status_code
@@ -73,7 +71,7 @@ def test_an_idle_server_stops_though_clients_are_connected(start: Start):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once(start: Start, lengthy: Any, number: signal.Signals):
-    """The answer is cut off, what was seen of it is committed, and the next start finds it."""
+    """The answer is cut off, what the client received is committed, and the next start finds it."""
     server = start()
     running = Listener(server, **lengthy[0], max_tokens=5_000).decoding()
     server.signal(number)
@@ -88,7 +86,10 @@ def test_a_second_signal_ends_at_once(start: Start, lengthy: Any, number: signal
 
 
 def test_what_takes_longer_than_the_drain_is_told_so(start: Start, lengthy: Any):
-    """One in a session hears it in mid-stream, one in the queue as 503; both are on record."""
+    """
+    A request in a session gets the error in mid-stream, one in the queue as a 503; both are
+    journaled.
+    """
     server = start("--decode-rows", 1, "--drain", 0.1)
     running = Listener(server, **lengthy[0], max_tokens=20_000, logprobs=False).accepted()
     queued = Listener(server, user("Hello"), max_tokens=2)
@@ -110,7 +111,9 @@ def test_what_takes_longer_than_the_drain_is_told_so(start: Start, lengthy: Any)
 def test_a_start_that_is_given_up_is_no_server_that_was_lost(
     start: Start, tmp_path: Path, model_directory: Path
 ):
-    """It ends at once, though the model is still loaded, and the next start misses nothing."""
+    """
+    It ends at once, although the model is still loading, and the next start reports no lost server.
+    """
     home = tmp_path / "given up"
     code, said = stopped_at("loading the model", home, "--model", model_directory)
     assert 130 == code

@@ -1,6 +1,6 @@
 """
-Thoughts and calls of tools, over the wire: a model that says what is written down calls two tools,
-and a client does what clients do.
+Reasoning and tool calls over the wire: a model with scripted answers calls two tools, and a client
+acts as clients do.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ NO_CALL = '\n{"name": "look", "arguments": {"city": \n'
 WORDS = "I look.\n\n"
 THOUGHT = "\nI look up Rom.\n"
 SCRIPT = (
-    # A prompt ends with the first, or with the second where there shall be no thoughts.
+    # A prompt ends with the first, or with the second if thinking is off.
     ("\n", "<think>", 1.0),
     ("\n\n", "<tool_call>", 1.0),
     ("<think>", THOUGHT, 1.0),
     (THOUGHT, "</think>", 1.0),
     ("</think>", "\n\n", 1.0),
-    # Where a client asks for words too, by a bias.
+    # Used by a bias if a client asks for text too.
     ("\n\n", WORDS, 0.8),
     (WORDS, "<tool_call>", 1.0),
     ("<tool_call>", CALLS, 1.0),
@@ -52,7 +52,7 @@ ASKED = [user("Tell me of Rome.")]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A server of the scripted model, with small chunks."""
+    """A server with the scripted model and small chunks."""
     folder = tmp_path_factory.mktemp("scripted")
     model = make_scripted_model(folder / "model", SCRIPT)
     with servers(folder, model) as start:
@@ -66,13 +66,13 @@ def client(server: Serving) -> openai.OpenAI:
 
 
 def create(client: openai.OpenAI, **body: Any) -> Any:
-    """A completion by the official client, greedily."""
+    """A greedy completion by the official client."""
     asked = {"model": "any", "messages": ASKED, "temperature": 0, "max_tokens": 40, **body}
     return client.chat.completions.create(**asked)
 
 
 def calls_of(message: Any) -> list[tuple[str, Any]]:
-    """What a message calls."""
+    """The calls of a message."""
     return [(one.function.name, json.loads(one.function.arguments)) for one in message.tool_calls]
 
 
@@ -80,7 +80,7 @@ WANTED = [("look", {"city": "Rom", "days": 3}), ("go", {})]
 
 
 def test_thoughts_and_calls(client: openai.OpenAI):
-    """Each has its place, and the answer ended for its calls."""
+    """Each is in its field, and the answer ended because of its calls."""
     (choice,) = create(client, tools=TOOLS).choices
     message = choice.message
     assert ("tool_calls", None, WANTED) == (
@@ -93,14 +93,14 @@ def test_thoughts_and_calls(client: openai.OpenAI):
 
 
 def test_a_stream_adds_up(client: openai.OpenAI):
-    """The client that adds up deltas has what one has that did not stream."""
+    """A client that adds up deltas gets the same message as one that does not stream."""
     asked: dict[str, Any] = {"messages": ASKED, "temperature": 0, "max_tokens": 40, "tools": TOOLS}
     with client.chat.completions.stream(model="any", **asked) as stream:
         for _ in stream:
             pass
         (choice,) = stream.get_final_completion().choices
     added: Any = choice.message
-    # The first delta of a stream says so; whole, the content is null.
+    # The first delta of a stream has an empty text; in a whole answer, the content is null.
     assert "" == added.content
     assert ("tool_calls", WANTED) == (choice.finish_reason, calls_of(added))
     assert "I look up Rom." == added.model_extra["reasoning_content"]
@@ -108,14 +108,14 @@ def test_a_stream_adds_up(client: openai.OpenAI):
 
 
 def test_a_stop_text_in_a_call(client: openai.OpenAI):
-    """The call before it is given, what is left of the other is text, and no client acts on it."""
+    """The call before it is sent, the rest of the other is text, and clients do not act on it."""
     (choice,) = create(client, tools=TOOLS, stop='"go"').choices
     assert ("stop", WANTED[:1]) == (choice.finish_reason, calls_of(choice.message))
     assert choice.message.content == '<tool_call>\n{"name": '
 
 
 def test_without_tools_nothing_is_a_call(client: openai.OpenAI):
-    """What looks like one is text; thoughts are thoughts."""
+    """What looks like a call is text; reasoning stays reasoning."""
     (choice,) = create(client).choices
     assert ("stop", f"<tool_call>{CALLS}</tool_call>", None) == (
         choice.finish_reason,
@@ -126,7 +126,7 @@ def test_without_tools_nothing_is_a_call(client: openai.OpenAI):
 
 
 def test_tools_that_may_not_be_called_are_not(client: openai.OpenAI):
-    """The model would call them: it is kept from the token with which a call begins."""
+    """The model would call them, but the token with which a call begins is suppressed."""
     (choice,) = create(client, tools=TOOLS, tool_choice="none").choices
     assert ("stop", None) == (choice.finish_reason, choice.message.tool_calls)
     assert choice.message.content.startswith("I look.")
@@ -134,7 +134,7 @@ def test_tools_that_may_not_be_called_are_not(client: openai.OpenAI):
 
 
 def test_what_is_no_call_is_text_and_on_record(server: Serving, client: openai.OpenAI):
-    """The client is given what the model wrote, and the journal says why it is none."""
+    """The client gets what the model wrote, and the journal says why it is not a call."""
     before = server.position()
     forbidden = {str(_token(server, CALLS)): -100}
     completion = create(client, tools=TOOLS, logit_bias=forbidden)
@@ -151,7 +151,10 @@ def test_what_is_no_call_is_text_and_on_record(server: Serving, client: openai.O
 
 
 def test_an_answer_cut_off_in_a_call_or_a_thought(server: Serving, client: openai.OpenAI):
-    """Half a call is text behind one that is whole, half a thought is thought; and it was cut."""
+    """
+    Half a call is text after a complete one, half a thought is reasoning; and the answer was cut
+    off.
+    """
     before = server.position()
     (choice,) = create(client, tools=TOOLS, max_tokens=6).choices
     assert ("length", f"<tool_call>\n{GO}\n", WANTED[:1]) == (
@@ -170,11 +173,10 @@ def test_what_a_client_sends_back_is_a_hit(
     server: Serving, client: openai.OpenAI, thinks: bool, says: bool
 ):
     """
-    Calls, thoughts, words with an empty line behind them, and results go back as clients send them,
-    and all chunks that prompt and answer fill are reused, over three turns, and what the template
-    puts before a result with them, where that fills one more. Where there shall be no thoughts, the
-    template ends a prompt with empty ones and leaves them out of what was said: up to there the
-    same holds.
+    Over three turns, calls, reasoning, text followed by an empty line, and results are sent back as
+    clients do. All chunks that prompt and answer fill are reused, including what the template puts
+    before a result if it fills one more. With thinking off, the template ends a prompt with empty
+    reasoning and leaves it out of earlier answers: up to there, the same holds.
     """
     empty_thoughts = 4
     talk: list[dict[str, Any]] = [user(f"Tell me of Rome, {'with' if thinks else 'without'} care.")]
@@ -187,7 +189,7 @@ def test_what_a_client_sends_back_is_a_hit(
         same = usage.total_tokens if thinks else usage.prompt_tokens - empty_thoughts
         server.at_rest()
         assert (WORDS.removesuffix("\n") if says else None) == answer.choices[0].message.content
-        # As the client dumps it, with both names of the thoughts.
+        # As the client dumps it, with reasoning under both names.
         talk.append(answer.choices[0].message.model_dump(exclude_none=True))
         calls = answer.choices[0].message.tool_calls
         talk += [
@@ -204,7 +206,7 @@ def test_what_a_client_sends_back_is_a_hit(
 
 
 def test_the_journal_has_what_the_model_wrote(server: Serving, client: openai.OpenAI):
-    """The text on record has the markers that no client sees, and a replay makes it again."""
+    """The journal's text has the markers that no client sees, and a replay reproduces it."""
     completion = create(client, tools=TOOLS, max_tokens=30)
     request = completion.id.removeprefix("chatcmpl-")
     emitted = server.events(ev.TokensEmitted, request=request)
@@ -217,7 +219,7 @@ def test_the_journal_has_what_the_model_wrote(server: Serving, client: openai.Op
 
 
 def _token(server: Serving, text: str) -> int:
-    """The id under which the server's model has a text."""
+    """The id of a text in the server's model."""
     path = server.data_dir.parent / "model" / "tokenizer.json"
     added = json.loads(path.read_text("utf-8"))["added_tokens"]
     (found,) = (one["id"] for one in added if one["content"] == text)

@@ -1,4 +1,4 @@
-"""What is installed, rather than checked out: the wheel, and the server in it."""
+"""The installed package rather than the checkout: the wheel, and the server in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as an installer builds it."""
+    """The wheel, built as an installer builds it."""
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-P", "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -28,7 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_model_is_in_it(wheel: Path):
-    """Every file of Pebble's, as it lies in the tree, and together at most 8 MB."""
+    """All of Pebble's files, as they are in the tree, and together at most 8 MB."""
     packed = zipfile.ZipFile(wheel)
     sizes = {one.filename: one.file_size for one in packed.infolist()}
     shipped = builtin_directory().iterdir()
@@ -39,7 +39,7 @@ def test_the_model_is_in_it(wheel: Path):
 
 
 def test_the_product_alone_is_in_it(wheel: Path):
-    """The benchmarks, the conformance suite and the other packages of the workshop are not."""
+    """It has none of the benchmarks, the conformance suite and the other workshop packages."""
     tops = {Path(name).parts[0] for name in zipfile.ZipFile(wheel).namelist()}
     packages = {name for name in tops if not name.endswith(".dist-info")}
     assert {"cairn"} == packages
@@ -50,7 +50,7 @@ def test_the_product_alone_is_in_it(wheel: Path):
 
 
 def test_it_is_served_from_where_nothing_can_be_written(wheel: Path, tmp_path: Path):
-    """An installation that cannot be written serves Pebble."""
+    """A read-only installation serves Pebble."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     folders = [site, *(path for path in site.rglob("*") if path.is_dir())]
@@ -66,7 +66,7 @@ def test_it_is_served_from_where_nothing_can_be_written(wheel: Path, tmp_path: P
             (loaded,) = server.events(ev.ModelLoaded)
             assert str(site / "cairn" / "pebble") == loaded.directory
             assert 0 == server.stop()
-        assert before == sorted(site.rglob("*"))  # also where root may write everywhere
+        assert before == sorted(site.rglob("*"))  # also if root may write everywhere
     finally:
         for folder in folders:
             folder.chmod(0o755)
