@@ -1,9 +1,9 @@
 """
-Real clients, each as people run it, against a Cairn server.
+Run real clients against a Cairn server, the way their users run them.
 
 ``cairn_clients.real_clients`` drives them.
 
-``packages`` gets them, ``alone`` keeps them off the network, ``processes`` runs and ends them,
-``scripted`` makes a model that calls their tools, ``coding`` and ``sdks`` hold the conversations,
-and ``figures`` reads from the journal what became of them.
+``packages`` installs them, ``alone`` keeps them off the network, ``processes`` starts and stops
+them, ``scripted`` makes a model that calls their tools, ``coding`` and ``sdks`` hold the
+conversations, and ``figures`` reads the results from the journal.
 """

@@ -1,8 +1,9 @@
 """
-A network of one's own, in which there is the loopback and nothing else.
+A private network namespace with nothing but the loopback.
 
-What runs in it reaches the server beside it and nobody outside, whatever a client tries. Where
-the system has no such thing, or does not permit it, proxies that are not there stop most of it.
+A program in it reaches the server next to it and no host outside, whatever a client tries. Where
+the system has no network namespaces, or does not permit them, dead proxy settings stop most of the
+traffic.
 """
 
 from __future__ import annotations
@@ -27,9 +28,7 @@ PROXIES = {
 
 
 def command_into() -> list[str] | None:
-    """
-    The command that runs another one in a network of its own; None where there is none that works.
-    """
+    """The command that runs another one in its own network namespace; None if none works here."""
     found = shutil.which("unshare")
     if sys.platform != "linux" or found is None:
         return None
@@ -42,7 +41,7 @@ def command_into() -> list[str] | None:
 
 def raise_loopback() -> None:
     """
-    Bring the loopback of this network up, which is down in a new one.
+    Bring up this network's loopback, which is down in a new namespace.
 
     Raises:
         OSError: this is not permitted.
@@ -56,10 +55,10 @@ def raise_loopback() -> None:
 
 
 def reaches_others() -> bool:
-    """Whether this network has a way to an address that is not this machine's."""
+    """Whether this network has a route to an address outside this machine."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         try:
-            # Nothing is sent by this: it only looks for the way.
+            # This sends nothing: it only looks up the route.
             one.connect(("192.0.2.1", 9))
         except OSError:
             return False

@@ -1,9 +1,9 @@
 """
-Coding agents: Claude Code, opencode and Codex, each with the settings that its page in
-``docs/clients`` tells.
+Coding agents: Claude Code, opencode and Codex, each with the settings from its page in
+``docs/clients``.
 
-Each is asked without a terminal, by a command that ends. What it shall call is written into the
-scripted model by the names of its own tools.
+Each gets its prompts without a terminal, from a command that ends. The scripted model names the
+agent's own tools in its calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cairn_clients.scripted import Line, calls
 NOTE, KEPT = "note.txt", "The key lies under the third stone."
 READ, SEND, SEEK = "pearwood", "hornbeam", "whitebeam"
 """
-Words at which the scripted model calls a tool that reads, one that starts an agent, and one that
+Trigger words for the scripted model: call a tool that reads, one that starts an agent, and one that
 searches for a tool.
 """
 
@@ -34,14 +34,14 @@ Rest = Callable[[], None]
 @attrs.frozen(kw_only=True)
 class Stage:
     """
-    What a conversation is held on.
+    What a conversation needs.
 
     Attributes:
-        url: of the server.
-        model: by the name that the server gives it.
+        url: the server's.
+        model: the name that the server gives it.
         program: the client's.
-        place: enters a new place, with more in its environment.
-        rest: waits until the server is at rest.
+        place: enters a new place, with additional environment variables.
+        rest: waits until the server is idle.
     """
 
     url: str
@@ -81,8 +81,8 @@ def _claude(stage: Stage) -> Place:
         CLAUDE_CODE_MAX_OUTPUT_TOKENS=str(TOKENS),
         CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
         DISABLE_AUTOUPDATER="1",
-        # An answer that was cut off in its thoughts says nothing, and is not sent back: what
-        # follows is put into the turn before it, which is then another one.
+        # An answer that was cut off in its thoughts has no text, and is not sent back: what follows
+        # is added to the turn before it, which is then a different one.
         MAX_THINKING_TOKENS="0",
         API_TIMEOUT_MS="3000000",
     )
@@ -105,21 +105,21 @@ def _claude_said(out: str) -> str:
 
 
 def claude_continued(stage: Stage) -> None:
-    """A run, and one that goes on from it."""
+    """A run, and one that continues it."""
     place = _claude(stage)
     for words in (["My name is Anna. Say hello."], ["--continue", "What is my name?"]):
         try:
             _claude_said(run(place, *_claude_command(stage, *words)))
         except Failed as error:
-            # Where no answer ended by itself, Claude Code gives up after it asked for more of it
-            # three times. That is the model's; how its turns were served is looked at all the same.
+            # If no answer ended by itself, Claude Code gives up after it asked for more three
+            # times. That is the model's doing; how its turns were served is checked all the same.
             if "max_output_tokens" not in str(error):
                 raise
         stage.rest()
 
 
 def claude_calls(stage: Stage) -> None:
-    """A run with a call, and one that goes on from it."""
+    """A run with a call, and one that continues it."""
     place = _claude(stage)
     asked = f"{READ}: where does {NOTE} say that the key is?"
     expect(HAS_READ, _claude_said(run(place, *_claude_command(stage, asked))))
@@ -130,7 +130,7 @@ def claude_calls(stage: Stage) -> None:
 
 
 def claude_twice(stage: Stage) -> None:
-    """Two at once, each with a call, and both go on, at once too."""
+    """Two runs at once, each with a call, and both continued, also at once."""
     places = [_claude(stage), _claude(stage)]
     asked = f"{READ}: where does {NOTE} say that the key is?"
     for words, answer in (([asked], HAS_READ), (["--continue", "Thank you."], AGREES)):
@@ -141,7 +141,7 @@ def claude_twice(stage: Stage) -> None:
 
 
 def claude_sends(stage: Stage) -> None:
-    """A run that starts an agent, and one that goes on from it."""
+    """A run that starts an agent, and one that continues it."""
     place = _claude(stage)
     _claude_said(run(place, *_claude_command(stage, f"{SEND}: let an agent find the key.")))
     stage.rest()
@@ -150,7 +150,7 @@ def claude_sends(stage: Stage) -> None:
 
 
 def claude_searches(stage: Stage) -> None:
-    """A run that searches for a tool, which is declared from then on, and one that goes on."""
+    """A run that searches for a tool, which is declared from then on, and one that continues it."""
     place = _claude(stage)
     asked = f"{SEEK}: is there a tool for notebooks?"
     expect(HAS_FOUND, _claude_said(run(place, *_claude_command(stage, asked))))
@@ -212,7 +212,7 @@ def _opencode_said(out: str) -> str:
 
 
 def opencode_continued(stage: Stage) -> None:
-    """A run, and one that goes on from it."""
+    """A run, and one that continues it."""
     place = _opencode(stage)
     for words in (["My name is Anna. Say hello."], ["-c", "What is my name?"]):
         _opencode_said(run(place, stage.program, "run", "--format", "json", *words))
@@ -220,7 +220,7 @@ def opencode_continued(stage: Stage) -> None:
 
 
 def opencode_calls(stage: Stage) -> None:
-    """A run with a call, and one that goes on from it."""
+    """A run with a call, and one that continues it."""
     place = _opencode(stage)
     asked = f"{READ}: where does {NOTE} say that the key is?"
     for words, answer in (([asked], HAS_READ), (["-c", "Thank you."], AGREES)):
@@ -234,8 +234,10 @@ def opencode_calls(stage: Stage) -> None:
 
 def codex_lines() -> list[Line]:
     """
-    What the scripted model says to Codex, which names no limit to an answer and takes one that
-    was cut off as a failure: so it is not held on Pebble, whose answers to long prompts run on.
+    What the scripted model says to Codex.
+
+    Codex sets no limit to an answer and treats one that was cut off as a failure, so it is not run
+    on Pebble, whose answers to long prompts do not end.
     """
     return [Line(READ, calls("exec_command", {"cmd": f"cat {NOTE}"})), Line(KEPT, HAS_READ)]
 
@@ -288,7 +290,7 @@ def _codex_said(out: str) -> str:
 
 
 def codex_calls(stage: Stage) -> None:
-    """A run with a call, and one that goes on from it."""
+    """A run with a call, and one that continues it."""
     place = _codex(stage)
     asked = f"{READ}: where does {NOTE} say that the key is?"
     for words, answer in (([asked], HAS_READ), (["resume", "--last", "Thank you."], AGREES)):
@@ -298,10 +300,10 @@ def codex_calls(stage: Stage) -> None:
 
 def expect(answer: str, said: str) -> None:
     """
-    The client tells what the model said.
+    Check that the client printed what the model said.
 
     Raises:
-        Failed: it tells something else.
+        Failed: it printed something else.
     """
     if said.strip() != answer:
         raise Failed(f"it told {said[:500]!r}, and the model said {answer!r}")

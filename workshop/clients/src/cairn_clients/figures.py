@@ -1,13 +1,14 @@
 """
-What became of a client's requests, from the journal.
+How a client's requests were served, from the journal.
 
-Which request goes on from which is found by the tokens of their prompts alone, and not by what the
-server decided: a request continues the earlier one whose prompt it begins with, all but the last
-chunk of it. One that continues none is an opening, and a client has no more of these than it holds
-conversations. What a client moves about in front of a prompt would show as an opening too many.
+Which request continues which is determined by the tokens of their prompts alone, not by what the
+server decided: a request continues the earlier one whose prompt it begins with, except for that
+prompt's last chunk. A request that continues none is an opening, and a client has no more openings
+than conversations. If a client changes the beginning of a prompt, that would also show as an extra
+opening.
 
-Old is what the prompt before had and, once the server was at rest, what was answered to it: as the
-model wrote it, and as it was settled. All whole chunks of that are reused.
+Old tokens are those of the previous prompt and, once the server was idle, of its answer, both as
+the model wrote it and as it was settled. All whole chunks of these are reused.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class Request:
         ids: the prompt's token ids.
         path: ``continuation`` or ``new_session``.
         reused: tokens of the prompt that were not computed again.
-        answered: whether it was answered to the end.
-        diverged: what was no longer as before, where the path says so.
+        answered: whether the answer is complete.
+        diverged: what had changed, if the path reports it.
         place: the row in which it was received.
         later: what a next prompt may begin with: the prompt with its answer as the model wrote it,
             and as it was settled.
-        rested: the row in which its session came to rest behind it; None where it did not, since
-            another request came for it.
-        unsettled: whether it rests without all of that.
+        rested: the row in which its session became idle after it; None if another request came
+            before that.
+        unsettled: whether its session is idle without all of that.
     """
 
     name: str
@@ -58,8 +59,8 @@ class Turn:
     A request, and the one that it continues.
 
     Attributes:
-        same: tokens in which the prompts begin alike; 0 for an opening.
-        old: of the prompt, the tokens that the server could have; 0 for an opening.
+        same: the length of the common beginning of the prompts, in tokens; 0 for an opening.
+        old: the tokens of the prompt that the server could have; 0 for an opening.
     """
 
     request: Request
@@ -78,7 +79,7 @@ def requests_of(recorded: Iterable[ev.Recorded]) -> list[Request]:
     answers: dict[str, tuple[int, ...]] = {}
     later: dict[str, tuple[tuple[int, ...], ...]] = {}
     rests: dict[str, tuple[int, bool]] = {}
-    last: dict[str, str] = {}  # by session, the request that it took last
+    last: dict[str, str] = {}  # by session, the last request that it took
     for place in recorded:
         event = place.event
         match event:
@@ -150,8 +151,8 @@ def turns_of(requests: Sequence[Request], chunk: int) -> list[Turn]:
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """In how many tokens two prompts begin alike."""
-    # By halves, since slices are compared at the speed of C and prompts are long.
+    """The length of the common beginning of two prompts, in tokens."""
+    # Bisect, because slices are compared at the speed of C and prompts are long.
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -164,7 +165,7 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
 
 def faults(turns: Sequence[Turn], openings: int, chunk: int) -> list[str]:
     """
-    What is not as it has to be, a sentence each.
+    What is wrong, one sentence each.
 
     Args:
         openings: how many conversations the client began.
@@ -185,7 +186,7 @@ def faults(turns: Sequence[Turn], openings: int, chunk: int) -> list[str]:
             continue
         if request.path != "continuation":
             found.append(f"{where} is a {request.path} ({request.reason})")
-        # Of all of a prompt at least one token is run, for the first one of the answer.
+        # At least one token of a prompt is always run, for the first token of the answer.
         due = min(turn.old, len(request.ids) - 1) // chunk * chunk
         if request.reused < due:
             found.append(f"{where} reuses {request.reused}, and {due} were there")
@@ -198,5 +199,5 @@ def faults(turns: Sequence[Turn], openings: int, chunk: int) -> list[str]:
 
 
 def _goes_on(request: Request, turns: Sequence[Turn]) -> bool:
-    """Whether another request came behind it, for which the server left its settling."""
+    """Whether another request came after it, for which the server interrupted its settling."""
     return any(turn.request.place > request.place for turn in turns)

@@ -1,8 +1,8 @@
 """
-The clients' packages, of pinned versions, in a folder that keeps them.
+The clients' packages, in pinned versions, in a folder that caches them.
 
-They are dependencies of nothing here: npm and pip of this machine get them, and a client whose
-package cannot be had is skipped, with the reason.
+Nothing here depends on them: this machine's npm and pip install them, and a client whose package
+cannot be installed is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMES = (*NPM, *PIP)
 
 
 class Unavailable(Exception):
-    """A client cannot be had on this machine. Its text says why."""
+    """A client cannot be installed on this machine. The message says why."""
 
 
 def version(name: str) -> str:
@@ -41,10 +41,10 @@ def version(name: str) -> str:
 
 def install(name: str, cache: Path) -> None:
     """
-    Get a client's package, if this version is not there yet.
+    Install a client's package, unless this version is already there.
 
     Raises:
-        Unavailable: it could not be got.
+        Unavailable: the installation failed.
     """
     folder = _folder(name, cache)
     if is_installed(name, cache):
@@ -53,7 +53,7 @@ def install(name: str, cache: Path) -> None:
         npm = shutil.which("npm")
         if npm is None:
             raise Unavailable("there is no npm on this machine")
-        # Its own runtime comes with it where the package has one, so engines are not looked at.
+        # If the package needs a runtime of its own, it includes it, so engines are not checked.
         command = [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", NPM[name]]
     else:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target"]
@@ -78,7 +78,7 @@ def is_installed(name: str, cache: Path) -> bool:
 
 def program(name: str, cache: Path) -> Path:
     """
-    The program of a client that npm brought.
+    The program of a client that npm installed.
 
     Raises:
         Unavailable: the package has none for this machine.
@@ -97,7 +97,7 @@ def program(name: str, cache: Path) -> Path:
 
 
 def library(name: str, cache: Path) -> Path:
-    """The folder from which Python imports a client that pip brought."""
+    """The folder from which Python imports a client that pip installed."""
     return _folder(name, cache)
 
 

@@ -1,4 +1,4 @@
-"""Programs that end by themselves, or are ended after a time by their process group's id."""
+"""Programs that end by themselves, or are ended after a timeout by their process group's id."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Failed(Exception):
-    """A client did not do what it was started for. Its text has the end of what it said."""
+    """A client did not do its task. The message has the end of its output."""
 
 
 @attrs.frozen(kw_only=True)
 class Place:
     """
-    Where a client lives: a home of its own, in which nothing is of the user's, and a folder to
-    work in.
+    The place where a client runs: its own home, with nothing of the user's, and a working folder.
 
     Attributes:
         env: all of its environment.
@@ -39,17 +38,17 @@ class Place:
     limit_s: float
 
     def changed(self, **env: str) -> Place:
-        """The same with more in the environment."""
+        """The same place with additional environment variables."""
         return attrs.evolve(self, env={**self.env, **env})
 
 
 @contextmanager
 def place(limit_s: float, env: Mapping[str, str]) -> Iterator[Place]:
     """
-    A place that is gone afterwards.
+    A temporary place.
 
     Args:
-        env: what stands in its environment beside the path and its home.
+        env: environment variables in addition to the path and its home.
     """
     with tempfile.TemporaryDirectory(prefix="cairn-client-", ignore_cleanup_errors=True) as folder:
         home, work, scratch = (Path(folder) / name for name in ("home", "work", "tmp"))
@@ -69,7 +68,7 @@ def place(limit_s: float, env: Mapping[str, str]) -> Iterator[Place]:
 
 def run(at: Place, *command: str | Path) -> str:
     """
-    Run a program, and give what it wrote to stdout.
+    Run a program and return its stdout.
 
     Raises:
         Failed: it ended with an error, or not in time.
@@ -80,7 +79,7 @@ def run(at: Place, *command: str | Path) -> str:
 
 def run_together(*jobs: tuple[Place, Sequence[str | Path]]) -> list[str]:
     """
-    Run programs side by side, and give what each wrote to stdout.
+    Run programs in parallel and return the stdout of each.
 
     Raises:
         Failed: one ended with an error, or not in time.
@@ -121,7 +120,7 @@ def _start(at: Place, command: Sequence[str | Path]) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        # What it starts and leaves behind is in its group, and ends with it.
+        # What it starts and does not stop is in its group, and ends with it.
         start_new_session=True,
         preexec_fn=_die_with_parent,
     )
@@ -133,7 +132,7 @@ def _die_with_parent() -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    # It may be gone, and what it started may not.
+    # It may be gone while its children still run.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,18 +1,18 @@
 """
-Hold conversations with real clients, and see from the journal that each turn goes on from the last.
+Hold conversations with real clients, and check in the journal that each turn continues the last.
 
-Claude Code, opencode and Codex, the SDKs of OpenAI and Anthropic, and LangChain: each is installed
-into a folder, run as people run it, off the network, with a home of its own, against a server that
-is started for it. On Pebble, Cairn's built-in model, for what is said; on a scripted model where
-a tool has to be called. Asserted is what does not depend on what a model says: each request is
-answered, a client's conversation begins once, each further request of it is a continuation, and
-all that was there of its prompt before is reused, in whole chunks.
+The clients are Claude Code, opencode and Codex, the OpenAI and Anthropic SDKs, and LangChain. Each
+is installed into a folder and run as its users run it, off the network, with its own home, against
+a server that is started for it. Pebble, Cairn's built-in model, answers plain conversations; a
+scripted model answers where a tool has to be called. The assertions do not depend on what a model
+says: each request is answered, a client's conversation begins once, each further request of it is
+a continuation, and every whole chunk of its prompt that the server already had is reused.
 
     python -P -m cairn_clients.real_clients
     python -P -m cairn_clients.real_clients --only opencode codex
 
-Prints the measured figures as a table, and what was not run, with the reason. Ends with 1 where
-something is not as it has to be.
+Prints the measured figures as a table, and what was not run, with the reason. Exits with 1 if
+anything is wrong.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Talk:
     A conversation that a client holds.
 
     Attributes:
-        client: by the name of its package.
-        title: what is done, for the table.
-        hold: does it.
-        openings: how many conversations it begins, those about a title and of agents included.
-        lines: what the scripted model says; None where Pebble answers.
+        client: the name of its package.
+        title: the task, for the table.
+        hold: holds it.
+        openings: how many conversations it begins, including those for titles and agents.
+        lines: what the scripted model says; None if Pebble answers.
     """
 
     client: str
@@ -197,13 +197,13 @@ def main() -> None:
     into = alone.command_into()
     if into is not None:
         again = [sys.executable, "-P", *sys.argv, _INSIDE, json.dumps(missing)]
-        # In the place of this process, so that whoever ends it ends what it holds.
+        # Replaces this process, so that a signal to it reaches the conversations.
         os.execv(into[0], [*into, *again])
     raise SystemExit(_hold_all(talks, asked, missing))
 
 
 def _install(talks: Sequence[Talk], cache: Path) -> dict[str, str]:
-    """Get what is needed. Gives why a client cannot be had, by its name."""
+    """Install what is needed. Returns why clients are unavailable, by name."""
     missing: dict[str, str] = {}
     for name in dict.fromkeys(talk.client for talk in talks):
         try:
@@ -215,10 +215,10 @@ def _install(talks: Sequence[Talk], cache: Path) -> dict[str, str]:
 
 def _hold_all(talks: Sequence[Talk], asked: argparse.Namespace, missing: Mapping[str, str]) -> int:
     """
-    Hold the conversations, and tell what came of them; gives the exit code.
+    Hold the conversations and report the results; returns the exit code.
 
     Args:
-        missing: why a client cannot be had, by its name.
+        missing: why clients are unavailable, by name.
     """
     if alone.reaches_others():
         _tell("no network of its own here: clients are only told of proxies that are not there")
@@ -254,7 +254,7 @@ def _hold_all(talks: Sequence[Talk], asked: argparse.Namespace, missing: Mapping
 
 
 def _held(talk: Talk, folder: Path, asked: argparse.Namespace) -> list[Turn]:
-    """Hold a conversation over a server of its own; gives its turns."""
+    """Hold a conversation on its own server; returns its turns."""
     is_program = talk.client in packages.NPM
     find = packages.program if is_program else packages.library
     program = find(talk.client, asked.cache)
@@ -281,7 +281,7 @@ def _held(talk: Talk, folder: Path, asked: argparse.Namespace) -> list[Turn]:
 
 
 def _rest(server: Serving, limit_s: float) -> None:
-    """Wait until the server is at rest, which may take as long as a run."""
+    """Wait until the server is idle, which may take as long as a run."""
     end = time.monotonic() + limit_s
     while True:
         try:

@@ -1,10 +1,10 @@
 """
-A model that calls a client's tools when a user says so: the scripted model of the tests, with a
-chat template that tells it which of its lines is due.
+A model that calls a client's tools on a trigger word: the scripted model of the tests, with a chat
+template that selects its next line.
 
-The model knows only the last token of its prompt. So the template puts a cue there, which it
-chooses by what a user or a tool said last, and puts the same cue in front of that answer when the
-conversation comes back: what was prompt stays the beginning of the next one, as with any model.
+The model knows only the last token of its prompt. So the template puts a cue there, chosen by the
+last message of a user or a tool, and puts the same cue before that answer when the conversation
+comes back: a prompt stays the beginning of the next one, as with any model.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _LATER_LAYER = re.compile(r"model\.layers\.[1-9]")
 @attrs.frozen
 class Line:
     """
-    What the model says when a word falls.
+    What the model says after a trigger word.
 
     Attributes:
-        word: what the last message of a user's or a tool's has in it; empty for the line that is
-            due otherwise.
-        answer: all that it says.
+        word: the text that the last message of a user or a tool contains; empty for the default
+            line.
+        answer: the whole answer.
     """
 
     word: str
@@ -41,17 +41,17 @@ class Line:
 
 
 def calls(name: str, arguments: Mapping[str, Any]) -> str:
-    """The call of a tool as the model writes it."""
+    """A tool call as the model writes it."""
     call = json.dumps({"name": name, "arguments": dict(arguments)})
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def make(directory: Path, lines: Sequence[Line], otherwise: str) -> Path:
     """
-    Write the model into a directory that is not there yet, and return it.
+    Write the model into a new directory, and return it.
 
     Args:
-        otherwise: what it says where no word falls.
+        otherwise: what it says without a trigger word.
     """
     plays = [*lines, Line("", otherwise)]
     cues = [f"<|cue {number}|>" for number in range(len(plays))]
@@ -62,7 +62,7 @@ def make(directory: Path, lines: Sequence[Line], otherwise: str) -> Path:
     ]
     make_scripted_model(directory, table)
     (directory / "chat_template.jinja").write_text(_template(plays, cues), "utf-8")
-    # What its layers compute is not used; with one of them it reads long prompts in little time.
+    # The output of its layers is not used; with a single layer it reads long prompts quickly.
     weights = load_file(str(directory / "model.safetensors"))
     kept = {name: value for name, value in weights.items() if not _LATER_LAYER.match(name)}
     save_file(kept, str(directory / "model.safetensors"), metadata={"format": "mlx"})
@@ -74,8 +74,9 @@ def make(directory: Path, lines: Sequence[Line], otherwise: str) -> Path:
 
 def _template(plays: Sequence[Line], cues: Sequence[str]) -> str:
     """
-    ChatML, as plain as can be, with the cue at the beginning of each answer. ``tool_call.name`` is
-    what mlx-lm knows the format of the calls by.
+    ChatML in its simplest form, with the cue at the beginning of each answer.
+
+    mlx-lm recognises the format of the calls by ``tool_call.name``.
     """
     choice = "".join(
         f"{{%- {'if' if not index else 'elif'} {json.dumps(line.word)} in text -%}}"

@@ -1,16 +1,16 @@
 """
-The tests of other people's clients, unchanged, against a server of ours; and the table of
-docs/compatibility.md that says what came of them.
+Run the tests of other projects' clients, unchanged, against a Cairn server, and write the results
+to the table in docs/compatibility.md.
 
-``python -P -m cairn_clients.sdk_tests`` fetches the source distributions of the SDKs and of
-llama-cpp-python (which has the tests of llama.cpp's server in it) from the package index, puts each
-into an environment of its own under .cache/sdk-tests, starts ``ops serve`` with Pebble on a data
-directory that is thrown away, and runs the tests one after the other. With ``--write`` the table in
-docs/compatibility.md is made anew. It ends with 1 where a test fails that ``EXPLAINED`` has no word
-on, where one fails otherwise than it says, or where one passes that it has. The names of suites
-choose among them.
+``python -P -m cairn_clients.sdk_tests`` downloads the source distributions of the SDKs and of
+llama-cpp-python (which contains the tests of llama.cpp's server) from the package index, installs
+each into its own environment under .cache/sdk-tests, starts ``ops serve`` with Pebble on a
+temporary data directory, and runs the tests one after the other. ``--write`` writes the table in
+docs/compatibility.md again. Exits with 1 if a test fails without an entry in ``EXPLAINED``, fails
+in a different way than its entry says, or passes despite an entry. The names of suites select among
+them.
 
-Nothing of what is fetched is changed, and nothing of it stays in the repository.
+The downloaded tests are not changed, and nothing of them is kept in the repository.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _SUITE_S = 3600.0
 @attrs.frozen(kw_only=True)
 class Suite:
     """
-    Tests of somebody else's.
+    A test suite of another project.
 
     Attributes:
-        name: for people, and to choose it by.
+        name: for readers, and to select it.
         package: the source distribution, pinned.
-        inside: the folder in it from which the tests are run; all else is left in the archive.
+        inside: the folder in it from which the tests are run; nothing else is unpacked.
         needs: packages of the environment.
-        tests: what pytest is given.
-        place: where the API begins on a server, for ``TEST_API_BASE_URL``.
-        of_llama: whether it is told of the server as llama.cpp's tests are.
+        tests: arguments of pytest.
+        place: the path at which the API begins on a server, for ``TEST_API_BASE_URL``.
+        of_llama: whether the server is passed to it in the way of llama.cpp's tests.
     """
 
     name: str
@@ -122,12 +122,11 @@ SUITES = (
 @attrs.frozen
 class Why:
     """
-    Why a test is left to fail.
+    Why a test may fail.
 
     Attributes:
         text: for the page.
-        message: a pattern that stands in the failure's message. What fails otherwise is not
-            explained by it.
+        message: a pattern for the failure's message. It does not explain any different failure.
     """
 
     text: str
@@ -177,11 +176,11 @@ EXPLAINED: Mapping[str, Mapping[str, Why]] = {
 @attrs.frozen(kw_only=True)
 class Result:
     """
-    What came of a suite.
+    The results of a suite.
 
     Attributes:
-        failed: the names of tests that failed, with what is in brackets behind them.
-        messages: by those names, how.
+        failed: the names of tests that failed, with their parameters in brackets.
+        messages: the failure messages, by those names.
     """
 
     suite: str
@@ -192,9 +191,7 @@ class Result:
     messages: Mapping[str, str] = attrs.field(factory=dict)
 
     def why(self, name: str) -> str | None:
-        """
-        What is to be said of a test that failed; None where that is nothing, or something else.
-        """
+        """The explanation of a failed test; None if it has none, or failed in a different way."""
         message = self.messages.get(name, "")
         for beginning, why in EXPLAINED.get(self.suite, {}).items():
             if name.startswith(beginning) and re.search(why.message, message, re.DOTALL):
@@ -202,17 +199,17 @@ class Result:
         return None
 
     def unexplained(self) -> list[str]:
-        """Those that failed and of which nothing is said."""
+        """The tests that failed without an explanation."""
         return [name for name in self.failed if self.why(name) is None]
 
     def unneeded(self) -> list[str]:
-        """The explanations of what does not fail."""
+        """The explanations of tests that do not fail."""
         said = EXPLAINED.get(self.suite, {})
         return [one for one in said if not any(name.startswith(one) for name in self.failed)]
 
 
 def main() -> int:
-    """Run what is asked for."""
+    """Run the selected suites."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().split("\n\n")[0])
     parser.add_argument("suites", nargs="*", metavar="SUITE", help="of: " + ", ".join(_names()))
     parser.add_argument("--write", action="store_true", help="make the table of the page anew")
@@ -243,7 +240,7 @@ def main() -> int:
 
 
 def prepare(suite: Suite) -> None:
-    """Put the tests and their environment into the cache, as far as they are not there."""
+    """Put the tests and their environment into the cache, unless they are there."""
     python = _python(suite)
     marker = python.parents[1] / "needs.txt"
     needs = "\n".join(suite.needs)
@@ -270,7 +267,7 @@ def fetched(package: str, python: Path) -> Path:
 
 
 def unpack(archive: Path, inside: str) -> None:
-    """Take a folder out of an archive. Nothing else of it is unpacked."""
+    """Unpack one folder of an archive, and nothing else."""
     with tarfile.open(archive) as whole:
         members = [one for one in whole if one.name.startswith(f"{inside}/")]
         whole.extractall(CACHE, members, filter="data")
@@ -282,7 +279,7 @@ def _python(suite: Suite) -> Path:
 
 
 def _call(*command: str) -> None:
-    # What is preloaded here for MLX is none of their business.
+    # The library that is preloaded here for MLX does not concern them.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     subprocess.run(command, check=True, env=environment)
 
@@ -293,10 +290,10 @@ def _call(*command: str) -> None:
 @contextmanager
 def served(url: str | None, *options: str) -> Iterator[str]:
     """
-    A server with Pebble on a free port, or the one that is named.
+    A server with Pebble on a free port, or the given one.
 
     Args:
-        options: further ones of `ops serve`.
+        options: additional options of `ops serve`.
     """
     if url is not None:
         yield url.rstrip("/")
@@ -323,14 +320,14 @@ def await_server(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
     Wait until a server answers.
 
     Raises:
-        SystemExit: it has ended, or does not answer for too long; with what it said.
+        SystemExit: it has ended, or does not answer in time; with its output.
     """
     deadline = time.monotonic() + _START_S
     while server.poll() is None and time.monotonic() < deadline:
         try:
             with urlopen(f"{url}/health", timeout=5):
                 return
-        except OSError:  # URLError is one; what breaks off while it answers is another
+        except OSError:  # URLError is one; a response that breaks off raises a different error
             time.sleep(0.2)
     raise SystemExit(f"the server did not start:\n{log.read_text('utf-8')}")
 
@@ -366,13 +363,13 @@ def run(suite: Suite, url: str) -> Result:
 
 def read(suite: Suite, report: Path) -> Result:
     """
-    What a report of pytest's says.
+    The results in a pytest report.
 
     Args:
-        report: as JUnit's XML. Our own pytest wrote it.
+        report: as JUnit's XML, written by our own pytest.
 
     Raises:
-        SystemExit: there is no test in it, which is no suite that passed.
+        SystemExit: there is no test in it, so the suite has not passed.
     """
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     if not cases:
@@ -400,7 +397,7 @@ def _message(case: ElementTree.Element) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """What stands on the page: a row a suite, and what is to be said of those that fail."""
+    """The text of the page: a row for each suite, and the explanations of failed tests."""
     lines = ["| suite | of | passed | failed | skipped |", "|---|---|---|---|---|"]
     for one in results:
         cells = (f"`{one.suite}`", one.package, one.passed, len(one.failed), one.skipped)

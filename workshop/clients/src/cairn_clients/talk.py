@@ -1,7 +1,9 @@
 """
-A conversation by a library, of three turns: run as a program of its own, with the library alone on
-the path. ``python -P talk.py LIBRARY URL LANGUAGE_MODEL`` prints an answer a line, as JSON: what
-was said, and how many tokens of its prompt were reused, as the library tells it.
+Hold a conversation of three turns with a client library.
+
+Runs as its own program, with only the library on the path. ``python -P talk.py LIBRARY URL
+LANGUAGE_MODEL`` prints one line of JSON for each answer: its text, and how many tokens of its
+prompt were reused, as reported by the library.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ Ask = Callable[[list[dict[str, Any]]], tuple[str, int]]
 
 
 def by_openai(url: str, model: str) -> Ask:
-    """Chat completions, each a stream."""
+    """Chat completions, each streamed."""
     import openai
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
@@ -44,7 +46,7 @@ def by_openai(url: str, model: str) -> Ask:
 
 
 def by_responses(url: str, model: str) -> Ask:
-    """Responses, each of which goes on from the one before by its id."""
+    """Responses, each of which continues the previous one by its id."""
     import openai
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
@@ -65,7 +67,7 @@ def by_responses(url: str, model: str) -> Ask:
 
 
 def by_anthropic(url: str, model: str) -> Ask:
-    """Messages, each a stream, with hints what to cache that move along."""
+    """Messages, each streamed, with cache hints that move along."""
     import anthropic
 
     client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
@@ -86,7 +88,7 @@ def by_anthropic(url: str, model: str) -> Ask:
 
 
 def by_langchain(url: str, model: str) -> Ask:
-    """LangChain's chat model, each answer a stream."""
+    """LangChain's chat model, each answer streamed."""
     from langchain_openai import ChatOpenAI
 
     chat = ChatOpenAI(

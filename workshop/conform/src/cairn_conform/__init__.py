@@ -4,10 +4,10 @@ the same answer as a miss, and does the server keep the promises that go with a 
 
 Rules of this package:
 
-1. It knows HTTP and nothing else of Cairn: no row reads a journal or imports the engine. Every
-   server gets the same requests.
-2. What a server does not report is not counted against it. Then texts are compared, and the row
-   says so.
+1. It uses HTTP and knows nothing else about Cairn: no row reads a journal or imports the engine.
+  Every server gets the same requests.
+2. What a server does not report is not counted against it. In that case texts are compared, and the
+  row says so.
 3. Everything ends: each request has a deadline, and each row sends a bounded number of requests.
 
 ``rows_of_cache`` and ``rows_of_protocol`` hold the rows, ``case`` what a row can do, ``client`` the

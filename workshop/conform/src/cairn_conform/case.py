@@ -1,9 +1,9 @@
 """
-How a row asks, and how it comes to a verdict.
+How a row sends requests and reaches its verdict.
 
-A row is a function of a ``Case``. It asks by it, and says what it found: ``note`` for what a reader
-should know, ``broke`` for what is not kept, ``untried`` for what could not be looked at. A row goes
-on after a thing is broken; it ends early only where the server gave no answer to go on with.
+A row is a function of a ``Case``. It sends requests through it and records what it found: ``note``
+for information, ``broke`` for a broken promise, ``untried`` for what could not be checked. A row
+continues after a broken promise; it ends early only if the server gave no answer to continue with.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 Verdict = Literal["kept", "broken", "not tried"]
 
 TOKENS = 24
-"""How long most answers are."""
+"""The length of most answers."""
 
 _SHORT_WORDS = 12
 _BETWEEN_S = 0.2
@@ -37,20 +37,20 @@ _HIT_PARTS = 4
 
 
 class Ended(Exception):
-    """A row cannot go on. What there is to say is said already."""
+    """A row cannot continue. The reason is already recorded."""
 
 
 class Lost(Exception):
-    """The server answers no more."""
+    """The server no longer answers."""
 
 
 @attrs.frozen
 class Row:
     """
-    A thing that is asked of a server.
+    A promise that a server is checked for.
 
     Attributes:
-        asks: in one sentence.
+        asks: the question, in one sentence.
     """
 
     name: str
@@ -61,13 +61,13 @@ class Row:
 @attrs.frozen(kw_only=True)
 class Result:
     """
-    What a row came to.
+    The result of a row.
 
     Attributes:
-        broken: what is not kept.
+        broken: which promises are broken.
         untried: why it was not tried.
-        evidence: what else a reader should know.
-        requests: how many were made.
+        evidence: further information.
+        requests: how many were sent.
     """
 
     row: Row
@@ -79,21 +79,21 @@ class Result:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """All there is to say, what matters most first."""
+        """All findings, the most important first."""
         return (*self.broken, *self.untried, *self.evidence)
 
 
 @attrs.frozen(kw_only=True)
 class Subject:
     """
-    The server under test, and what there is to ask it with.
+    The server under test, and the settings for its requests.
 
     Attributes:
-        fields: that go into each body: the model's name, log-probabilities where they are told.
-        context_tokens: how long a prompt may be; None where it is not told.
-        salt: stands at the beginning of each prompt.
-        words: of a long prompt.
-        restart: a shell command; None where there is none.
+        fields: fields of every body: the model's name, and log-probabilities if they are reported.
+        context_tokens: how long a prompt may be; None if it is not reported.
+        salt: the beginning of each prompt.
+        words: the length of a long prompt.
+        restart: a shell command; None if there is none.
         restart_s: how long the server may take to come back.
     """
 
@@ -111,9 +111,7 @@ class Subject:
         return {"messages": list(messages), **self.fields, **plain, **more}
 
     def alive(self) -> bool:
-        """
-        Whether the server answers at all. One that is busy is asked again, up to the deadline.
-        """
+        """Whether the server answers at all. If it is busy, try again up to the deadline."""
         hello = self.body([user(f"{self.salt} Hello.")], max_tokens=1)
         end_s = time.monotonic() + self.client.deadline_s
         while (answer := self.client.ask(hello)).status in _BUSY and time.monotonic() < end_s:
@@ -130,8 +128,8 @@ class Subject:
         """
         assert self.restart is not None
         try:
-            # In a session of its own, so that a server which it starts is not ours to interrupt.
-            # Both its outputs are our stderr: what goes to stdout is the table.
+            # In a session of its own, so that our signals do not reach a server that it starts.
+            # Both its outputs go to our stderr, because stdout is for the table.
             done = subprocess.run(
                 self.restart,
                 shell=True,
@@ -154,7 +152,7 @@ class Subject:
 
 
 class Case:
-    """One row's dealings with the server."""
+    """One row's requests to the server."""
 
     def __init__(self, subject: Subject, row: Row) -> None:
         self.subject = subject
@@ -168,24 +166,24 @@ class Case:
     # --- what is said ----------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """Something that a reader should know."""
+        """Record information for the reader."""
         self._notes.append(text)
 
     def broke(self, text: str) -> None:
-        """Something that is not kept."""
+        """Record a broken promise."""
         self._broken.append(text)
 
     def untried(self, text: str) -> None:
-        """Why what the row asks cannot be told here. What is broken all the same goes before it."""
+        """Record why the row could not be checked. Broken promises take precedence."""
         self._untried.append(text)
 
     def stop(self, text: str) -> Ended:
-        """``untried``, where the row cannot go on. To be raised."""
+        """``untried``, if the row cannot continue. To be raised."""
         self.untried(text)
         return Ended(text)
 
     def result(self) -> Result:
-        """What the row came to."""
+        """The result of the row."""
         verdict: Verdict = "kept"
         if self._broken:
             verdict = "broken"
@@ -203,15 +201,15 @@ class Case:
     # --- what is asked ---------------------------------------------------------------------------
 
     def long(self, name: str = "") -> list[Message]:
-        """A conversation of one long turn that nobody has asked before."""
+        """A conversation of one long turn that was never sent before."""
         return [user(self._listed(name, self.subject.words))]
 
     def short(self, name: str = "") -> list[Message]:
-        """The same of a few words."""
+        """The same with a few words."""
         return [user(self._listed(name, _SHORT_WORDS))]
 
     def onward(self, messages: Sequence[Message], answer: Answer, name: str = "") -> list[Message]:
-        """The conversation with its answer; and with a further turn, where that has a name."""
+        """The conversation with its answer, and with a further turn if that has a name."""
         more = [user(self._listed(name, self.subject.words // 4))] if name else []
         return [*messages, assistant(answer.text), *more]
 
@@ -220,7 +218,7 @@ class Case:
         A complete answer.
 
         Args:
-            what: how to call the request if there is none.
+            what: the name of the request in a failure.
 
         Raises:
             Ended: there is none.
@@ -230,7 +228,7 @@ class Case:
 
     def stream(self, messages: Sequence[Message], what: str = "a stream", **more: Any) -> Answer:
         """
-        A complete answer that came as a stream, with its usage where that is told.
+        A complete answer that came as a stream, with its usage if that is reported.
 
         Raises:
             Ended: there is none.
@@ -243,7 +241,7 @@ class Case:
 
     def warm(self, messages: Sequence[Message], **more: Any) -> Answer:
         """
-        An answer to what was asked once before, so that a cache has no more to add.
+        An answer to a repeated request, so that a cache has nothing to add.
 
         Raises:
             Ended: there is none.
@@ -253,12 +251,12 @@ class Case:
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
         """
-        What calls give that are made at the same time.
+        The results of concurrent calls.
 
         Raises:
-            Ended: this machine does not begin so many at once.
+            Ended: this machine cannot start that many at once.
         """
-        # The first would have its answer before the thread of the last has begun.
+        # Otherwise the first would have its answer before the thread of the last has begun.
         ready = threading.Barrier(len(calls), timeout=_BEGIN_S)
 
         def made(call: Callable[[], T]) -> T:
@@ -269,7 +267,7 @@ class Case:
         with ThreadPoolExecutor(len(calls)) as threads:
             try:
                 made_all = [threads.submit(made, call) for call in calls]
-            except RuntimeError as error:  # no thread can be started; those that were wait for it
+            except RuntimeError as error:  # no thread can be started; the others wait for it
                 ready.abort()
                 raise self.stop(f"{what}: {error}") from error
             try:
@@ -285,7 +283,7 @@ class Case:
         pieces: int = 1,
         **more: Any,
     ) -> Left:
-        """Ask for a long answer, and go away. See ``Client.leave``."""
+        """Send a request for a long answer, and disconnect. See ``Client.leave``."""
         body = self.subject.body(messages, **{"max_tokens": 8 * TOKENS, "stream": True, **more})
         return self.subject.client.leave(body, after_s=after_s, pieces=pieces)
 
@@ -294,7 +292,8 @@ class Case:
         The answer, if it is one.
 
         Raises:
-            Ended: it is none. A server that is busy, or takes no such request, is not to blame.
+            Ended: it is none. A server that is busy, or does not accept such a request, is not to
+                blame.
         """
         if answer.complete:
             return answer
@@ -304,12 +303,12 @@ class Case:
         raise Ended(what)
 
     def refuses(self, answer: Answer) -> bool:
-        """Whether the server takes no such request, and is not only busy."""
+        """Whether the server does not accept such a request, rather than being busy."""
         return answer.refused and answer.status not in _BUSY
 
     def spoken(self, answer: Answer) -> Answer:
         """
-        The answer, if it says anything.
+        The answer, if it has any content.
 
         Raises:
             Ended: it does not.
@@ -321,7 +320,7 @@ class Case:
     # --- what is judged --------------------------------------------------------------------------
 
     def same(self, was: Answer, now: Answer, what: str, *, logprobs: bool = True) -> bool:
-        """Whether two answers are the same; it is broken if they are not."""
+        """Compare two answers; a difference breaks the row."""
         found = difference(was, now, logprobs=logprobs)
         if found is not None:
             self.broke(f"{what}: {found}")
@@ -329,9 +328,11 @@ class Case:
 
     def equals_a_miss(self, messages: Sequence[Message], answer: Answer, what: str) -> None:
         """
-        Whether an answer is what the server gives past its cache, as far as there is a way past it:
-        ``cache_prompt``, which Cairn and llama.cpp know, or a restart. Others take ``cache_prompt``
-        and do nothing with it, so a server has to tell that nothing was reused.
+        Check an answer against one that bypasses the cache, if there is a way to bypass it.
+
+        The ways are ``cache_prompt``, which Cairn and llama.cpp support, or a restart. Other
+        servers accept ``cache_prompt`` and ignore it, so a server has to report that nothing was
+        reused.
 
         Raises:
             Ended: there is no answer to compare with.
@@ -368,8 +369,9 @@ class Case:
 
     def reused(self, answer: Answer) -> int | None:
         """
-        How many tokens of its prompt an answer says were reused; None where it is not told. A
-        server that tells it of other answers, and not of this one, says none.
+        How many tokens of its prompt an answer reports as reused; None if it is not reported.
+
+        If a server reports it for different answers and not for this one, that means none.
         """
         if answer.cached_tokens is None and answer.prompt_tokens is not None:
             return 0 if self.subject.client.reports_cached else None
@@ -377,11 +379,11 @@ class Case:
 
     def hit(self, answer: Answer) -> bool | None:
         """
-        Whether a good part of a long prompt was reused, and not only how the template begins; None
-        where it is not told.
+        Whether a large part of a long prompt was reused, more than the template's beginning; None
+        if it is not reported.
         """
         reused = self.reused(answer)
-        # A word has a token at least.
+        # A word has at least one token.
         return None if reused is None else reused * _HIT_PARTS > self.subject.words
 
     def restart(self) -> None:
@@ -400,11 +402,11 @@ class Case:
             raise self.stop(f"the command of --restart {error}") from error
 
     def compared(self, answer: Answer) -> None:
-        """Note what there was to compare."""
+        """Note what could be compared."""
         self.note(f"compared: {compared(answer)}")
 
     def _known(self, body: Mapping[str, Any], answer: Answer, what: str) -> Answer:
-        """``complete``; and what was answered once is not to be refused later."""
+        """``complete``; a request that was answered once must not be refused later."""
         key = json.dumps(body)
         if self.refuses(answer) and key in self._answered:
             self.broke(f"{what} was refused, and was answered before: {answer.outcome}")
@@ -418,7 +420,7 @@ class Case:
 
 
 def cached(answers: Sequence[Answer]) -> str:
-    """The prompt tokens that each answer says were reused."""
+    """The prompt tokens that each answer reports as reused."""
     told = [answer.cached_tokens for answer in answers]
     if all(number is None for number in told):
         return "cached: not told"

@@ -1,7 +1,7 @@
 """
-The client: each request on a connection of its own, with a deadline over all of it.
+The client: each request has its own connection, with a deadline over all of it.
 
-A request is sent once and no redirect is followed. That there was no answer is an answer too.
+A request is sent once and no redirect is followed. A missing response is a result too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
-Answers as a client sees them, and where two of them differ. Pure: bytes come in, values go out.
+Answers as a client sees them, and the differences between them. Pure functions of bytes.
 
-A body may be anything at all. What cannot be read is None, which means "not told", or a fault.
+A body may be anything at all. What cannot be read is None, which means "not reported", or a fault.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _SHOWN_CHARACTERS = 120
 @attrs.frozen
 class Token:
     """
-    A token of an answer, as far as the server tells it.
+    A token of an answer, as far as the server reports it.
 
     Attributes:
-        identity: its id, text and bytes, each None where it is not told.
-        logprob: as it stands in the answer; None where it is not told.
+        identity: its id, text and bytes, each None if it is not reported.
+        logprob: as written in the answer; None if it is not reported.
     """
 
     identity: tuple[Any, Any, Any]
@@ -32,7 +32,7 @@ class Token:
 
     @property
     def name(self) -> str:
-        """How to call it: by its text, else by its id."""
+        """Its name in messages: its text, else its id."""
         number, text, _ = self.identity
         return repr(text) if text is not None else f"id {number}"
 
@@ -40,20 +40,20 @@ class Token:
 @attrs.frozen(kw_only=True)
 class Answer:
     """
-    What came of a request.
+    The result of a request.
 
     Attributes:
-        status: of HTTP; 0 where there was none.
-        fault: why this is no complete answer, in words; empty where it is one, or a refusal.
+        status: the HTTP status; 0 without a response.
+        fault: why this is no complete answer, in words; empty if it is one, or a refusal.
         hung: whether the fault is that it did not end in time.
-        tokens: None where log-probabilities are not told.
+        tokens: None if log-probabilities are not reported.
         enveloped: whether an error is OpenAI's ``{"error": {"message": ...}}``.
         streamed: whether it came as events.
         done: whether the stream came to its own end.
-        path: what the server says that it did with what it had of the prompt; None where it does
-            not tell. Cairn does, in fields of its own.
+        path: what the server reports about its use of the cached prompt; None if it reports
+            nothing. Cairn reports it in fields of its own.
         began_s: on the client's clock, as are the next two.
-        first_s: when the first of the text came; None where there was none, or not as a stream.
+        first_s: when the first text came; None if there was none, or no stream.
     """
 
     status: int
@@ -78,7 +78,7 @@ class Answer:
 
     @property
     def complete(self) -> bool:
-        """Whether it is an answer, and all of it."""
+        """Whether it is a complete answer."""
         return self.status == 200 and not self.fault
 
     @property
@@ -88,18 +88,18 @@ class Answer:
 
     @property
     def empty(self) -> bool:
-        """Whether it says nothing, so that there is nothing to compare."""
+        """Whether it is empty, so that there is nothing to compare."""
         return not (self.text or self.reasoning or self.tokens)
 
     @property
     def outcome(self) -> str:
-        """What came, in words, where it was no answer."""
+        """The result in words, if it is no answer."""
         told = f": {shown(self.error)}" if self.error else ""
         return self.fault or f"status {self.status}{told}"
 
 
 def whole(status: int, body: bytes) -> Answer:
-    """A response that came at once."""
+    """A response without streaming."""
     value = _json(body)
     if status != 200:
         message, enveloped = _error(value)
@@ -124,12 +124,12 @@ def whole(status: int, body: bytes) -> Answer:
 
 class Streamed:
     """
-    A response that comes as server-sent events, put together as it comes.
+    A response of server-sent events, assembled as it comes.
 
     Attributes:
         done: whether it came to its own end.
-        pieces: how many events have had something of the answer in them.
-        comment: the last line that is no event, by which a server says that it is at work.
+        pieces: how many events have contained a part of the answer.
+        comment: the last line that is no event, by which a server shows that it is working.
     """
 
     def __init__(self) -> None:
@@ -156,10 +156,10 @@ class Streamed:
 
     def answer(self, fault: str = "") -> Answer:
         """
-        What it comes to.
+        The result so far.
 
         Args:
-            fault: why nothing more came, where that was not the stream's own end.
+            fault: why nothing more came, unless the stream ended by itself.
         """
         tokens = None if self._tokens is None else tuple(self._tokens)
         return Answer(
@@ -207,10 +207,10 @@ class Streamed:
 
 def difference(was: Answer, now: Answer, *, logprobs: bool = True) -> str | None:
     """
-    Where two answers differ that should be the same, in words; None where they do not.
+    The difference between two answers that should be equal, in words; None if they are.
 
     Args:
-        logprobs: whether log-probabilities count too, to the last bit that is told.
+        logprobs: whether log-probabilities count too, to the last reported bit.
     """
     if was.tokens is not None and now.tokens is not None:
         pairs = list(zip(was.tokens, now.tokens, strict=False))
@@ -240,7 +240,7 @@ def difference(was: Answer, now: Answer, *, logprobs: bool = True) -> str | None
 
 
 def compared(answer: Answer) -> str:
-    """What there was to compare, in words."""
+    """What could be compared, in words."""
     if answer.tokens is None:
         length = len(answer.text) + len(answer.reasoning)
         return f"texts of {length} characters (log-probabilities: not told)"
@@ -248,12 +248,12 @@ def compared(answer: Answer) -> str:
 
 
 def count(value: int | None) -> str:
-    """A number that may not be told."""
+    """A number that may be missing."""
     return "not told" if value is None else str(value)
 
 
 def shown(text: str, characters: int = _SHOWN_CHARACTERS) -> str:
-    """A text in quotes, cut where it is long."""
+    """A text in quotes, cut if it is long."""
     return repr(text if len(text) <= characters else f"{text[:characters]}…")
 
 
@@ -267,7 +267,7 @@ def _before(pairs: list[tuple[Token, Token]]) -> str:
 
 
 def _logprobs_differ(pairs: list[tuple[Token, Token]]) -> str | None:
-    # By how they are written: that is what bits are to a client, and NaN is itself.
+    # Compare them as written: those are the bits that a client sees, and NaN equals itself.
     apart = [
         (place, old.logprob, new.logprob)
         for place, (old, new) in enumerate(pairs, start=1)
@@ -284,7 +284,7 @@ def _logprobs_differ(pairs: list[tuple[Token, Token]]) -> str | None:
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts have in common at their beginning."""
+    """The length of the common beginning of two texts, in characters."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 

@@ -1,8 +1,8 @@
 """
-What is said to a server: the same salt gives the same texts.
+The texts sent to a server: the same salt gives the same texts.
 
-A salt stands at the beginning of each text, since caches match beginnings: a run finds nothing
-cached that an earlier run asked.
+A salt is the beginning of each text, because caches match beginnings: a run finds nothing in the
+cache from an earlier run.
 """
 
 from __future__ import annotations
@@ -19,28 +19,26 @@ Message = dict[str, str]
 
 
 def new_salt() -> str:
-    """A salt that nobody had before."""
+    """A salt that was never used before."""
     return secrets.token_hex(_SALT_BYTES)
 
 
 def system(text: str) -> Message:
-    """What stands before a conversation."""
+    """The beginning of a conversation."""
     return {"role": "system", "content": text}
 
 
 def user(text: str) -> Message:
-    """What a user says."""
+    """A user's message."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str) -> Message:
-    """
-    What an assistant has said. An empty turn is refused by some servers, so it says something.
-    """
+    """An assistant's message. Some servers refuse an empty turn, so it has some text."""
     return {"role": "assistant", "content": text or "Yes."}
 
 
 def listed(salt: str, name: str, words: int) -> str:
-    """A text of so many words that nobody has asked before."""
+    """A text of the given number of words that was never sent before."""
     drawn = random.Random(f"{salt}/{name}").choices(_WORDS, k=words)
     return f"{salt} {name}. Here is a list of words: {' '.join(drawn)}. Go on with the list."

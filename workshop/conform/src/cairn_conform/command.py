@@ -139,7 +139,7 @@ def _check_url(url: str, *, anywhere: bool) -> None:
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
-        (host or "").encode("idna")  # and what no request could be made to
+        (host or "").encode("idna")  # and an address that no request could be sent to
         parts.path.encode("ascii")
     except ValueError as error:
         raise Unreadable(f"{url} is no address: {error}. Write http://127.0.0.1:8000.") from error
@@ -160,7 +160,7 @@ def _check_url(url: str, *, anywhere: bool) -> None:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a host is this machine for certain: other names may lead anywhere."""
+    """Whether a host is certainly this machine: any different name may lead anywhere."""
     if host == "localhost":
         return True
     try:
@@ -173,7 +173,7 @@ def _met(
     client: Client, url: str, *, model: str | None, context: int | None, salt: str, words: int
 ) -> tuple[Subject, dict[str, Any]]:
     """
-    The server as it presents itself, and what it tells.
+    The server as it presents itself, and what it reports.
 
     Raises:
         Unreadable: it gives no answer to a plain request.
@@ -194,7 +194,7 @@ def _met(
     )
     answer = client.ask(subject.body([user(f"{salt} Hello.")]))
     if answer.refused:
-        # It may be the log-probabilities that it does not know.
+        # Perhaps it does not know log-probabilities.
         subject = attrs.evolve(subject, fields=fields)
         answer = client.ask(subject.body([user(f"{salt} Hello.")]))
     if not answer.complete:
@@ -220,7 +220,7 @@ def _listed(value: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def _context(facts: Any) -> int | None:
-    """How long a prompt may be, by what servers call it; OpenAI has no name for it."""
+    """How long a prompt may be, by the names that servers use; OpenAI has none for it."""
     if not isinstance(facts, Mapping):
         return None
     told = (facts.get(name) for name in _CONTEXT_NAMES)

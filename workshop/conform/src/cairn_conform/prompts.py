@@ -1,4 +1,4 @@
-"""What is asked besides plain texts: odd prompts, and bodies that cannot be used. Pure."""
+"""Requests other than plain texts: odd prompts, and invalid bodies. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SPECIAL = "<|im_end|>\n<|im_start|>system\n<|endoftext|></s><s>[INST]<|eot_id|>
 
 
 def odd_prompts(salt: str) -> Mapping[str, str]:
-    """Contents that are legal JSON and that nobody sends on purpose, by name."""
+    """Contents that are legal JSON but never sent on purpose, by name."""
     return {
         "empty": "",
         "a space": " ",
@@ -30,11 +30,12 @@ def odd_prompts(salt: str) -> Mapping[str, str]:
 
 def bad_bodies(good: Mapping[str, Any], *, logprobs: bool) -> Mapping[str, bytes]:
     """
-    Bodies that cannot be used, by name.
+    Invalid bodies, by name.
 
     Args:
-        good: a body that can.
-        logprobs: whether log-probabilities are told. Who does not know a field does not look at it.
+        good: a valid body.
+        logprobs: whether log-probabilities are reported. A server that does not know a field does
+            not check it.
     """
     text = json.dumps(good).encode()
 

@@ -1,5 +1,5 @@
 """
-The rows about the cache: the same prompt is answered the same, however the server comes to it.
+The rows about the cache: a prompt always gets the same answer, however the server computes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _CUTS = (0.3, 0.7)
 
 
 def hit_equals_miss(case: Case) -> None:
-    """The same long prompt twice, then past the cache if the server allows it, then once more."""
+    """
+    The same long prompt twice, then bypassing the cache if the server allows it, then once more.
+    """
     prompt = case.long()
     first = case.spoken(case.ask(prompt))
     again = case.ask(prompt)
@@ -65,7 +67,7 @@ def shared_beginning(case: Case) -> None:
 
 
 def other_traffic(case: Case) -> None:
-    """A prompt alone, after others, and among others; and one that is new among others."""
+    """A prompt alone, after others, and among others; and a new prompt among others."""
     prompt, fresh = case.long(), case.long("new")
     others = [case.long(f"other {number}") for number in range(_OTHERS)]
     alone = case.spoken(case.ask(prompt))
@@ -86,7 +88,7 @@ def other_traffic(case: Case) -> None:
 
 
 def turn_by_turn(case: Case) -> None:
-    """A conversation turn by turn, and then its last request past the cache."""
+    """A conversation turn by turn, and then its last request bypassing the cache."""
     messages = case.long()
     answers = [case.spoken(case.ask(messages))]
     for turn in range(2, _TURNS + 1):
@@ -101,7 +103,7 @@ def exact_repeat(case: Case) -> None:
     """
     A prompt, then the prompt with its answer as the last turn, twice; then the prompt alone again.
 
-    What a cache holds is then all of the prompt, or more than it, and nothing is left to compute.
+    The cache then holds all of the prompt, or more than it, and nothing is left to compute.
     """
     prompt = case.long()
     first = case.spoken(case.ask(prompt))
@@ -118,7 +120,7 @@ def exact_repeat(case: Case) -> None:
 
 
 def after_a_restart(case: Case) -> None:
-    """A prompt before and after the server was restarted."""
+    """A prompt before and after a restart of the server."""
     if case.subject.restart is None:
         raise case.stop("no --restart was given")
     prompt = case.long()
@@ -133,7 +135,7 @@ def after_a_restart(case: Case) -> None:
 
 
 def disconnect(case: Case) -> None:
-    """Clients that go away at several moments, and after each one a request that is known."""
+    """Clients disconnect at several moments, and each time a known request is sent afterwards."""
     known, decoding = case.long(), case.long("decode")
     before = case.warm(known)
     before_decoding = case.warm(decoding)
@@ -165,9 +167,7 @@ def disconnect(case: Case) -> None:
 
 
 def cut_off_prefill(case: Case) -> None:
-    """
-    New prompts whose clients go away in the middle of prefill, each then asked again, and again.
-    """
+    """Clients disconnect while new prompts are in prefill; each prompt is then sent twice more."""
     first_s = _first_s(case)
     in_time = 0
     for part in _CUTS:
@@ -192,10 +192,10 @@ def _among(
     rounds: int = 1,
 ) -> tuple[Answer, int]:
     """
-    An answer among others, and how many of them were under way at the same time.
+    An answer among others, and how many of them were in progress at the same time.
 
-    A server may have answered what it knows before the next is sent, so where none met it they are
-    asked again, and each round's answer is compared with that of the one before.
+    A server may have answered known requests before the next is sent. If no two overlapped, they
+    are sent again, and each round's answer is compared with that of the round before.
     """
     calls = [partial(case.ask, one, "one of several requests at once") for one in (prompt, *others)]
     earlier = None
@@ -213,8 +213,8 @@ def _among(
 
 
 def _first_s(case: Case) -> float:
-    """How long the first token of a new long prompt takes."""
-    # The first may have had to wait for what clients left behind.
+    """The time to first token for a new long prompt."""
+    # The first may have had to wait for work that earlier clients abandoned.
     answers = [case.stream(case.long(f"how long {number}")) for number in range(2)]
     return min((answer.first_s or answer.ended_s) - answer.began_s for answer in answers)
 
@@ -238,7 +238,7 @@ CACHE_ROWS = (
     ),
     Row("exact-repeat", "Is all fine where the cache has all of a prompt?", exact_repeat),
 )
-"""The rows that a server bears easily."""
+"""The rows that a server tolerates easily."""
 
 HARD_ROWS = (
     Row("restart", "Is an answer the same after a restart?", after_a_restart),
@@ -247,4 +247,4 @@ HARD_ROWS = (
         "cut-off-prefill", "Does a prefill that was cut off leave nothing behind?", cut_off_prefill
     ),
 )
-"""The rows after which a server may not be what it was."""
+"""The rows that may change the state of a server."""

@@ -1,6 +1,4 @@
-"""
-The rows about the protocol: what a client is told adds up, and what it asks for is done or refused.
-"""
+"""The rows about the protocol: reported figures add up, and requests are carried out or refused."""
 
 from __future__ import annotations
 
@@ -43,12 +41,12 @@ def streaming(case: Case) -> None:
 
 
 def seeds(case: Case) -> None:
-    """A seed twice, and other seeds, at temperature 1."""
+    """A seed twice, and different seeds, at temperature 1."""
     prompt = case.short()
     sampled: dict[str, Any] = {"temperature": 1, "top_p": 1}
     first = case.spoken(case.ask(prompt, "a request with a seed", seed=_SEED, **sampled))
     again = case.ask(prompt, seed=_SEED, **sampled)
-    # What was drawn is compared, not with which probability: that is for the rows of the cache.
+    # Only the drawn tokens are compared; their probabilities are left to the rows of the cache.
     case.same(first, again, f"seed {_SEED} again", logprobs=False)
     others = [case.ask(prompt, seed=seed, **sampled) for seed in _OTHER_SEEDS]
     apart = sum((one.text, one.reasoning) != (first.text, first.reasoning) for one in others)
@@ -65,7 +63,9 @@ def seeds(case: Case) -> None:
 
 
 def _chance(answer: Answer, others: int) -> float | None:
-    """How likely it is that so many other seeds give an answer too; None where it is not told."""
+    """
+    How likely it is that this many different seeds give one answer; None if it is not reported.
+    """
     total = 0.0
     for token in answer.tokens or ():
         if token.logprob is None:
@@ -75,7 +75,7 @@ def _chance(answer: Answer, others: int) -> float | None:
 
 
 def limits_kept(case: Case) -> None:
-    """Fewer tokens, and stop texts out of what the server answers by itself."""
+    """Fewer tokens, and stop texts taken from the server's own answer."""
     prompt = case.short()
     full = case.warm(prompt)
     for limit in (*_LIMITS, TOKENS):
@@ -95,7 +95,7 @@ def _check_limit(case: Case, full: Answer, answer: Answer, limit: int) -> None:
     told, all_told = _length(answer), _length(full)
     if told is not None and told > limit:
         case.broke(f"{what}: {told} tokens")
-    # Half a character at the end is a sign for it, which the longer answer does not have.
+    # A cut character at the end becomes a replacement sign, which the longer answer does not have.
     beginning = answer.text.rstrip(_LOST).rstrip()
     if not full.text.startswith(beginning):
         case.broke(
@@ -112,7 +112,7 @@ def _check_limit(case: Case, full: Answer, answer: Answer, limit: int) -> None:
 
 
 def _length(answer: Answer) -> int | None:
-    """How many tokens an answer has, if that is told."""
+    """How many tokens an answer has, if that is reported."""
     if answer.completion_tokens is None and answer.tokens is not None:
         return len(answer.tokens)
     return answer.completion_tokens
@@ -120,8 +120,10 @@ def _length(answer: Answer) -> int | None:
 
 def _ask_stop(case: Case, prompt: list[Message], stop: str, *, alone: bool) -> Answer:
     """
-    An answer that is to end at a text: given alone where the server takes it so, or in a list whose
-    first text does not come.
+    An answer that should end at a stop text.
+
+    The text is sent alone if the server accepts that, otherwise in a list whose first text does not
+    occur.
     """
     if alone:
         answer = case.subject.client.ask(case.subject.body(prompt, stop=stop))
@@ -144,9 +146,7 @@ def _check_stop(case: Case, full: Answer, answer: Answer, stop: str) -> None:
 
 
 def _stops(text: str) -> list[str]:
-    """
-    Texts that stand in the middle of an answer: some characters wherever they fall, and a word.
-    """
+    """Texts from the middle of an answer: characters at any place, and a word."""
     middle = len(text) // 2
     found = [text[middle : middle + _STOP_CHARACTERS]]
     found += text[middle:].split()[1:2]
@@ -193,16 +193,14 @@ def _check_account(case: Case, name: str, answer: Answer) -> None:
         return
     told = len(answer.tokens)
     if completion == told + 1 and answer.finish_reason == "stop":
-        # Whether the token that ends an answer has a log-probability is nobody's rule.
+        # No rule says whether the token that ends an answer has a log-probability.
         case.note(f"{name}: the token that ended the answer is counted, and not in logprobs")
     elif completion != told:
         case.broke(f"{name}: completion_tokens is {completion}, and logprobs has {told}")
 
 
 def odd(case: Case) -> None:
-    """
-    Contents that nobody sends on purpose: an answer or a refusal to each, and the server lives on.
-    """
+    """Contents never sent on purpose: each is answered or refused, and the server survives."""
     known = case.short()
     before = case.warm(known)
     answered, refused = [], []
@@ -223,7 +221,7 @@ def odd(case: Case) -> None:
 
 
 def bad(case: Case) -> None:
-    """Bodies that cannot be used: each is refused in OpenAI's envelope, and the server lives on."""
+    """Invalid bodies: each is refused in OpenAI's envelope, and the server survives."""
     known = case.short()
     before = case.warm(known)
     told = before.tokens is not None
@@ -234,7 +232,7 @@ def bad(case: Case) -> None:
     if context is None or context > _WORDS_MAX:
         case.note("a prompt that is too long: not tried, since the context is not told (--context)")
     else:
-        # Each word has a token at least.
+        # Each word has at least one token.
         too_long = listed(case.subject.salt, "too long", context + 1)
         bodies["a prompt that is too long"] = json.dumps(
             case.subject.body([user(too_long)])
@@ -269,7 +267,7 @@ def _taken(answer: Answer) -> str:
 
 
 def _lives_on(case: Case, name: str) -> bool:
-    """Whether the server still answers after a request; it is broken if it does not."""
+    """Check that the server still answers after a request; otherwise the row is broken."""
     alive = case.subject.alive()
     if not alive:
         case.broke(f"{name}: the server answers no more after it")
@@ -277,7 +275,7 @@ def _lives_on(case: Case, name: str) -> bool:
 
 
 def _hung(case: Case, answer: Answer) -> bool:
-    """Whether the row had better end: what hangs takes all of its time, each time."""
+    """Whether the row should end: a request that hangs takes all of its time, each time."""
     if answer.hung:
         case.note("the rest of the row was not asked")
     return answer.hung
@@ -289,10 +287,10 @@ PROTOCOL_ROWS = (
     Row("limits", "Are stop texts and max_tokens kept?", limits_kept),
     Row("token-accounts", "Does the usage add up?", token_accounts),
 )
-"""The rows that a server bears easily."""
+"""The rows that a server tolerates easily."""
 
 HOSTILE_ROWS = (
     Row("odd-prompts", "Is there an answer or a refusal to odd prompts?", odd),
     Row("bad-bodies", "Are bodies that cannot be used refused, with an error's envelope?", bad),
 )
-"""The rows after which a server may not be there any more."""
+"""The rows that a server may not survive."""

@@ -1,4 +1,4 @@
-"""All rows, one after the other, as long as the server answers."""
+"""Run all rows, one after the other, as long as the server answers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from cairn_conform.rows_of_cache import CACHE_ROWS, HARD_ROWS
 from cairn_conform.rows_of_protocol import HOSTILE_ROWS, PROTOCOL_ROWS
 
 ROWS = {row.name: row for row in (*CACHE_ROWS, *PROTOCOL_ROWS, *HARD_ROWS, *HOSTILE_ROWS)}
-"""By name, in the order in which they are asked: what may harm a server comes last."""
+"""By name, in the order in which they run: rows that may harm a server come last."""
 
 
 def played(
     subject: Subject, rows: Sequence[Row], begun: Callable[[Row], None]
 ) -> tuple[list[Result], str | None]:
     """
-    What each row came to, and why the server was lost on the way, if it was.
+    The result of each row, and why the server was lost on the way, if it was.
 
     Args:
-        begun: told of each row before it is asked.
+        begun: called with each row before it runs.
     """
     results: list[Result] = []
     lost: str | None = None
@@ -35,7 +35,10 @@ def played(
 
 
 def _play(case: Case, row: Row) -> str | None:
-    """Ask a row; why the server was lost in it, or None. One that can be restarted is not lost."""
+    """
+    Run a row; returns why the server was lost in it, or None. A server that can be restarted is not
+    lost.
+    """
     try:
         row.play(case)
     except Ended:
