@@ -110,8 +110,7 @@ async def booted(
     starting: Starting | None = None,
 ) -> AsyncIterator[Server]:
     """
-    A running server over a store. When the context is left, it has drained and the journal says
-    that it stopped.
+    Run a server over a store. Leaving the context drains the server and records the stop.
 
     Args:
         starting: with which the start can be given up.
@@ -139,7 +138,7 @@ async def booted_models(
     starting: Starting | None = None,
 ) -> AsyncIterator[Server]:
     """
-    A running server over several models, of which the default is loaded first. As ``booted``.
+    Run a server over several models, as ``booted``. The default model is loaded first.
 
     Args:
         choices: their settings differ only in those that can be set for each model.
@@ -157,7 +156,7 @@ async def booted_models(
 async def _serving(
     run: Run, choices: Sequence[Choice], loaded: Choice, over_it: ModelServer
 ) -> AsyncIterator[Server]:
-    """A server that serves while the context lasts, and is drained when it is left."""
+    """Run a server while the context lasts; leaving it drains the server."""
     server = Server(run, Models(run, choices, loaded, over_it, model_server))
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run)
@@ -304,7 +303,7 @@ async def _run(
     ledger = Ledger(clock(), state=fold.state, head=fold.report().head)
     async with trio.open_nursery() as nursery:
         writer, engine = JournalWriter(store), EngineThread()
-        # From this run's first row on, which may report that the run before was lost.
+        # From the run's first row on, which may report that the run before was lost.
         writer.observe(agents.turns.see)
         writer.observe(agents.see)
         await nursery.start(writer.run)
@@ -384,7 +383,7 @@ async def _first(run: Run, settings: Settings, starting: Starting) -> ModelServe
 
 
 async def _stopped(run: Run, reason: str) -> None:
-    """Record the stop of a run that served nothing."""
+    """Record the stop of a run that served no request."""
     with contextlib.suppress(JournalFull):  # the reason why it served nothing matters more
         await run.writer.wait_committed(
             run.sequencer.append(ev.ServerStopped(boot=run.boot, reason=reason))

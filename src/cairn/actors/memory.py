@@ -289,7 +289,8 @@ class Memory:
     async def load(self, chain: Collection[str], still_needed: Callable[[], bool]) -> None:
         """
         Load the blocks of a chain that are only in files, one after the other, as far as there is
-        room beside the chain itself. A file that fails ends it. The caller holds ``eviction_lock``.
+        room next to the chain itself. Ends at a file that fails. The caller holds
+        ``eviction_lock``.
 
         Args:
             still_needed: called before each block.

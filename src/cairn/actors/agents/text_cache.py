@@ -20,7 +20,7 @@ TEXT_CACHE_BYTES: Final = 64 * 2**20
 """About a hundred and fifty conversations of 100,000 tokens."""
 
 _ENTRY_BYTES: Final = 256
-"""The bytes of an entry besides its value: key, links, and a part of the table."""
+"""The bytes of an entry in addition to its value: key, links, and a share of the table."""
 
 
 class TextCache:

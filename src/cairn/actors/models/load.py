@@ -1,4 +1,4 @@
-"""Loads a model and unloads it, each on record."""
+"""Loads and unloads a model, and records both in the journal."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Run:
 
 async def load(run: Run, settings: Settings) -> StartedEngine:
     """
-    Load a model on the engine's thread, and put it on record.
+    Load a model on the engine's thread, and record it.
 
     Returns:
         ``StartedEngine``, for ``boot.model_server``.
@@ -72,8 +72,8 @@ async def load(run: Run, settings: Settings) -> StartedEngine:
 
 async def unload(run: Run, reason: str) -> None:
     """
-    Have the model leave memory, and put that on record, with what is left there. No server may
-    serve it any more, and nobody else hold ``Started`` or a part of it.
+    Unload the model, and record that with the memory that is still in use. By then no server may
+    serve the model, and nothing else may refer to ``StartedEngine`` or a part of it.
     """
     active_bytes = await run.engine.unload(_freed)
     model = run.sequencer.state.model
@@ -201,7 +201,7 @@ _NOT_HELD = {
 
 def _tell_less(tested: SelfTestReport, *, cold: bool) -> None:
     """
-    Tell that a model is served with less than was tried, and why.
+    Log that a model is served with fewer features than were tried, and why.
 
     Args:
         tested: the self-test that did not hold.
@@ -218,7 +218,7 @@ def _tell_less(tested: SelfTestReport, *, cold: bool) -> None:
 
 
 def _memory_words(facts: ModelFacts) -> str:
-    """What a chunk takes."""
+    """The memory that a chunk takes, as text for an error message."""
     if facts.growth is not None:
         return f"{facts.growth.bytes_at(facts.block_tokens)} bytes in mlx-lm's own caches"
     each = f"{facts.kv_token_bytes} bytes each"

@@ -1,8 +1,8 @@
 """
 Serves requests over one loaded model, and supervises its sessions.
 
-The journal writer and the engine run beside the sessions, not above them: if one of the two dies,
-nothing may be answered any more and the server stops. A session that dies ends alone.
+The journal writer and the engine run next to the sessions, not above them. If one of the two dies,
+no request may be answered any more and the server stops. A session that dies ends alone.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Waiter(Generic[T]):
 
 class ModelQueue:
     """
-    Requests that wait for a model, in the order of context, and their admission to its server.
+    Requests that wait for a model, in the order of arrival, and their admission to its server.
 
     Attributes:
         entering: how many are being admitted at the moment.
@@ -170,7 +170,7 @@ class ModelQueue:
             self._nursery.start_soon(self._admit_all, entering, server)
 
     async def _admit_all(self, waiters: list[Waiter[Any]], server: ModelServer) -> None:
-        # One after the other, in the order of context: tasks started together run in no order.
+        # One after the other, in the order of arrival: tasks started together run in no order.
         assert self._nursery is not None
         for waiter in waiters:
             await self._nursery.start(self._admit_one, waiter, server)

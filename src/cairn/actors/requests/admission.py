@@ -86,7 +86,7 @@ class Admission:
             quarantined_by: the id of the latter bug.
 
         Raises:
-            Broken: the bug is committed by then, so that whoever gets its id can look it up.
+            Broken: the bug is committed by then, so that a client that gets its id can look it up.
         """
         bug_id = self._sequencer.state.admission_bug or quarantined_by
         if bug_id is not None:

@@ -2,8 +2,8 @@
 Prepares a request before it has a place: token ids, the chain of conversation parts, block keys,
 limits, and the grammar that constrains its answer.
 
-This happens in threads, because a long prompt takes long. One prompt is tokenised at a time, as
-tokenizers are not made for several threads, and one grammar is compiled at a time beside it.
+This happens in threads, because a long prompt takes long. One prompt is tokenised at a time,
+because tokenizers are not thread-safe. One grammar is compiled at a time, in parallel to that.
 """
 
 from __future__ import annotations

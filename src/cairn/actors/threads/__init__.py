@@ -1,1 +1,1 @@
-"""The threads beside trio's: the engine's and the journal writer's."""
+"""The threads next to trio's: the engine's and the journal writer's."""
