@@ -59,7 +59,7 @@ NOTES: tuple[ev.Event, ...] = (
 FAULTS: tuple[ev.FileFault, ...] = ("missing", "unreadable", "foreign", "digest")
 
 
-# --- the fold, again ------------------------------------------------------------------------------
+# --- the fold, a second time ----------------------------------------------------------------------
 
 
 def plain(state: State) -> dict[str, Any]:
@@ -478,7 +478,7 @@ def _empty(session: dict[str, Any]) -> None:
     session.update(cached_tokens=0, canonical_tokens=0, window_start=0, slab_keys=())
 
 
-# --- path selection, again ------------------------------------------------------------------------
+# --- path selection, a second time ----------------------------------------------------------------
 
 
 def _goes_on(last: dict[str, Any], chain: Sequence[tuple[str, str]]) -> bool:
@@ -673,7 +673,7 @@ def _changed_part(held: Sequence[tuple[str, str]], chain: Sequence[tuple[str, st
     return "messages_changed"
 
 
-# --- what leaves, again ---------------------------------------------------------------------------
+# --- eviction, a second time ----------------------------------------------------------------------
 
 
 def leaving(world: dict[str, dict[str, Any]], there: Iterable[str]) -> list[tuple[str, int]]:
@@ -708,7 +708,7 @@ def _above(world: dict[str, dict[str, Any]], key: str) -> set[str]:
     return {parent, *_above(world, parent)} if parent in world else set()
 
 
-# --- a server without a server --------------------------------------------------------------------
+# --- a simulated server ---------------------------------------------------------------------------
 
 
 def tape(seed: int, size: int) -> bytes:

@@ -276,7 +276,7 @@ def test_a_fork_is_where_its_source_was():
     assert "warm" == agents.status(found(agents, "aside"), state(file=True))
 
 
-# --- what a prune leaves --------------------------------------------------------------------------
+# --- after a prune --------------------------------------------------------------------------------
 
 
 def test_a_fork_of_an_agent_whose_row_was_pruned():

@@ -678,8 +678,8 @@ def test_nothing_is_reused_beyond_a_gap():
 @pytest.mark.parametrize(("mode", "reused"), [("full", (3, 0)), ("prefix", (0, 3))])
 def test_who_goes_on_from_none_has_all_of_it_loaded(mode: ev.CacheMode, reused: tuple[int, int]):
     """
-    Blocks in the slab of the named session are loaded, too, because nothing of that slab is reused:
-    a request that cannot continue from it starts with an empty slab.
+    In mode ``full``, blocks that are in the slab of the named session are reused there and not
+    loaded. In mode ``prefix``, nothing of the slab is reused, so all of them are loaded.
     """
     driver = started()
     driver.serve(talk(*PARTS, name="n"))

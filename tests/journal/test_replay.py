@@ -62,7 +62,7 @@ def broken_chain(report: Report) -> list[int]:
     return [f.position for f in report.findings if f.invariant == "INV-8"]
 
 
-# --- what is right --------------------------------------------------------------------------------
+# --- intact journals ------------------------------------------------------------------------------
 
 
 @profile(100)
@@ -147,7 +147,7 @@ def test_replay_does_not_depend_on_the_process():
     assert {f"0 {sorted(driver.state.parts.items())}\n".encode()} == told
 
 
-# --- what was damaged -----------------------------------------------------------------------------
+# --- damaged journals -----------------------------------------------------------------------------
 
 
 COLUMNS: dict[str, Any] = {
@@ -312,7 +312,7 @@ def test_a_journal_of_a_newer_cairn():
         replay([attrs.evolve(newer, hash=row_hash(newer))])
 
 
-# --- what nobody recorded -------------------------------------------------------------------------
+# --- unrecorded violations ------------------------------------------------------------------------
 
 
 FORGERIES: dict[str, tuple[int, Callable[[Any], ev.Event]]] = {

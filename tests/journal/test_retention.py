@@ -170,7 +170,7 @@ def close(driver: Driver, *sessions: str) -> None:
         driver.take(outcome)
 
 
-# --- the state as bytes ---------------------------------------------------------------------------
+# --- encoding of the state ------------------------------------------------------------------------
 
 
 @profile(12)

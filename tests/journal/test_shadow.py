@@ -297,7 +297,7 @@ def test_the_slab_of_a_check_is_the_one_that_it_had(changes: dict[str, Any], mes
     assert [("INV-5", message)] == found(wrong)
 
 
-# --- who goes out of service ---------------------------------------------------------------------
+# --- what is quarantined -------------------------------------------------------------------------
 
 
 def test_the_session_in_doubt():

@@ -648,7 +648,7 @@ def test_migrate_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     assert ("", "") == tuple(capfd.readouterr())
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- refused databases ---------------------------------------------------------------------------
 
 
 def _no_schema(path: Path) -> None:

@@ -211,7 +211,7 @@ def forgotten_faults(faults: Map[str, Fault], position: int) -> Map[str, Fault]:
     return faults
 
 
-# --- the contents as bytes -----------------------------------------------------------------------
+# --- encoding ------------------------------------------------------------------------------------
 
 
 def _encoded(value: _Snapshot | Contents) -> bytes:

@@ -6,7 +6,7 @@ Rules of this module:
 1. An event that exists is valid in itself, because its constructor validates it. Whether it may
    happen *now* is decided in ``lifecycle.py`` and ``invariants.py``.
 2. Fields are plain values: text, numbers, booleans, tuples of them. No arrays, no clocks, no
-   defaults. Fields that engine and store **measured** are recorded beside those that were asked
+   defaults. Fields that engine and store **measured** are recorded next to those that were asked
    for, because a check that reads the same number twice checks nothing.
 3. ``kind`` is permanent: a class may be renamed, a kind may not. A change of the fields raises
    ``version`` and adds a step to ``codec.UPCASTS``.
@@ -472,7 +472,7 @@ class CacheExtended(Event):
     step: Step
     start: int = natural()
     end: int = attrs.field(validator=_range)
-    # A hash of few token ids can be guessed back.
+    # The tokens can be guessed from a hash of only a few of them.
     input_hash: str = private()
     coverage: Coverage
     sampled: tuple[int, ...] = private()
@@ -942,18 +942,18 @@ class ShadowStarted(Event):
 @attrs.frozen(kw_only=True)
 class ShadowChecked(Event):
     """
-    An answer was computed again to its end. The result, beside what is on record.
+    A shadow check computed an answer again up to its end. The result, next to what is on record.
 
     Attributes:
         prompt_tokens: the tokens that were prefilled.
         answer_tokens: the tokens that were sampled again and compared.
         keys: the blocks of prompt and answer that are on record, in order of their tokens.
-        digests: measured: of the KV of each block as it was computed now.
-        memory_digests: measured: of each block as it is in memory; empty if it is not.
+        digests: measured: of the KV of each block as the check computed it.
+        memory_digests: measured: of each block in memory; empty for a block that is not.
         ids_expected: ``keys.ids_hash`` of the tokens on record.
         drawn_expected: ``shadow.drawn_hash`` of the same tokens and their log-probabilities, from
             the events that recorded them.
-        drawn: measured: the same of those sampled now.
+        drawn: measured: the same hash of the tokens that the check sampled.
         first_difference: the index in the answer of the first token that differs, or that got no
             log-probability.
         duration_us: of the passes.
@@ -967,7 +967,7 @@ class ShadowChecked(Event):
     keys: tuple[str, ...]
     digests: tuple[str, ...]
     memory_digests: tuple[str, ...]
-    # A hash of few token ids can be guessed back.
+    # The tokens can be guessed from a hash of only a few of them.
     ids_expected: str = private()
     drawn_expected: str = private()
     drawn: str = private()

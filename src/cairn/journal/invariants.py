@@ -80,7 +80,9 @@ SENTENCES: dict[str, tuple[str, Scope]] = {
     ),
     "INV-8": ("the hash chain holds", "server"),
 }
-"""Each invariant: what holds, and what a violation takes out of service besides the request."""
+"""
+Each invariant: what holds, and what a violation takes out of service in addition to the request.
+"""
 
 
 @attrs.frozen(kw_only=True)
@@ -384,7 +386,7 @@ def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
     parent = session.slab_keys[-1] if session.slab_keys else None
     if event.parent != parent or event.start != len(session.slab_keys) * chunk:
         yield _broken("INV-3", "a block sealed on another one", parent, event.parent)
-    # The keys of an answer's chunks are the engine's alone to know: they need the tenant's secret.
+    # Only the engine can compute the keys of an answer's chunks: they need the tenant's secret.
     keys = session.work_keys
     place = event.start // chunk if chunk else 0
     if place < len(keys) and keys[place] != event.key:
@@ -561,7 +563,7 @@ def _prewarm_started(state: State, event: ev.PrewarmStarted) -> Iterator[Violati
     if len(prewarm.ids) != event.tokens or len(prewarm.keys) * chunk != event.tokens:
         made = (len(prewarm.ids), len(prewarm.keys) * chunk)
         yield _broken("INV-4", "a prewarm of other tokens than recorded", event.tokens, made)
-    # A key is kept for tokens that are kept, all of them the prompt's.
+    # Base keys must cover base tokens only, and those of the prompt only.
     keepable = min(event.base_tokens, len(last.prompt_ids)) // chunk
     if event.base_keys > keepable:
         yield _broken(

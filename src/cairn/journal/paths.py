@@ -120,7 +120,7 @@ def choose_session(state: State, ask: Ask) -> SessionId | None:
 
 
 def select(state: State, session: Session, request: OpenRequest) -> Decision:
-    """The path of a request that ``session`` has in hand. Changes nothing."""
+    """The path of a request that ``session`` has claimed. Changes nothing."""
     ask = ask_of(request.ask, request.chain)
     kept, shared = _reusable(state, session, request, ask)
     goes_on = session.last is not None and continues(session.last, ask.chain)
@@ -328,7 +328,7 @@ def _first_used(state: State, keys: tuple[str, ...]) -> int:
 def _in_slab(state: State, session: Session | None, keys: tuple[str, ...], fits: int) -> int:
     """
     How many of these blocks are at the beginning of a session's slab, if prompt and answer fit in
-    it; 0 if the slab cannot be cut back to them, because its window has moved on, or because layers
+    it; 0 if the slab cannot be trimmed to them, because its window has moved on, or because layers
     have states and more was sealed since.
     """
     kept = 0

@@ -564,8 +564,8 @@ def _renewed(state: State, expires_us: int | None, ttl_s: int | None) -> int | N
 
 def _prewarm_used(state: State, keys: tuple[str, ...], count: int) -> State:
     """
-    A request reuses prewarmed blocks for the first time. They are searched from the end, where they
-    are, so that the length of the chain does not matter.
+    A request reuses prewarmed blocks for the first time. They are at the end of the chain, so the
+    search starts there, and the length of the chain does not matter.
 
     Args:
         count: how many there are.
@@ -841,7 +841,7 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
         start=event.start,
         bytes=event.bytes,
         present=event.stored,
-        # Computing it again does not change for what the one in memory was computed.
+        # Computing it again does not change why the one in memory was computed.
         prewarmed=present.prewarmed if present is not None else session.prewarm is not None,
         file_bytes=known.file_bytes if known else None,
         last_used=state.position,

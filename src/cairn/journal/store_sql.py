@@ -536,7 +536,7 @@ def _let_go(connection: sa.Connection) -> None:
     connection.engine.dispose()
 
 
-# --- what is there, and what went wrong ----------------------------------------------------------
+# --- schema and errors ---------------------------------------------------------------------------
 
 
 def _revision(connection: sa.Connection, place: str) -> str | None:
