@@ -80,6 +80,8 @@ def names_of(tree: ast.Module) -> Iterator[str]:
                 yield name
             case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
                 yield name
+            case _:
+                pass
     yield from fields_of(tree.body)
 
 

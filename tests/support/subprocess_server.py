@@ -144,6 +144,8 @@ class Serving:
                     busy.add(session)
                 case ev.SessionSettled(session=session) | ev.SessionQuarantined(session=session):
                     busy.discard(session)
+                case _:
+                    pass
         return busy
 
     def queued(self, count: int) -> None:

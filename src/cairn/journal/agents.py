@@ -132,6 +132,8 @@ class Agents:
                     self._agents[before.tenant, before.name] = before
             case ev.ServerStopped() | ev.ServerLost():
                 self._forget([key for key, agent in self._agents.items() if not agent.persist])
+            case _:
+                pass
 
     def find(self, name: str, tenant: str) -> Agent | None:
         """Return a tenant's agent by its name, or None."""

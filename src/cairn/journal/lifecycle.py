@@ -259,6 +259,8 @@ def _of_the_server(state: State, event: ev.Event) -> Iterator[Illegal]:
                 yield "a shadow check started during another", None, state.shadow
         case ev.ShadowChecked() | ev.ShadowEnded():
             yield from _of_the_check(state, event)
+        case _:
+            pass
     if isinstance(event, _OF_A_BLOCK) and event.key not in state.blocks:
         yield f"{event.kind} of a block that was never sealed", "a key", event.key
 

@@ -20,3 +20,5 @@ class Runs:
                 ev.ServerStarted(boot=boot) | ev.ServerStopped(boot=boot) | ev.ServerLost(boot=boot)
             ):
                 self.boots.add(boot)
+            case _:
+                pass

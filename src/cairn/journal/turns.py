@@ -95,6 +95,8 @@ class Turns:
                 self._under_way.clear()
             case ev.TurnForgotten(of_request=request):
                 self._places.pop(request, None)
+            case _:
+                pass
 
     def noted(self, session: str, texts: Mapping[str, str]) -> dict[str, int]:
         """

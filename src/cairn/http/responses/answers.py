@@ -246,6 +246,8 @@ class ResponsesStream:
                 item.content = []
             case Thought():
                 item.summary, item.content, item.encrypted_content = [], [], UNSET
+            case _:
+                pass
         index = len(self._output)
         added = self._event("response.output_item.added", output_index=index, item=item)
         return added + self._inner("added", _emptied(part))

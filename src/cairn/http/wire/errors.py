@@ -279,6 +279,8 @@ def _format_refused(error: FormatRefused, places: FormatPlaces) -> ErrorAnswer:
             where, hint = "tool_choice", "send auto, or leave it out"
         case "calls_beside":
             hint = f"send {places.answer} without tools, or tools without it"
+        case _:
+            pass
     answer = ErrorAnswer(
         status=400,
         message=f"{where}: an answer cannot be constrained to this: {error.fact}; {hint}",

@@ -284,6 +284,8 @@ def _cache_mode(value: str | None) -> CacheMode:
             return "full"
         case "full" | "prefix":
             return value
+        case _:
+            pass
     raise ClientError(
         f"cache_mode is {value[:40]!r}; it must be one of {', '.join(get_args(CacheMode))}",
         param="cache_mode",
