@@ -31,12 +31,12 @@ LONG = "The stone lies on the path, and the path goes over the hill. "
 
 
 def user(text: str) -> Message:
-    """A message of a user."""
+    """A user's message."""
     return Message(role="user", content=text)
 
 
 async def history(server: Server, name: str, tenant: str = "local") -> AgentHistory:
-    """An agent that has to be there, with all that was said."""
+    """An agent that must exist, with its whole history."""
     found = await server.for_tenant(tenant).agents.history(name)
     assert found is not None
     return found
@@ -45,7 +45,7 @@ async def history(server: Server, name: str, tenant: str = "local") -> AgentHist
 async def command(
     server: Server, name: str, text: str, tenant: str = "local", **changes: Any
 ) -> Generate:
-    """A request that goes on with an agent."""
+    """A request that continues an agent's history."""
     held = await history(server, name, tenant)
     asked = (user(text),)
     talk = Conversation(messages=(*held.messages, *asked), tools=held.agent.tools)
@@ -66,17 +66,17 @@ async def command(
 async def go_on(
     server: Server, name: str, text: str, tenant: str = "local", **changes: Any
 ) -> Said:
-    """Go on with an agent."""
+    """Send an agent the next message."""
     return await ask(server, await command(server, name, text, tenant, **changes), tenant)
 
 
 def asked(held: AgentHistory) -> list[str]:
-    """What an agent was asked, turn by turn."""
+    """What the client asked an agent, turn by turn."""
     return [message.content for turn in held.turns for message in turn.asked]
 
 
 async def test_an_agent_outlives_a_restart(model_directory: Path):
-    """With its history and its tools; its conversation goes on in its session, for its tenant."""
+    """It keeps its history and its tools, and continues in its session, for its tenant alone."""
     store = MemoryStore()
     tools = ({"type": "function", "function": {"name": "look"}},)
     new = NewAgent(name="notes", system="Be brief.", tools=tools, max_context=900, model="m")
@@ -102,7 +102,7 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
             facts.context_tokens,
             facts.context_left,
         )
-        # Of its own context, and not of the model's.
+        # The limit is the agent's own context, not the model's.
         assert 900 - first.finished.prompt_tokens == first.accepted.context_left
         due = ContextUse(session="agent/notes", tokens=used, left=900 - used)
         assert ((due,), (), ()) == (
@@ -111,7 +111,7 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
             server.for_tenant("bob").contexts(10),
         )
     async with serving(model_directory, store) as server:
-        # It was to be there no longer than its server.
+        # This agent was not to outlive its server.
         assert local(server).agents.one("brief") is None
         held = await history(server, "notes")
         assert (new, first.accepted.request) == (held.agent, held.head)
@@ -133,14 +133,14 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
         assert [0, 3] == [
             server.for_tenant(whose).agents.all()[0].turns for whose in ("bob", "local")
         ]
-        # Its turns are no responses: nobody finds one by its request, or has it forgotten.
+        # An agent's turns are no responses: no client can look one up by its request, or delete it.
         request = third.accepted.request
         assert (None, None, False) == (
             await local(server).turn(request),
             await local(server).history(request),
             await local(server).forget(request),
         )
-    # Another fingerprint, as that of another model is.
+    # A different fingerprint, as a different model would have.
     async with serving(model_directory, store, block_tokens=16) as server:
         assert third.accepted.request == (await history(server, "notes")).head
         assert "cold" == local(server).agents.all()[0].status
@@ -156,25 +156,25 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
 
 
 class Counted(MemoryStore):
-    """A store that counts the rows that are looked up in it."""
+    """A store that counts row look-ups."""
 
     looks = 0
 
     def row(self, position: int) -> Any:
-        """Count it."""
+        """Count the look-up."""
         self.looks += 1
         return super().row(position)
 
     def since(self) -> int:
-        """How many, since this was asked last."""
+        """The number of look-ups since the last call."""
         found, self.looks = self.looks, 0
         return found
 
 
 async def test_a_turn_reads_what_is_new(model_directory: Path):
     """
-    Two rows: those of the turn before. A fork reads no turn that it shares. Behind a restart all of
-    it is read, once; and as often as asked, where it may not be remembered.
+    A turn reads two rows, those of the turn before. A fork reads no turn that it shares. After a
+    restart the whole history is read once, or every time if the cache may not hold it.
     """
     store = Counted()
     async with serving(model_directory, store) as server:
@@ -202,7 +202,7 @@ async def test_a_turn_reads_what_is_new(model_directory: Path):
         assert 0 == store.since()
         held = server.loaded._agents.stored_turns.text_cache
         assert server.statistics().text_cache_bytes >= held.bytes > 0
-        # As much room as the half of it takes: the rest is read each time.
+        # The cache has room for half of it: the rest is read every time.
         half = held.bytes // 2
         held._entries = TextCache(half)._entries
         for _ in range(2):
@@ -221,8 +221,9 @@ async def test_a_turn_reads_what_is_new(model_directory: Path):
 
 async def test_nothing_is_remembered_that_is_not_there(model_directory: Path):
     """
-    An agent that is created again under a name, here or by another tenant, has nothing of the one
-    before, and what only that one had leaves memory. An answer that fails is nowhere in it.
+    An agent that is created again under the same name, or by a different tenant, has nothing of the
+    earlier one, and texts that only the earlier one had leave memory. A failed answer leaves no
+    text.
     """
     async with serving(model_directory) as server:
         agents, held = local(server).agents, server.loaded._agents.stored_turns.text_cache
@@ -252,8 +253,8 @@ async def test_nothing_is_remembered_that_is_not_there(model_directory: Path):
 
 async def test_a_fork_is_built_on_the_stones_that_lie_there(model_directory: Path):
     """
-    At an earlier turn, at the last one and before the first: what it reuses is what the agent
-    itself would, and what it says is what a cold path says. The two go on apart.
+    A fork at an earlier turn, at the last one and before the first reuses what the agent itself
+    would reuse, and its answer equals the one on the cold path. Afterwards the two diverge.
     """
     async with serving(model_directory, block_tokens=16) as server:
         agents = local(server).agents
@@ -274,7 +275,7 @@ async def test_a_fork_is_built_on_the_stones_that_lie_there(model_directory: Pat
 
         wanted = await command(server, "two", "And the wood?")
         said = await ask(server, wanted)
-        # What the agent's own third turn took, whose prompt is as long, it takes too.
+        # It reuses as much as the agent's own third turn, whose prompt is as long.
         assert (third.accepted.prompt_tokens, third.accepted.cached_tokens) == (
             said.accepted.prompt_tokens,
             said.accepted.cached_tokens,
@@ -310,8 +311,8 @@ async def test_a_fork_of_an_agent_that_goes_meanwhile(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    To close what had the fork's name may take as long as to load a model. Who was deleted by then
-    is forked no more: what it said is kept no longer, and a fork would have forgotten it.
+    Closing the session that had the fork's name may take as long as loading a model. An agent that
+    is deleted meanwhile is not forked, because its turns are gone.
     """
     async with serving(model_directory) as server:
         agents = local(server).agents
@@ -334,8 +335,8 @@ async def test_a_fork_of_an_agent_that_goes_meanwhile(
 
 async def test_one_thing_at_a_time(model_directory: Path):
     """
-    While an agent is at work another request is refused and changes nothing, and it cannot be
-    deleted; it can be forked. Behind the answer it is free, at once.
+    While an agent is busy, a second request is refused and changes nothing, and the agent cannot be
+    deleted, but it can be forked. It is free as soon as its answer is complete.
     """
     async with serving(model_directory) as server:
         agents = local(server).agents
@@ -353,7 +354,7 @@ async def test_one_thing_at_a_time(model_directory: Path):
             assert 0 == forked.turns
             async for _ in replies:
                 pass
-            # Its answer is told, and this one goes on from what was there before it.
+            # Its answer is sent, and the fork continues from the history before it.
             with pytest.raises(AgentBusy):
                 await ask(server, second)
             await go_on(server, "notes", "Three")
@@ -364,8 +365,8 @@ async def test_a_name_serves_again_after_a_bug(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    A bug takes an agent's session out of service. An agent that is created again under the name has
-    a session of its own, and the bug stays on record.
+    A bug takes an agent's session out of service. An agent that is created again under the same
+    name has a new session, and the bug stays on record.
     """
     async with serving(model_directory) as server:
         await local(server).agents.create(NOTES)
@@ -388,7 +389,7 @@ async def test_a_name_serves_again_after_a_bug(
 
 async def test_a_request_goes_on_with_no_other_agent_of_the_name(model_directory: Path):
     """
-    It was read for an agent that is there no longer: the one that has its name now hears nothing.
+    The request was prepared for an agent that was deleted; the new agent of that name ignores it.
     """
     async with serving(model_directory) as server:
         await local(server).agents.create(NOTES)
@@ -401,7 +402,7 @@ async def test_a_request_goes_on_with_no_other_agent_of_the_name(model_directory
 
 
 async def test_what_fails_leaves_no_trace(model_directory: Path):
-    """Refused, cancelled in the midst, or left before its turn: the history is as it was."""
+    """After a refused, a cancelled and a queued request that left, the history is unchanged."""
     store = MemoryStore()
     async with serving(model_directory, store) as server:
         await local(server).agents.create(NewAgent(name="notes", max_context=100))
@@ -432,8 +433,8 @@ async def test_what_fails_leaves_no_trace(model_directory: Path):
 
 async def test_what_is_deleted_is_forgotten(model_directory: Path):
     """
-    Its session is closed, and an agent of its name begins anew; after a restart likewise. One whose
-    text was forgotten can still be deleted, and nothing else.
+    Its session is closed, and a new agent of that name starts empty, also after a restart. An agent
+    whose text was pruned can still be deleted, but not used.
     """
     store = MemoryStore()
     async with serving(model_directory, store) as server:
@@ -442,7 +443,7 @@ async def test_what_is_deleted_is_forgotten(model_directory: Path):
         with pytest.raises(AgentExists):
             await agents.create(NOTES)
         await go_on(server, "notes", LONG)
-        # It settles by now, or rests with a slab.
+        # The session is settling, or idle with a slab.
         assert await agents.delete("notes")
         assert not await agents.delete("notes")
         assert (None, None) == (
@@ -454,7 +455,7 @@ async def test_what_is_deleted_is_forgotten(model_directory: Path):
         assert () == (await history(server, "notes")).turns
         said = await go_on(server, "notes", LONG)
         assert "cold_start" == said.accepted.reason
-        # One that never spoke has no session.
+        # An agent without a turn has no session.
         await agents.create(NewAgent(name="mute"))
         assert await agents.delete("mute")
         with pytest.raises(AgentBusy):
@@ -462,7 +463,7 @@ async def test_what_is_deleted_is_forgotten(model_directory: Path):
         await agents.create(NewAgent(name="brief", persist=False))
         lost = store.rows[:]
     assert () == replay(store.read()).findings
-    # A server that was lost has not stopped, and what ended with it ended all the same.
+    # A lost server has recorded no stop; agents that did not persist have ended all the same.
     store = MemoryStore(lost)
     async with serving(model_directory, store) as server:
         assert [("notes", 1)] == [(one.name, one.turns) for one in local(server).agents.all()]
@@ -476,7 +477,7 @@ async def test_what_is_deleted_is_forgotten(model_directory: Path):
 
 
 async def orphan(server: Server, name: str) -> Generate:
-    """A request of an agent that is not there any more."""
+    """A request for an agent that no longer exists."""
     return generate(
         Conversation(messages=(user("Who?"),)),
         session_name=f"agent/{name}",

@@ -1,6 +1,6 @@
 """
-Kept turns on a running server: on record before their answer is complete, found again after a
-restart, and by nobody else.
+Stored turns on a running server: on record before their answer is complete, found again after a
+restart, and visible to their tenant alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MORE = Message(role="user", content="And the hill?")
 
 
 def command(*messages: Message, previous: str | None = None, **changes: Any) -> Generate:
-    """A request whose turn is to be kept."""
+    """A request whose turn is to be stored."""
     keep = Keep(previous=previous, asked=messages[-1:], note="nöte")
     talk = Conversation(messages=messages)
     return generate(talk, max_tokens=4, **{"keep": keep, **changes})
@@ -38,8 +38,8 @@ def command(*messages: Message, previous: str | None = None, **changes: Any) -> 
 
 async def test_a_turn_outlives_a_restart(model_directory: Path):
     """
-    It is as it was told, and a request goes on from it; another tenant finds none. Of a request
-    that wants nothing kept there is nothing.
+    It reads back as it was sent, and a request can continue from it; a different tenant cannot find
+    it. A request that is not to be stored leaves no turn.
     """
     store = MemoryStore()
     async with serving(model_directory, store) as server:
@@ -73,7 +73,7 @@ async def test_a_turn_outlives_a_restart(model_directory: Path):
 
 
 async def test_a_forgotten_turn(model_directory: Path):
-    """Only its tenant can have it forgotten; then it is found no more, nor after a restart."""
+    """Only its tenant can delete it. Afterwards it is not found, also after a restart."""
     store = MemoryStore()
     async with serving(model_directory, store) as server:
         first = await ask(server, command(HELLO))
@@ -96,7 +96,7 @@ async def test_a_forgotten_turn(model_directory: Path):
 async def test_a_turn_that_is_forgotten_while_it_is_read(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Who asked before has it, and nothing of it stays in memory."""
+    """The caller that was reading it gets it, and none of it stays in the cache."""
     async with serving(model_directory) as server:
         named = (await ask(server, command(HELLO))).accepted.request
         rows, found, go_on = (
@@ -128,7 +128,7 @@ async def test_a_turn_that_is_forgotten_while_it_is_read(
 
 
 async def test_a_turn_is_committed_before_its_answer_is_told(model_directory: Path):
-    """Its row stands before that of the end, for which the client waits."""
+    """The turn's row comes before the row of the request's end, for which the client waits."""
     store = MemoryStore()
     async with serving(model_directory, store) as server:
         said = await ask(server, command(HELLO))
@@ -141,7 +141,7 @@ async def test_a_turn_is_committed_before_its_answer_is_told(model_directory: Pa
 
 
 async def test_a_text_that_was_forgotten(model_directory: Path):
-    """A row without its private part is no turn any more."""
+    """A row without its private part is no longer a turn."""
     store = MemoryStore()
     async with serving(model_directory, store) as server:
         said = await ask(server, command(HELLO))
@@ -152,7 +152,7 @@ async def test_a_text_that_was_forgotten(model_directory: Path):
 
 
 class Unreadable(MemoryStore):
-    """A store that finds no row."""
+    """A store whose rows cannot be read."""
 
     def row(self, position: int) -> Any:
         """Fail."""
@@ -160,7 +160,9 @@ class Unreadable(MemoryStore):
 
 
 async def test_a_row_that_cannot_be_read_is_for_who_asked(nursery: Any):
-    """The writer goes on; once it is closed nobody can ask."""
+    """
+    The caller gets the error and the writer continues. Once it is closed, no caller can read rows.
+    """
     writer = JournalWriter(Unreadable())
     await nursery.start(writer.run)
     with pytest.raises(StoreError):
@@ -173,7 +175,7 @@ async def test_a_row_that_cannot_be_read_is_for_who_asked(nursery: Any):
 
 
 async def test_nothing_is_looked_up_while_there_is_no_room(nursery: Any):
-    """Who asks is refused, as who wants an answer is, and does not wait."""
+    """A look-up is refused like a request for an answer, and does not wait."""
     writer = JournalWriter(MemoryStore())
     await nursery.start(writer.run)
     writer._stalled = True

@@ -7,7 +7,7 @@ from cairn.engine.prompt.template import Message
 
 
 def test_the_least_recently_used_is_dropped():
-    """And its bytes no longer count."""
+    """Its bytes no longer count."""
     cache = TextCache(4000)
     for key in "abc":
         cache.use([(key, key * 1000)])
@@ -20,8 +20,8 @@ def test_the_least_recently_used_is_dropped():
 
 def test_the_first_of_a_sequence_that_does_not_fit_are_kept():
     """
-    A sequence that is read again and again and does not fit: its first values are found each time.
-    A single value that does not fit drops no other.
+    A sequence that is read repeatedly and does not fit: its first values are found each time. A
+    single value that does not fit drops no other value.
     """
     cache = TextCache(4000)
     sequence = [(number, "x" * 1000) for number in range(9)]
@@ -33,7 +33,7 @@ def test_the_first_of_a_sequence_that_does_not_fit_are_kept():
 
 
 def test_forgotten_values_take_no_bytes():
-    """By its key or its value."""
+    """Values are dropped by key or by value."""
     cache = TextCache()
     cache.use([(1, "one"), (2, "two")])
     cache.forget(lambda key, _: key == 1)

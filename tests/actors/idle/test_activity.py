@@ -1,4 +1,4 @@
-"""What is in flight and at work, and who is woken by a change."""
+"""What is in flight and at work, and which tasks a change wakes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_request_is_in_flight_from_its_preparation_to_its_last_answer() -> Non
 
 
 def test_a_request_that_was_refused_in_preparation_never_arrived() -> None:
-    """It leaves, whatever ended it."""
+    """It is no longer in flight, whatever ended it."""
     activity = Activity()
     with pytest.raises(ValueError, match="refused"), activity.preparing():
         raise ValueError("refused")
@@ -35,7 +35,7 @@ def test_a_request_that_was_refused_in_preparation_never_arrived() -> None:
 
 
 def test_upkeep_begins_only_when_no_session_is_at_work() -> None:
-    """It may go on while one is: a check may have asked that session for its slab."""
+    """It may continue while one is: a check may have asked that session for its slab."""
     activity = Activity()
     with activity.session_at_work():
         assert (False, True) == (activity.upkeep_may_begin, activity.upkeep_may_continue)
@@ -44,7 +44,7 @@ def test_upkeep_begins_only_when_no_session_is_at_work() -> None:
 
 @pytest.mark.parametrize("reason", ["in flight", "draining", "not allowed"])
 def test_upkeep_ends(reason: str) -> None:
-    """With a request, with the server, and while the journal takes nothing."""
+    """A request, a stop of the server, or a full journal ends it."""
     activity = Activity(lambda: reason != "not allowed")
     if reason == "in flight":
         activity.arrive(1)
@@ -68,7 +68,9 @@ async def test_idle_is_waited_for_until_the_last_answer_has_left() -> None:
 
 @pytest.mark.trio
 async def test_every_report_wakes_those_that_wait_for_a_change() -> None:
-    """A request or an answer that ends, a session that has done its work, and a plain report."""
+    """
+    The end of a request or an answer, a session that has finished its work, and a plain report.
+    """
     activity = Activity()
 
     def work() -> None:
@@ -104,7 +106,7 @@ async def test_a_change_since_the_last_look_is_not_missed() -> None:
 
 
 async def _waiting(nursery: trio.Nursery, wait: Callable[[], Awaitable[None]]) -> trio.Event:
-    """A task that waits; the event is set when it goes on."""
+    """A task that waits; the event is set when it continues."""
     woken = trio.Event()
 
     async def run() -> None:

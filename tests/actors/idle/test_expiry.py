@@ -34,37 +34,37 @@ HOUR_S = 3600
 
 @pytest.fixture(name="setup")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """One where no model is needed."""
+    """A setup without a model."""
     monkeypatch.setattr(loading, "_start", started)
     return Journaled(model=Path("numbers"))
 
 
 @pytest.fixture(name="filed")
 def filed_(model_directory: Path) -> Journaled:
-    """One whose blocks can have files."""
+    """A setup whose blocks can be written to files."""
     return Journaled(model=model_directory)
 
 
 def files(folder: Path) -> list[Path]:
-    """The files of blocks below a folder."""
+    """The block files below a folder."""
     return list(folder.rglob("*.safetensors"))
 
 
 def question(place: int = 1, **changes: Any) -> Generate:
-    """A conversation's first request, of some chunks."""
+    """A conversation's first request, several chunks long."""
     message = Message(role="user", content=words(place, 60))
     return generate(Conversation(messages=(message,)), max_tokens=4, **changes)
 
 
 def turn_clock(server: Server, seconds: float) -> None:
-    """Have the clock that lives are compared with say so much more than it is."""
+    """Move forward the clock that expiry compares with."""
     server.loaded.expiry._now_us = server.loaded.memory._now_us = lambda: (
         wall_clock_us() + round(1_000_000 * seconds)
     )
 
 
 async def later(server: Server, seconds: float) -> None:
-    """So much time goes by while nobody wants anything."""
+    """Let time pass without a request."""
     await done(server)
     turn_clock(server, seconds)
     server.loaded.activity.changed()
@@ -72,7 +72,7 @@ async def later(server: Server, seconds: float) -> None:
 
 
 async def done(server: Server) -> None:
-    """Wait until no session and nothing else has anything to do."""
+    """Wait until no session and no task has anything left to do."""
     await at_rest(server)
     with trio.fail_after(120):
         while server.loaded.activity.at_work:
@@ -84,7 +84,7 @@ async def done(server: Server) -> None:
 async def test_a_failure_of_expiry_ends_no_server(
     setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests are served as before; nothing more is removed."""
+    """Requests are served as before, but nothing more is removed."""
 
     async def fails(*_: Any) -> int:
         raise ArithmeticError("while lives are ended")
@@ -99,7 +99,7 @@ async def test_a_failure_of_expiry_ends_no_server(
 
 async def test_a_day_and_no_longer(filed: Journaled, tmp_path: Path) -> None:
     """
-    All of it is there for a day after its last use; then the session is closed, and its blocks
+    Everything is kept for a day after its last use. Then the session is closed, and its blocks
     leave memory and disk, the ends of the chain first.
     """
     async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
@@ -114,7 +114,7 @@ async def test_a_day_and_no_longer(filed: Journaled, tmp_path: Path) -> None:
         assert (0, 0, 0) == (gone.blocks, gone.disk_blocks, gone.slabs)
         assert {} == gone.sessions
         assert [] == files(tmp_path)
-        turn_clock(server, 0)  # else what comes now would be over at once, too
+        turn_clock(server, 0)  # Otherwise later requests would expire at once, too.
         again = await ask(server, question())
         assert (0, "cold_start") == (again.finished.cached_tokens, again.accepted.reason)
     assert ["its TTL has expired"] == [event.reason for event in filed.events(ev.SessionClosed)]
@@ -130,8 +130,8 @@ async def test_a_day_and_no_longer(filed: Journaled, tmp_path: Path) -> None:
 
 async def test_a_ttl_of_zero_is_never_written(filed: Journaled, tmp_path: Path) -> None:
     """
-    With a life of 0 no file is written, and what was in memory goes when all is at rest; another's
-    blocks stay.
+    With a TTL of 0 no file is written, and blocks leave memory when the server is idle. The blocks
+    of a different conversation stay.
     """
     async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
         await ask(server, question(1))
@@ -155,8 +155,8 @@ async def test_a_ttl_of_zero_after_the_clock_was_set_back(
     filed: Journaled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    With rows in the journal that are of an hour later, a life of 0 is over with its answer all the
-    same: no file is written, the session is closed and its blocks leave memory.
+    With rows in the journal from an hour later, a TTL of 0 still ends with its answer: no file is
+    written, the session is closed and its blocks leave memory.
     """
     ahead_us = wall_clock_us() + 1_000_000 * HOUR_S
     with monkeypatch.context() as prewarm:
@@ -179,7 +179,7 @@ async def test_a_ttl_of_zero_after_the_clock_was_set_back(
 async def test_what_cannot_be_removed_stops_no_other(
     filed: Journaled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files that the disk does not let go stay on record; those whose lives were over later go."""
+    """Files that the disk does not remove stay on record; files that expire later are removed."""
     monkeypatch.setattr(memory, "_BATCH", 2)
     async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
         await ask(server, question(1))
@@ -199,7 +199,7 @@ async def test_what_cannot_be_removed_stops_no_other(
         with monkeypatch.context() as patched:
             patched.setattr(BlockFiles, "drop", kept)
             await later(server, 25 * HOUR_S)
-            for _ in range(len(held)):  # some a time
+            for _ in range(len(held)):  # a few at a time
                 await later(server, 25 * HOUR_S)
             assert held == {path.stem for path in files(tmp_path)}
         for _ in range(len(held)):
@@ -209,7 +209,7 @@ async def test_what_cannot_be_removed_stops_no_other(
 
 
 async def test_a_use_renews_it(setup: Journaled) -> None:
-    """Whoever uses a block gives it a life of its own; the longer of two counts."""
+    """Each use of a block sets its TTL; the longer of two TTLs counts."""
     async with setup.serving(limits=Limits(ttl_s=60)) as server:
         first = question()
         said = await ask(server, first)
@@ -233,7 +233,7 @@ async def test_a_use_renews_it(setup: Journaled) -> None:
 
 async def test_a_client_may_count_on_its_hint(setup: Journaled) -> None:
     """
-    Where it says no life of its own, it is the server's, or what it counts on if that is longer.
+    Without a TTL of its own, a request gets the server's, or the client's hint if that is longer.
     """
     async with setup.serving(limits=Limits(ttl_s=600)) as server:
         await ask(server, question(1, least_ttl_s=300))
@@ -276,7 +276,9 @@ async def test_nothing_is_removed_while_a_request_is_in_flight(setup: Journaled)
 async def test_two_want_the_slab_and_one_closes_the_session(
     setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who was first has the session closed with its slab; the other one hears that it is gone."""
+    """
+    The first task closes the session with its slab; the second one is notified that it is gone.
+    """
     async with setup.serving() as server:
         said = await ask(server, question())
         await done(server)

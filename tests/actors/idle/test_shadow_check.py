@@ -42,7 +42,7 @@ SETTINGS: dict[str, Any] = {
     "block_tokens": C,
     "decode_rows": 2,
     "shadow_share": 1.0,
-    "prewarm": False,  # so that blocks over the answer are of its very tokens
+    "prewarm": False,  # so that blocks over the answer have exactly its tokens
 }
 
 
@@ -68,7 +68,7 @@ class Watch:
         self._moved.unpark_all()
 
     async def until(self, kind: type[ev.Event], count: int = 1) -> list[Any]:
-        """Wait until so many events of a kind are committed; gives them."""
+        """Wait until a number of events of a kind are committed, and return them."""
         with trio.fail_after(120):
             while len(found := self.of(kind)) < count:
                 await self._moved.park()
@@ -80,7 +80,7 @@ class Watch:
 
 
 def events(store: MemoryStore) -> list[ev.Event]:
-    """What a store has."""
+    """The events in a store."""
     return [decode(row).event for row in store.rows]
 
 
@@ -110,8 +110,9 @@ def test_an_answer_is_computed_again_and_is_the_same(
     model_directory: Path, changes: dict[str, Any]
 ) -> None:
     """
-    What is compared: all tokens of the answer, each block of the prompt, those that settling made
-    over the answer, and the blocks in memory. The slab is given back, and the journal holds.
+    It compares all tokens of the answer, each block of the prompt, the blocks that settling
+    computed over the answer, and the blocks in memory. The slab is released, and the journal
+    verifies.
     """
     store = MemoryStore()
 
@@ -158,10 +159,10 @@ def test_off_is_off_and_a_share_is_by_the_id(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Without a share nothing is checked. With one, the answers are checked whose request ids say so,
-    and no others.
+    With a share of 0 no answer is checked. With a larger share exactly those answers are checked
+    that their request ids select.
     """
-    monkeypatch.setattr(shadow, "TRIES", 100)  # the requests below disturb each other's checks
+    monkeypatch.setattr(shadow, "TRIES", 100)  # the requests below interrupt each other's checks
     store = MemoryStore()
     share = 0.5
     known = [str(uuid.UUID(int=place)) for place in range(100)]
@@ -192,7 +193,9 @@ def test_off_is_off_and_a_share_is_by_the_id(
 
 
 def test_what_is_decoded_beside_others_is_the_same(model_directory: Path) -> None:
-    """Answers that were decoded together, in the rows of one pass, come out the same one by one."""
+    """
+    Answers that were decoded together, in the rows of one pass, are the same when computed alone.
+    """
     store = MemoryStore()
 
     async def main() -> None:
@@ -210,8 +213,8 @@ def test_what_is_decoded_beside_others_is_the_same(model_directory: Path) -> Non
 
 def test_a_request_goes_first(model_directory: Path) -> None:
     """
-    A request that comes while a check is in a pass is served next: the check runs no further pass,
-    gives its slab back, and begins anew when the request has its answer and its session is at rest.
+    A request that comes during a pass of a check is served next: the check runs no further pass,
+    releases its slab, and starts again when the request is answered and its session is idle.
     """
     store = MemoryStore()
 
@@ -244,7 +247,8 @@ def test_a_request_goes_first(model_directory: Path) -> None:
     order = [names[type(event)] for event in events(store) if type(event) in names]
     first = ["request", "answered", "settled", "began"]
     assert first == order[:4]
-    # Whether it is taken before the slab is back is the engine's queue; its answer comes after.
+    # Whether it starts before the slab is released depends on the engine's queue; its answer is
+    # later.
     assert {"ended", "request"} == set(order[4:6])
     assert ["answered", "settled", "began", "ended", "began", "ended"] == order[6:]
     results = [e.result for e in events(store) if isinstance(e, ev.ShadowEnded)]
@@ -256,9 +260,9 @@ def test_a_request_gets_the_only_slab(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Where the check holds the only slab there may be, a request that needs one waits for the pass in
-    hand and is answered; it is not refused for want of memory. The session whose slab the check was
-    spared says why that went, and loses nothing that lies in blocks.
+    If the check holds the only slab, a request that needs one waits for the running pass and is
+    answered; it is not refused for lack of memory. The session that spared its slab for the check
+    records why, and loses nothing that is in blocks.
     """
     said: list[Said] = []
     store = MemoryStore()
@@ -274,7 +278,7 @@ def test_a_request_gets_the_only_slab(
             wait_spare_slab = server.loaded.memory.wait_spare_slab
 
             async def waits() -> bool:
-                asked.set()  # so the pass cannot end before the request has found no room
+                asked.set()  # the pass cannot end before the request has found no room
                 return await wait_spare_slab()
 
             monkeypatch.setattr(server.loaded.memory, "wait_spare_slab", waits)
@@ -300,8 +304,8 @@ def test_a_check_that_requests_end_again_and_again_is_skipped(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    A check that requests end each time that it is tried is given up, and that is on record. What
-    else ends one, such as a journal without room, is no try.
+    A check that requests interrupt every time is skipped, and that is on record. Other ends, such
+    as a full journal, do not count as tries.
     """
 
     async def main() -> None:
@@ -334,8 +338,8 @@ def test_a_check_that_requests_end_again_and_again_is_skipped(
 
 def test_without_room_it_waits(model_directory: Path) -> None:
     """
-    Where no slab is free and the one there is cannot be spared, since its blocks are not in memory,
-    the answer waits, and the session keeps its slab. When that has ended, it is checked.
+    If no slab is free and the only one cannot be spared, because its blocks are not in memory, the
+    answer waits and the session keeps its slab. Once that session has ended, the answer is checked.
     """
 
     async def main() -> None:
@@ -362,8 +366,8 @@ def test_a_request_that_comes_first_keeps_the_slab(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    A request that comes while another session's slab is being spared for a check ends that: no slab
-    is opened ahead of it, and nobody waits for a lock that the check holds.
+    A request that comes while a different session's slab is being released for a check ends the
+    check: no slab is opened ahead of the request, and no request waits for a lock of the check.
     """
 
     async def main() -> None:
@@ -390,7 +394,7 @@ def test_a_request_that_comes_first_keeps_the_slab(
 
 
 def test_what_waits_is_bounded(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where more answers wait than may, the oldest is skipped, and that is on record."""
+    """If too many answers wait, the oldest is skipped, and that is on record."""
     monkeypatch.setattr(shadow, "WAITING_MAX", 1)
 
     async def main() -> None:
@@ -411,8 +415,8 @@ def test_a_check_that_fails_stops_no_request(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    A pass of the check that fails is in the log and on record; the slab is given back, and requests
-    are served as ever.
+    A failing pass of the check is logged and recorded; the slab is released, and requests are
+    served as before.
     """
 
     async def main() -> None:
@@ -444,9 +448,9 @@ def test_any_failure_stops_no_other_check(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """
-    An answer whose slab cannot be opened, or not be put down, is skipped, and the next one is
-    checked. Only where a slab was not given back no more are begun; each is skipped, and requests
-    are served as ever.
+    An answer whose slab cannot be opened, or whose result cannot be recorded, is skipped, and the
+    next one is checked. Only if a slab could not be released, no further check begins: each is
+    skipped, and requests are served as before.
     """
 
     async def main() -> None:
@@ -493,8 +497,8 @@ def test_any_failure_stops_no_other_check(
 
 def test_a_stop_in_the_middle_of_a_check(model_directory: Path) -> None:
     """
-    A server that stops while a check is in a pass gives its slab back before it says that it
-    stopped; the answer is dropped, and the next server does not check it.
+    A server that stops during a pass of a check releases its slab before it records the stop. The
+    answer is skipped, and the next server does not check it.
     """
     store = MemoryStore()
 
@@ -503,7 +507,7 @@ def test_a_stop_in_the_middle_of_a_check(model_directory: Path) -> None:
             held = hold_in_check(server)
             await ask(server, command(LONG, max_tokens=4))
             await held.wait()
-            server.loaded._stopping = True  # as drain does first of all
+            server.loaded._stopping = True  # as drain does first
             held.go.set()
         async with serving(model_directory, store, **SETTINGS) as server:
             watch = Watch(server)
@@ -524,8 +528,8 @@ def test_an_answer_that_was_a_bug_is_not_checked(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    A row that breaks an invariant is told of before the violation is: neither the request that it
-    opens nor the answer that it ends is kept. Nor is what a session leaves open for ever.
+    Observers see a row that breaks an invariant before they see the violation. Neither the request
+    that it opens nor the answer that it ends is kept, nor a request that a session never ends.
     """
 
     async def main() -> None:
@@ -566,8 +570,8 @@ def test_it_is_not_for_bits_that_move_by_consent(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    A device that failed its self-test and is accepted has differences that nobody wants to hear of:
-    together with the check, the server does not start, and says which of the two to leave out.
+    A device that failed its self-test and was accepted anyway has expected differences. With shadow
+    checks on, the server does not start, and names the two options of which one must go.
     """
     failed_test = SelfTestReport(findings={"cold equals warm": False}, error_max=0.0, duration_us=1)
     monkeypatch.setattr(mlx_start, "run_self_test", lambda *_: failed_test)
@@ -583,8 +587,8 @@ def test_it_is_not_for_bits_that_move_by_consent(
 
 def test_what_is_anticipated_goes_first(model_directory: Path) -> None:
     """
-    No check begins before the next turn's beginning is computed. The answer is the same, and so are
-    the blocks of its prompt.
+    No check begins before the next prompt's beginning is computed. The answer and the blocks of its
+    prompt are the same.
     """
     store = MemoryStore()
 
@@ -614,9 +618,9 @@ def test_what_is_anticipated_goes_first(model_directory: Path) -> None:
 
 def test_a_block_that_changed_in_memory_is_found(model_directory: Path) -> None:
     """
-    INV-3: a bit of a block flips in memory and nobody reuses it. The check of the next answer finds
-    it; the block and those built on it go out of service, and the session, which it tells nothing
-    against, goes on.
+    INV-3: a bit of a block flips in memory and no request reuses the block. The check of the next
+    answer finds it. The block and those built on it are quarantined; the session is not, and
+    continues.
     """
     store = MemoryStore()
 
@@ -660,9 +664,9 @@ def test_a_block_that_changed_in_memory_is_found(model_directory: Path) -> None:
 @pytest.mark.gate
 def test_an_answer_on_kv_that_changed_is_found(model_directory: Path) -> None:
     """
-    The control of the check: bits of a slab flip between two turns, where no digest looks, and the
-    next answer has other log-probabilities than a cold one. The check goes red: INV-3, with the
-    session out of service. Whoever names it hears of the bug.
+    The control: bits of a slab flip between two turns, where no digest looks, and the next answer
+    has different log-probabilities from a cold one. The check reports INV-3 and quarantines the
+    session. A request that names the session gets the bug.
     """
     store = MemoryStore()
 
@@ -716,9 +720,8 @@ def test_no_token_is_another_answer(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     """
-    A log-probability that is no finite number where there was one, or a grammar that cannot be
-    followed where it was, is a difference, INV-3, and no check that failed: the token at which it
-    came is named.
+    A log-probability that is no longer finite, or a grammar that can no longer be followed, is a
+    difference (INV-3) and not a failed check. The report names the token.
     """
     store = MemoryStore()
 
@@ -750,9 +753,9 @@ def test_a_request_that_is_served_when_a_check_differs_gets_the_bug(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    A check finds an answer to be another while its session has the next request in hand: that ends
-    with the bug id, none of its tokens is released after the violation, the slab is given back, and
-    nothing else is broken.
+    A check finds a difference while the session serves its next request. That request ends with the
+    bug id, none of its tokens is sent after the violation, the slab is released, and nothing else
+    breaks.
     """
     store = MemoryStore()
 
@@ -765,7 +768,7 @@ def test_a_request_that_is_served_when_a_check_differs_gets_the_bug(
 
             async def slowly(*arguments: Any) -> None:
                 await compute(*arguments)
-                arguments[2].drawn[1] = (0, -1.0)  # found otherwise
+                arguments[2].drawn[1] = (0, -1.0)  # recomputed differently
                 there.set()
                 await go.wait()
 
@@ -809,8 +812,8 @@ def test_a_check_waits_until_files_are_written(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """
-    A session that writes its blocks to files has something to do, though it is at rest: no check
-    begins before the last one is written.
+    A session that writes its blocks to files is at work, although it is idle: no check begins
+    before the last one is written.
     """
     store = MemoryStore()
 

@@ -1,4 +1,4 @@
-"""A start that is given up before there is a server."""
+"""A start that is given up before the server serves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.trio
 def server_over(
     store: MemoryStore, starting: Starting, *, several: bool
 ) -> AbstractAsyncContextManager[Any]:
-    """A server that starts, over one model or of a table."""
+    """A server that starts, over one model or over a table of models."""
     of_it = settings(Path("numbers"), blocks_folder=Path("none"))
     if not several:
         return booted(of_it, store, SECRET, starting=starting)
@@ -47,7 +47,7 @@ def server_over(
 
 
 def kinds(store: MemoryStore) -> list[str]:
-    """What is on record, which holds."""
+    """The kinds of recorded events. The journal must verify."""
     assert () == replay(store.read()).findings
     return [decode(row).event.kind for row in store.rows]
 
@@ -71,7 +71,7 @@ def slow_load(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 @pytest.mark.parametrize("several", [False, True])
 async def test_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, several: bool) -> None:
-    """The load is not waited for, and the journal says that the server stopped."""
+    """The start does not wait for the load, and the journal records the stop."""
     store, starting = MemoryStore(), Starting()
     with slow_load(monkeypatch) as begun, trio.fail_after(60):
 
@@ -88,7 +88,7 @@ async def test_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, severa
 
 
 async def test_before_anything_is_on_record() -> None:
-    """Then nothing comes on record: nothing has begun."""
+    """Nothing is recorded, because nothing has begun."""
     store, starting = MemoryStore(), Starting()
     starting.give_up()
     with pytest.RaisesGroup(StartGivenUp, flatten_subgroups=True):
@@ -98,9 +98,7 @@ async def test_before_anything_is_on_record() -> None:
 
 
 async def test_when_the_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Between load and service nothing is abandoned: the server comes up, and stops as it always does.
-    """
+    """Between load and service nothing is abandoned: the server starts, and stops as usual."""
     store, starting = MemoryStore(), Starting()
 
     async def found(*_: Any) -> None:

@@ -1,5 +1,6 @@
 """
-Several models in one server: who asks for which, when one is loaded and leaves, and what lasts.
+Several models in one server: which model answers, when a model is loaded and unloaded, and what
+outlasts a swap.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Setup:
 
     @contextlib.asynccontextmanager
     async def serving(self, **changes: Any) -> AsyncIterator[Server]:
-        """A server over them, of which ``one`` is loaded."""
+        """A server over both models, of which ``one`` is loaded."""
         usual = {
             "blocks_folder": self.folder,
             "disk_bytes": 64 * MIB,
@@ -98,7 +99,7 @@ class Setup:
         return [event.name for event in self.events(ev.ModelLoaded)]
 
     def holds(self) -> None:
-        """The journal holds, all of it."""
+        """Verify the whole journal."""
         assert () == replay(self.store.read()).findings
 
 
@@ -109,14 +110,14 @@ def setup(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Setup:
-    """A house over the two models of all tests. What a self-test finds is other tests' to say."""
+    """A setup over the two models of all tests. The self-test is covered elsewhere."""
     passed = SelfTestReport(findings={"nothing": True}, error_max=0.0, duration_us=0)
     monkeypatch.setattr(mlx_start, "run_self_test", lambda *_: passed)
     return Setup(model_directory, other_directory, tmp_path / "blocks")
 
 
 def to(model: str, *said: str, **changes: Any) -> Generate:
-    """A request for a model: what was said, a user and the model by turns."""
+    """A request for a model. The texts are of user and model by turns."""
     roles = ("user", "assistant")
     messages = tuple(Message(role=roles[n % 2], content=text) for n, text in enumerate(said))
     usual = {"max_tokens": 4, "requested_model": model}
@@ -128,7 +129,7 @@ OPENING = words(1, 12)
 
 @contextlib.asynccontextmanager
 async def engine_held(server: Server) -> AsyncIterator[threading.Event]:
-    """The engine does nothing until the event is set, at the end at the latest."""
+    """Hold the engine until the event is set, at the latest until the context ends."""
     go_on, began = threading.Event(), trio.Event()
     token = trio.lowlevel.current_trio_token()
 
@@ -146,7 +147,7 @@ async def engine_held(server: Server) -> AsyncIterator[threading.Event]:
 
 
 async def under_way(server: Server, requests: int) -> None:
-    """Wait until so many requests were taken or wait in the line."""
+    """Wait until a number of requests are running or in the queue."""
     with trio.fail_after(60):
         while len(server._models._queue) + len(server.loaded._tickets) < requests:
             await trio.testing.wait_all_tasks_blocked()
@@ -156,8 +157,8 @@ async def test_a_model_that_returns_finds_what_it_left(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Asked one, the other, and the first again: that is a continuation of its own session, from
-    files, with the bits of a cold answer, also where there was no time to write them before. Each
+    A request for one model, then the other, then the first again: the last one continues its own
+    session, from files, with the bits of a cold answer, even if no file was written before. Each
     swap is on record.
     """
 
@@ -193,7 +194,7 @@ async def test_a_model_that_returns_finds_what_it_left(
 
 async def test_the_memory_of_a_model_that_left_is_free(setup: Setup) -> None:
     """
-    By MLX's own count, which is on record: nothing of the model's weights is there, nor of its KV.
+    By MLX's own count, which is on record: none of the model's weights and none of its KV remain.
     """
     async with setup.serving() as server:
         before = server.statistics()
@@ -209,15 +210,16 @@ async def test_the_memory_of_a_model_that_left_is_free(setup: Setup) -> None:
 
 
 async def gone(server: Server, command: Generate) -> None:
-    """A client that asks and goes away at once."""
+    """A client that sends a request and disconnects at once."""
     async with local(server).generate(command):
         pass
 
 
 async def test_the_line_is_fair(setup: Setup) -> None:
     """
-    Who came before the first for the other model goes first. Then all go in that wait for the
-    other, before who came after them for the first: two swaps for four requests.
+    Requests for the loaded model that came before the first one for the other model go first. Then
+    all that wait for the other model are admitted, ahead of later ones for the first: two swaps for
+    four requests.
     """
     async with setup.serving() as server, contextlib.AsyncExitStack() as clients:
         entered = []
@@ -238,8 +240,8 @@ async def test_the_line_is_fair(setup: Setup) -> None:
 
 async def test_who_goes_away_costs_no_swap(setup: Setup) -> None:
     """
-    A client that waits for another model and leaves before it has its turn: nothing is loaded, it
-    is on record, and who waited behind it for the loaded model goes on.
+    A client that waits for the other model disconnects before its turn: no model is loaded, the
+    cancellation is on record, and the requests after it for the loaded model are served.
     """
     async with (
         setup.serving() as server,
@@ -263,8 +265,8 @@ async def test_who_goes_away_costs_no_swap(setup: Setup) -> None:
 
 async def test_a_count_has_its_time_and_its_place(setup: Setup) -> None:
     """
-    It ends like a request whose time is over, and where too many wait the next one is told to come
-    again; nothing is on record of either.
+    A count times out like a request. If too many wait, the next one is refused and may be retried.
+    Nothing is recorded of either.
     """
     async with setup.serving(limits=Limits(request_s=0.1, queue=0)) as server:
         async with server._models._token_counter.tokenizing, trio.open_nursery() as nursery:
@@ -284,7 +286,9 @@ async def test_a_count_has_its_time_and_its_place(setup: Setup) -> None:
 
 
 async def test_who_waits_hears_that_it_does(setup: Setup) -> None:
-    """While the other model is not there yet, and then of a refusal: its time is over."""
+    """
+    Keep-alives while the other model is not loaded, and then a refusal because of the timeout.
+    """
     async with setup.serving(limits=Limits(heartbeat_s=0.01, request_s=30.0)) as server:
         clock = trio.current_time()
         async with engine_held(server) as go_on, trio.open_nursery() as nursery:
@@ -306,10 +310,10 @@ async def test_who_waits_hears_that_it_does(setup: Setup) -> None:
 
 async def test_the_line_has_an_end(setup: Setup) -> None:
     """
-    As many answers as may wait, wait for a model; the next one is told to come again, and it is on
-    record.
+    As many answers may wait for a model as the queue allows. The next one is refused with a hint to
+    retry, and that is on record.
     """
-    serving = setup.serving(limits=Limits(queue=1))  # beside two rows
+    serving = setup.serving(limits=Limits(queue=1))  # and two rows
     async with serving as server, contextlib.AsyncExitStack() as clients:
         for choices in (1, 2):
             command = to("other", OPENING, choices=choices)
@@ -323,10 +327,10 @@ async def test_the_line_has_an_end(setup: Setup) -> None:
 
 async def test_more_answers_than_there_are_places_for(setup: Setup) -> None:
     """
-    That is the client's mistake, whether the model that it asks for is loaded or not; and with the
-    one that is not, nobody comes to wait.
+    That is the client's mistake, whether the model that it names is loaded or not. If it is not,
+    the request does not wait for it.
     """
-    async with setup.serving(limits=Limits(queue=1)) as server:  # beside two rows
+    async with setup.serving(limits=Limits(queue=1)) as server:  # and two rows
         for name in ("one", "other"):
             with pytest.raises(TooManyAnswers, match="at most 3 answers"):
                 await gone(server, attrs.evolve(to(name, OPENING), choices=4))
@@ -335,8 +339,8 @@ async def test_more_answers_than_there_are_places_for(setup: Setup) -> None:
 
 async def test_a_model_whose_directory_is_broken(setup: Setup, tmp_path: Path) -> None:
     """
-    It is seen before the model that is loaded leaves: who asked is told, it is on record, and the
-    rest is as if nobody had asked. For a while it is not looked at again.
+    The fault is found before the loaded model is unloaded: the client gets the error, it is on
+    record, and nothing else changes. The model is not tried again for a while.
     """
     setup.other = shutil.copytree(setup.other, tmp_path / "broken")
     async with setup.serving() as server:
@@ -358,8 +362,8 @@ async def test_a_model_whose_directory_is_broken(setup: Setup, tmp_path: Path) -
 
 async def test_a_model_that_cannot_be_loaded(setup: Setup, tmp_path: Path) -> None:
     """
-    One whose fault only loading shows: the one before is loaded again and goes on with what it
-    left. When the directory is mended and the pause over, the model is served.
+    If a fault shows only during the load, the previous model is loaded again and continues with its
+    blocks. Once the directory is repaired and the pause is over, the model is served.
     """
     sound, setup.other = setup.other, shutil.copytree(setup.other, tmp_path / "broken")
     config = (setup.other / "config.json").read_text(encoding="utf-8")
@@ -387,8 +391,8 @@ async def test_a_model_that_cannot_be_loaded(setup: Setup, tmp_path: Path) -> No
 
 async def test_where_neither_can_be_loaded(setup: Setup, tmp_path: Path) -> None:
     """
-    Nothing is served then, and that is told; a model that is sound again is loaded when it is asked
-    for.
+    No model is loaded then, and requests are refused with the reason. A repaired model is loaded on
+    the next request for it.
     """
     for name in ("one", "other"):
         setattr(setup, name, shutil.copytree(getattr(setup, name), tmp_path / name))
@@ -415,7 +419,9 @@ async def test_where_neither_can_be_loaded(setup: Setup, tmp_path: Path) -> None
 
 
 async def test_a_stop_ends_the_line(setup: Setup) -> None:
-    """Who waits for a model when the server stops is told so, and whoever runs has its answer."""
+    """
+    Requests that wait for a model are refused when the server stops; running ones are answered.
+    """
     async with setup.serving() as server, trio.open_nursery() as nursery:
         running = trio.Event()
 
@@ -445,8 +451,8 @@ async def test_a_stop_does_not_wait_for_a_load(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Who waits for the model, or for a count by it, is told; the journal ends with what became of the
-    load and with the stop, and nothing comes of it later. The next run goes on.
+    Requests and counts that wait for the model are refused. The journal ends with the result of the
+    load and the stop, and nothing is recorded later. The next run continues.
     """
     start, go_on, began = loading._start, threading.Event(), trio.Event()
     token = trio.lowlevel.current_trio_token()
@@ -492,12 +498,12 @@ async def test_a_stop_does_not_wait_for_a_load(
 
 
 def engines() -> list[threading.Thread]:
-    """The threads of engines that have not ended."""
+    """The engine threads that have not ended."""
     return [thread for thread in threading.enumerate() if thread.name == "cairn-engine"]
 
 
 async def refused(ask_for: Any, *arguments: Any) -> None:
-    """Ask for something that ends since the server stops."""
+    """Call something that must be refused because the server stops."""
     with pytest.raises(Stopping):
         await ask_for(*arguments)
 
@@ -506,7 +512,7 @@ async def refused(ask_for: Any, *arguments: Any) -> None:
 async def test_a_stop_before_a_load(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """One that comes while the model before leaves has none loaded in its place."""
+    """A stop while the previous model is being unloaded: the next model is not loaded."""
     holder: Any = ModelServer if step == "write_blocks" else models_module
     before = getattr(holder, step)
     stopped = False
@@ -535,8 +541,8 @@ async def test_a_session_by_name_outlives_its_model(
     setup: Setup, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    The session that a client names is the same one under each model, each tenant's its own; what a
-    model computed is reused by itself alone. All of it can be run again, each part on its model.
+    A name that a client gives is the same session under each model, one for each tenant. A model
+    reuses only what it computed itself. All of it can be replayed, each part on its model.
     """
     async with setup.serving() as server:
         said = [
@@ -568,8 +574,8 @@ async def test_tokens_are_counted_by_the_model_that_is_asked(
     setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    By its own template and tokenizer, which alone is loaded, and once: no model leaves for a count,
-    and none is loaded. When the model itself was, its tokenizer is read anew.
+    By its own template and tokenizer, which alone is loaded, once: a count swaps no model. After
+    the model itself was loaded, its tokenizer is read again.
     """
     loads: list[str] = []
 
@@ -616,7 +622,7 @@ async def test_tokens_are_counted_by_the_model_that_is_asked(
 
 
 def template(directory: Path, text: str) -> None:
-    """Give a model another template."""
+    """Give a model a different template."""
     (directory / "chat_template.jinja").write_text(text, encoding="utf-8")
     path = directory / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
@@ -625,7 +631,7 @@ def template(directory: Path, text: str) -> None:
 
 
 async def test_a_few_tokenizers_are_kept(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were used last, whichever was loaded first."""
+    """The most recently used ones, whichever was loaded first."""
     monkeypatch.setattr(token_count, "TOKENIZERS_MAX", 2)
     async with setup.serving() as server:
         one, other = server._models._choices.values()
@@ -639,8 +645,8 @@ async def test_a_tokenizer_that_cannot_be_loaded(
     setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Who asked is told, for a while without another try; nobody else hears of it, and nothing is on
-    record. Then it is looked at again.
+    The client gets the error, for a while without another try. No other request notices, and
+    nothing is recorded. Then it is tried again.
     """
     setup.other = shutil.copytree(setup.other, tmp_path / "broken")
     files = {name: (setup.other / name).read_bytes() for name in ("config.json", "tokenizer.json")}
@@ -669,8 +675,8 @@ async def test_checks_that_wait_when_a_model_leaves_are_skipped(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Each has a row that says why, before that of the model: where another one is loaded, and where
-    the server stops.
+    Each skipped check has a row with the reason, before the model's own row, both when a different
+    model is loaded and when the server stops.
     """
     monkeypatch.setattr(Activity, "upkeep_may_begin", False)  # so that none begins
     async with setup.serving(shadow_share=1.0) as server:
@@ -690,7 +696,7 @@ async def test_checks_that_wait_when_a_model_leaves_are_skipped(
 
 
 async def test_a_bias_of_a_token_that_the_model_does_not_know(setup: Setup) -> None:
-    """What was read before the model was loaded is checked when it is."""
+    """Parameters that were read before the model was loaded are checked once it is."""
     strange = Sampling(temperature=0.0, logit_bias=((1 << 20, 1.0),))
     async with setup.serving() as server:
         with pytest.raises(PromptRefused, match="no token of this model"):
@@ -698,7 +704,7 @@ async def test_a_bias_of_a_token_that_the_model_does_not_know(setup: Setup) -> N
 
 
 async def test_who_names_no_model_asks_the_first_one(setup: Setup) -> None:
-    """Whichever is loaded: who cannot be told another name has its conversations with one model."""
+    """Whichever model is loaded, a client that names no model always gets the same one."""
     async with setup.serving() as server:
         await ask(server, to("other", OPENING))
         for name in ("", "gpt-4"):
@@ -706,7 +712,7 @@ async def test_who_names_no_model_asks_the_first_one(setup: Setup) -> None:
 
 
 def turn(model: str, *said: str, previous: str | None, **changes: Any) -> Generate:
-    """A request for the agent ``notes``, of which the last thing said is new."""
+    """A request for the agent ``notes``; only its last message is new."""
     asked = (Message(role="user", content=said[-1]),)
     keep = Keep(previous=previous, asked=asked, note="", agent="notes")
     return to(model, *said, session_name=session_of("notes"), keep=keep, **changes)
@@ -714,8 +720,8 @@ def turn(model: str, *said: str, previous: str | None, **changes: Any) -> Genera
 
 async def test_an_agent_that_waits_for_its_model_is_at_work(setup: Setup) -> None:
     """
-    Another request for it is refused at once, whichever model it asks for, and waits for nothing;
-    it cannot be deleted. Its own request is served, and behind that it is free.
+    A second request for it is refused at once, for any model, without waiting, and the agent cannot
+    be deleted. Its own request is served, and then the agent is free.
     """
     async with setup.serving() as server:
         await local(server).agents.create(NewAgent(name="notes", model="other"))
@@ -745,8 +751,8 @@ async def test_an_agent_that_waits_for_its_model_is_at_work(setup: Setup) -> Non
 
 async def test_an_agent_whose_request_leaves_the_line_is_free(setup: Setup) -> None:
     """
-    However that ends: its client goes, there is no room in the journal or in the line, or what was
-    read before the model was loaded does not fit it.
+    However the request ends: its client disconnects, the journal or the queue is full, or what was
+    read before the model was loaded does not fit the model.
     """
     async with setup.serving(limits=Limits(queue=0)) as server:  # two rows wait
         await local(server).agents.create(NewAgent(name="notes", model="other"))
@@ -769,8 +775,8 @@ async def test_an_agent_whose_request_leaves_the_line_is_free(setup: Setup) -> N
 
 async def test_an_agent_changes_its_model(setup: Setup) -> None:
     """
-    Its history goes on under another model, by whichever it asks for, and it can be deleted when
-    either is loaded.
+    Its history continues under the model that a request names, and it can be deleted while either
+    model is loaded.
     """
     async with setup.serving() as server:
         await local(server).agents.create(NewAgent(name="notes", model="one"))
@@ -794,8 +800,8 @@ async def test_a_stop_while_an_agents_model_leaves(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    An agent that is deleted meanwhile is deleted. Its session stays, which has its slab until the
-    journal says that the model is gone.
+    An agent that is deleted meanwhile stays deleted. Its session remains, because it holds its slab
+    until the journal records that the model was unloaded.
     """
     before = loading.unload
 
