@@ -1,14 +1,14 @@
 """
-The table of docs/models.md: how models of mlx-lm's families are served, found by trying.
+Measures the table of docs/models.md: how models of mlx-lm's families are served.
 
-For each family a small model with random weights is made from mlx-lm's own classes and started as
-``ops serve`` starts one, with the engine's self-test: the same bits warm and cold, in each row of a
-decode pass, alone and among others, and the numbers of mlx-lm's plain pass. Windows are so short
-that the test's prompt runs past them.
+For each family, a small model with random weights is made from mlx-lm's own classes and started as
+``ops serve`` does, with the engine's self-test: the same bits warm and cold, in each row of a
+decode pass, alone and among others, and the same numbers as mlx-lm's plain pass. Windows are
+shorter than the test's prompt.
 
-``python -P tools/model_table.py`` prints the table, and ``--write`` puts it into the page; with
-families named, it prints theirs alone. All of them take some minutes. On Linux a BLAS whose bits
-depend on shape is preloaded, as the server does, since with another one nothing is proved.
+``python -P tools/model_table.py`` prints the table, or only the rows of the families that are
+named; ``--write`` puts it into the page. All families take some minutes. On Linux a BLAS whose bits
+depend on shapes is preloaded, as in the server, because any other proves nothing.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Row:
     How models of one family are served.
 
     Attributes:
-        keeps: what the layers keep of the tokens, in words.
+        keeps: what the layers keep for the tokens, in words.
         served: warm, cold, or why not.
-        rows: W; 0 where it is not served.
-        same_bits: what the self-test found; None where it is not served.
-        control: whether the naive way gave other bits: without it the rest proves nothing.
+        rows: W; 0 if the model is not served.
+        same_bits: what the self-test found; None if the model is not served.
+        control: whether the naive schedule gave different bits; if not, the rest proves nothing.
     """
 
     kind: str
@@ -73,10 +73,10 @@ class Row:
 
 def measured(family: str, source: Path) -> Row:
     """
-    Start a small model of a family and see how it is served.
+    Start a small model of a family, and report how it is served.
 
     Args:
-        source: a model directory that lends its tokenizer and template.
+        source: a model directory whose tokenizer and template are copied.
     """
     from mlx_lm.models.cache import make_prompt_cache
 
@@ -123,8 +123,8 @@ def measured(family: str, source: Path) -> Row:
 
 def _made(family: str, directory: Path, source: Path) -> Path:
     """
-    A small model of a family. Where its class cannot even be imported, another one's, under its
-    name.
+    A small model of a family. If its class cannot be imported, a model of a different family under
+    its name.
     """
     from tests.support.model_families import config_of, make_family_model
 
@@ -139,20 +139,20 @@ def _made(family: str, directory: Path, source: Path) -> Path:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """The rows as a table of Markdown."""
+    """The rows as a Markdown table."""
     heads = (f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}")
     return "\n".join((*heads, *(row.line for row in rows)))
 
 
 def with_table(page: str, found: str) -> str:
-    """The page with another table."""
+    """The page with its table replaced."""
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n\n{found}\n\n{END}{after}"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """From the arguments to the table."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("families", nargs="*", metavar="FAMILY", help="all, if none is named")
     parser.add_argument("--write", action="store_true", help="put the table into docs/models.md")

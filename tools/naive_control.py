@@ -1,20 +1,20 @@
 """
-Does a cache hit change the answer? The naive way and the canonical one, side by side.
+Does a cache hit change the answer? Compares the naive and the canonical schedule.
 
-A conversation of some turns is held twice on one model, each time in one of the two ways, and each
-turn's answer is computed again from nothing. What is compared are bits: the tokens of a greedy
-answer, their log-probabilities, and those of the likeliest alternatives.
+A conversation of some turns runs twice on one model, once with each schedule, and each turn's
+answer is also computed cold. The comparison is bit for bit: the tokens of a greedy answer, their
+log-probabilities, and those of the likeliest alternatives.
 
 naive
-    What is new runs in one pass, on the KV that prefill and decoding left behind; from nothing, the
-    whole prompt runs in one pass. A decode pass has as many rows as there are sessions.
+    The new tokens run in one pass, on the KV that prefill and decoding left. Cold, the whole prompt
+    runs in one pass. A decode pass has as many rows as there are sessions.
 canonical
-    Aligned chunks and an exact tail, on sealed blocks where they match; decode passes of W rows,
-    whoever is in them. The passes are those of ``cairn.engine.schedule``.
+    Aligned chunks and an exact tail, on sealed blocks if they match. Decode passes always have W
+    rows. The passes are those of ``cairn.engine.schedule``.
 
-The naive way is the control. Where it does not differ, this machine's kernels do not depend on the
-shape of a computation, and that the canonical way is equal proves nothing. Run it with
-``python -P tools/naive_control.py``; ``--blas bundled`` shows such a machine on Linux.
+The naive schedule is the control. If it makes no difference, this machine's kernels do not depend
+on the shape of a computation, and equal bits of the canonical schedule prove nothing. Run it with
+``python -P tools/naive_control.py``; on Linux, ``--blas bundled`` shows such a case.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ SAID = (
     "Which of the two streams is easier to cross after rain, and where is the next shelter?",
     "Say it again, in one sentence.",
 )
-"""What the user says, over and over: long and short turns."""
+"""The user's messages, in a cycle: long and short turns."""
 
 
 class Talk:
     """
-    One conversation in one of the two ways, and the means to compute an answer again from nothing.
+    One conversation with one of the two schedules. Can also compute each answer cold.
     """
 
     def __init__(self, loaded: Any, *, canonical: bool) -> None:
@@ -58,7 +58,7 @@ class Talk:
         self.canonical = canonical
         self.tokenizer = loaded.tokenizer
         self.context = loaded.context_tokens
-        # One row is a pass with one session in it; the naive way adds rows as sessions come.
+        # The naive schedule begins with one row, and adds one for each further session.
         self.rows = {n: MlxEngine(loaded, decode_rows=n) for n in (1, ROWS)}
         self.engine = self.rows[ROWS if canonical else 1]
         for engine in self.rows.values():
@@ -69,12 +69,12 @@ class Talk:
 
     def turn(self, said: str) -> tuple[bool, bool, bool, float]:
         """
-        The user says something and is answered. Tells how the answer compares.
+        Run one turn of the conversation, and compare its answer.
 
         Returns:
-            Whether it has the bits of one from nothing, whether it has its tokens, whether it has
-            the bits that it gets among other sessions, and the largest difference of the
-            log-probability of one and the same token.
+            Whether the answer has the same bits as a cold one, whether it has the same tokens,
+            whether it has the same bits as among other sessions, and the largest difference between
+            the log-probabilities of the same token.
         """
         text = f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n"
         prompt = self.held + list(self.tokenizer.encode(text))
@@ -88,10 +88,10 @@ class Talk:
         return warm == cold, len(agreed) == ANSWER, cold == among, apart
 
     def reused(self, prompt: list[int]) -> int:
-        """How many tokens of a prompt need not run: what the slab is brought to before it does."""
+        """Trim and fill the slab for a prompt; returns how many of its tokens need not run."""
         there = self.engine.pool.get(self.slab).caches[0].offset
         if not self.canonical:
-            return int(there)  # the conversation only grows, so all of it is this prompt's
+            return int(there)  # the conversation only grows, so the prompt begins with all of it
         # Settle: canonical KV over what was decoded, in full chunks, then the tail as usual.
         keep = min(len(self.held), len(prompt) - 1) // CHUNK * CHUNK
         settled = self.settled
@@ -102,7 +102,7 @@ class Talk:
         return keep
 
     def from_nothing(self, prompt: list[int], *, beside: int) -> list[Any]:
-        """The answer to a prompt that nothing is held of, beside other sessions."""
+        """The cold answer to a prompt, with ``beside`` other sessions in its passes."""
         capacity = slab_capacity(len(prompt) + ANSWER, CHUNK, self.context)
         slabs = [self.engine.open_slab(capacity).slab for _ in range(beside + 1)]
         for number, slab in enumerate(slabs[1:], start=1):
@@ -115,7 +115,7 @@ class Talk:
     def answer(
         self, slab: int, prompt: list[int], held: int, others: list[int] | None = None
     ) -> list[Any]:
-        """Prefill what is not held, then decode greedily."""
+        """Prefill the tokens that the slab does not hold, then decode greedily."""
         from cairn.engine.reports import DecodeRow, DrawSpec
         from cairn.engine.sampling import Sampling
 
@@ -138,7 +138,7 @@ class Talk:
 
 
 def main() -> int:
-    """Hold the conversation both ways and print how many turns differ."""
+    """Run the conversation with both schedules, and print how many turns differ."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--model", type=Path, help="a model directory; else random weights")
@@ -151,8 +151,8 @@ def main() -> int:
     if asked.model is not None:
         loaded = load_model(str(asked.model))
     else:
-        # Each of its tokens hangs on many before it. Pebble is sure of what it says: its tokens
-        # would stay the same where bits do not.
+        # Each of its tokens depends on many before it. Pebble's predictions are so confident that
+        # its tokens would be the same even if bits differ.
         with tempfile.TemporaryDirectory() as folder:
             loaded = load_model(str(make_random_model(Path(folder) / "random")))
     blas = loaded_blas()
@@ -180,7 +180,7 @@ def main() -> int:
 
 
 def _preload(choice: str) -> None:
-    """On Linux, begin again with a BLAS whose bits depend on shape, as `ops serve` does."""
+    """On Linux, restart with a BLAS whose bits depend on shapes, as `ops serve` does."""
     if sys.platform != "linux" or choice == "bundled" or "LD_PRELOAD" in os.environ:
         return
     library = find_blas()

@@ -1,4 +1,4 @@
-"""The random model with weights of other kinds."""
+"""The random model with weights in different dtypes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOUR_BITS = "4-bit"
 
 def make_model(source: Path, target: Path, kind: str) -> Path:
     """
-    A model's directory with the weights of another: all in ``bfloat16``, or the matrices in
+    A copy of a model directory with converted weights: all in ``bfloat16``, or the matrices in
     ``4-bit`` with the rest in ``float16``.
     """
     shutil.copytree(source, target)

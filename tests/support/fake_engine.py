@@ -1,7 +1,7 @@
 """
-A server without a model, for tests of what the actors do: everything but engine and tokenizer is
-the real thing. The engine holds token ids where a model has KV, so that its reports are measured,
-and the tokenizer has one token for each character.
+A server without a model, for tests of the actors. Everything except engine and tokenizer is real.
+The engine holds token ids instead of KV, so that its reports are measured. The tokenizer has one
+token for each character.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FakeEngine(Engine):
     An engine whose slabs and blocks hold token ids. It draws the letters of the alphabet.
 
     Attributes:
-        gave_back: how often freed memory was to be given back.
+        gave_back: how often ``give_back_memory`` was called.
     """
 
     decode_rows = ROWS
@@ -156,7 +156,7 @@ class FakeEngine(Engine):
         known: Collection[str] = (),
         keep_aside: bool = True,
     ) -> ScanReport:
-        # Its files are in memory, so that no earlier run has left any.
+        # Its files are in memory, so no earlier run can have left any.
         self._files = {}
         return ScanReport(
             rejected=tuple(
@@ -269,7 +269,7 @@ def _bytes_of(blocks: Mapping[str, _Block]) -> int:
 
 
 def _check(draw: DrawSpec | None) -> None:
-    """Raise GrammarDeadEnd if no token is allowed. Which ones are makes no difference here."""
+    """Raise GrammarDeadEnd if no token is allowed. Otherwise ignore which ones are."""
     if draw is not None and draw.matcher is not None:
         draw.matcher.allowed(draw.answer)
 
@@ -278,8 +278,8 @@ class FakeTokenizer(ModelTokenizer):
     """
     A tokenizer of one token for each character, and its own streaming detokenizer.
 
-    Its template puts thoughts in brackets, and empty brackets where thinking is off. It drops both
-    as soon as a user speaks. Where there are tools, "y" and "z" mark a call.
+    Its template puts thoughts in brackets, which are empty if thinking is off. It drops both after
+    the next user message. If there are tools, "y" and "z" are the markers of a call.
     """
 
     has_thinking = False
@@ -328,7 +328,7 @@ class FakeTokenizer(ModelTokenizer):
 
 
 def started(settings: Settings, *_: Any) -> StartedEngine:
-    """What starting an engine gives, without a model. To be patched over ``load._start``."""
+    """A started engine without a model. Patch it over ``load._start``."""
     facts = ModelFacts(
         name="numbers",
         fingerprint="f" * 16,

@@ -1,4 +1,4 @@
-"""An engine that is held in the midst of something, for tests of what happens meanwhile."""
+"""Holds an engine in the middle of a call, for tests of what happens in the meantime."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cairn.actors.server import Server
 @attrs.define
 class Hold:
     """
-    Holds the engine in calls of one of its methods, until it is let go.
+    Holds the engine in calls of one of its methods until it is released.
 
     Attributes:
-        method: its name.
-        holds: whether to hold in a call, by what that is given.
-        reached: set while it is held in one, and from then on.
-        go: to be set, to let it go for good.
-        count: how many calls there were to hold in, also after it was let go.
+        method: the method's name.
+        holds: called with a call's arguments; whether to hold in that call.
+        reached: set when the engine is first held, and stays set.
+        go: set it to release the engine for good.
+        count: how many calls ``holds`` accepted, including those after the release.
     """
 
     server: Server
@@ -47,7 +47,7 @@ class Hold:
         setattr(device, self.method, held)
 
     async def wait(self) -> None:
-        """Until there is a call to hold in."""
+        """Wait until the engine is held."""
         assert await trio.to_thread.run_sync(self.reached.wait, 120)
 
 
@@ -58,7 +58,7 @@ def hold_in_copy(server: Server) -> Hold:
 
 
 def hold_prewarm(server: Server) -> Hold:
-    """Hold the engine in a pass over what is anticipated."""
+    """Hold the engine in a prewarm pass."""
 
     def is_ahead(slab: int, *_: Any) -> bool:
         sessions = server.loaded.sequencer.state.sessions.values()

@@ -1,4 +1,4 @@
-"""A running server inside the test's own process, over a store in memory."""
+"""A server in the test's own process, on a store in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def settings(model_directory: Path, **changes: Any) -> Settings:
 async def serving(
     model_directory: Path, store: MemoryStore | None = None, **changes: Any
 ) -> AsyncIterator[Server]:
-    """A server that serves while the context lasts."""
+    """A server that runs while the context is open."""
     store = MemoryStore() if store is None else store
     async with booted(settings(model_directory, **changes), store, SECRET) as server:
         yield server
@@ -44,12 +44,12 @@ async def serving(
 @attrs.frozen(kw_only=True)
 class Said:
     """
-    An answer, and how it came about.
+    An answer, and how it was computed.
 
     Attributes:
-        parts: what its client was told, in order.
-        text: all of that as one text.
-        tokens: id, log-probability and the likeliest alternatives of each token: what P1 is about.
+        parts: the parts that the client received, in order.
+        text: all of them as one text.
+        tokens: id, log-probability and likeliest alternatives of each token, which P1 is about.
     """
 
     accepted: Accepted
@@ -60,7 +60,7 @@ class Said:
 
 
 async def at_rest(server: Server) -> None:
-    """Wait until no session is at work, and all of it is committed."""
+    """Wait until no session is working and all events are committed."""
     with trio.fail_after(120):
         while not set(server.statistics().sessions) <= {str(SessionState.IDLE)}:
             await trio.testing.wait_all_tasks_blocked()
@@ -68,7 +68,7 @@ async def at_rest(server: Server) -> None:
 
 
 async def without_slabs(server: Server) -> None:
-    """Wait until no session has anything to do, and none holds a slab; all of it is committed."""
+    """Wait until no session is working or holds a slab, and all events are committed."""
     with trio.fail_after(120):
         while server.statistics().slabs or server.loaded.activity.at_work:
             await trio.testing.wait_all_tasks_blocked()
@@ -76,12 +76,12 @@ async def without_slabs(server: Server) -> None:
 
 
 def local(server: Server) -> TenantServer:
-    """The server as it is for clients of a server without keys."""
+    """The server as clients without an API key use it."""
     return server.for_tenant(LOCAL)
 
 
 async def ask(server: Server, command: Generate, tenant: str = LOCAL) -> Said:
-    """Ask, and read the answer to its end."""
+    """Send a request and read the answer to its end."""
     accepted, finished = None, None
     parts: list[AnswerPart] = []
     tokens: list[TokenInfo] = []
@@ -109,7 +109,7 @@ async def ask(server: Server, command: Generate, tenant: str = LOCAL) -> Said:
 
 
 def text_of(parts: Iterable[AnswerPart]) -> str:
-    """What a client was told as one text."""
+    """The parts that a client received, as one text."""
     return "".join(map(_words, parts))
 
 

@@ -1,9 +1,9 @@
 """
-Journals for tests, made through the ledger: a healthy one, and one broken in each way that an event
-can break it.
+Journals for tests, written through the ledger: a healthy one, and one for each invariant that an
+event can violate.
 
-``Builder`` plays engine and store: it measures as they would, so that what it proposes is right
-unless a test makes it wrong. Ids and times are counted, so that the same calls give the same rows.
+``Builder`` simulates engine and store: it measures as they would, so its events are correct unless
+a test changes them. Ids and times are counters, so the same calls give the same rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START_US = 1_767_225_600_000_000
 
 
 class Builder:
-    """A server's run without a server: each method proposes what the server would."""
+    """A run without a server: each method proposes the events that the server would."""
 
     def __init__(self) -> None:
         self._ids = 0
@@ -50,13 +50,13 @@ class Builder:
         return self._time_us
 
     def propose(self, *events: ev.Event) -> None:
-        """Take events into the journal; what a violation adds comes with them."""
+        """Append events to the journal, with the events that a violation adds."""
         outcome = self.ledger.propose(events)
         self.rows.extend(outcome.rows)
         self.bug = outcome.bug or self.bug
 
     def crash(self, session: str) -> None:
-        """A session's own code failed."""
+        """A session failed because of an error in its own code."""
         outcome = self.ledger.record_crash(
             session=session, message="ZeroDivisionError", trace="Traceback: here\n"
         )
@@ -91,7 +91,7 @@ class Builder:
         )
 
     def stop(self) -> None:
-        """The server stops in order."""
+        """The server shuts down cleanly."""
         self.propose(ev.ServerStopped(boot="boot-1", reason="signal"))
 
     def turn(
@@ -105,12 +105,12 @@ class Builder:
         wrong: Callable[[ev.Event], ev.Event] = lambda event: event,
     ) -> None:
         """
-        A request from its arrival to the session at rest.
+        A request from its arrival until the session is idle.
 
         Args:
             messages: the conversation; every second one is the assistant's.
-            prompt: token ids; those of the session's last prompt come first.
-            wrong: what to make of each event before it is proposed.
+            prompt: token ids, beginning with those of the session's last prompt.
+            wrong: called with each event before it is proposed; returns the event to propose.
         """
         for event in self._steps(session, request, messages, tuple(prompt), tuple(answer)):
             self.propose(wrong(event))
@@ -125,7 +125,7 @@ class Builder:
         prompt: tuple[int, ...],
         answer: tuple[int, ...],
     ) -> Any:
-        """The events of a turn, each made on the state that those before it led to."""
+        """The events of a turn, each based on the state after the events before it."""
         if name not in self.ledger.state.sessions:
             yield ev.SessionOpened(
                 session=name, tenant=TENANT, fingerprint=FINGERPRINT, group=None, named=False
@@ -321,7 +321,7 @@ SECOND = ((*FIRST[1], *FIRST[2], 31, 32, 33, 34, 35), (41, 42))
 
 
 def conversation(wrong: Callable[[ev.Event], ev.Event] = lambda event: event) -> Builder:
-    """A server, one session ``s1`` with the requests ``r1`` and ``r2``, not stopped."""
+    """A running server with one session, ``s1``, and its requests ``r1`` and ``r2``."""
     made = Builder()
     made.start()
     text, prompt, answer = FIRST
@@ -332,7 +332,7 @@ def conversation(wrong: Callable[[ev.Event], ev.Event] = lambda event: event) ->
 
 
 def healthy() -> list[Row]:
-    """A conversation of two turns in which all holds; the second reuses two blocks of the first."""
+    """A correct conversation of two turns; the second reuses two blocks of the first."""
     made = conversation()
     made.stop()
     return made.rows
@@ -398,15 +398,15 @@ BREAKABLE = ("INV-1", "INV-2", "INV-3", "INV-4", "INV-5", "INV-6", "INV-7", "CRA
 
 def broken(invariant: str) -> tuple[list[Row], str]:
     """
-    A journal in which one invariant is broken and on record, and its bug id.
+    A journal with a recorded violation of one invariant, and its bug id.
 
     Args:
-        invariant: one of ``BREAKABLE``; a row that breaks INV-8 is no event, see ``tampered``.
+        invariant: one of ``BREAKABLE``. For INV-8 no event is wrong; see ``tampered``.
     """
     if invariant == "INV-3":
         made = conversation()
         prompt = SECOND[0]
-        # The store loses its blocks, so that another session computes the same ones again.
+        # The store loses its blocks, so that another session computes the same blocks again.
         made.stop()
         made.start()
         made.turn("s2", "r3", ["Hello"], prompt[:9], (50, 51), wrong=_invariant_3)
@@ -421,14 +421,14 @@ def broken(invariant: str) -> tuple[list[Row], str]:
 
 
 def unrecorded(invariant: str) -> list[Row]:
-    """The same up to and with the row that broke, as a writer without checks would leave it."""
+    """The same journal up to the row that broke it, as a writer without checks would leave it."""
     rows, _ = broken(invariant)
     end = next(index for index, row in enumerate(rows) if row.kind == "invariant_violated")
     return rows[:end]
 
 
 def tampered() -> list[Row]:
-    """A healthy journal in which somebody changed a payload afterwards (INV-8)."""
+    """A healthy journal in which a payload was changed afterwards (INV-8)."""
     rows = healthy()
     rows[3] = attrs.evolve(rows[3], public=rows[3].public.replace(b"openai", b"opened"))
     return rows

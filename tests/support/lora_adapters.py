@@ -1,4 +1,4 @@
-"""Small adapters for the random model, made by mlx-lm's own tools and trained on nothing."""
+"""Small untrained adapters for the random model, made with mlx-lm's own tools."""
 
 from __future__ import annotations
 

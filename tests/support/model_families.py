@@ -1,8 +1,8 @@
 """
 Small models of mlx-lm's families, with random weights.
 
-The classes are mlx-lm's own; only the sizes are ours. A window is so short that a prompt of a few
-chunks runs far past it.
+The classes are mlx-lm's own; only the sizes are ours. Windows are so short that a prompt of a few
+chunks is much longer.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _LLAMA4_SCALING: Final = {
     "original_max_position_embeddings": 128,
 }
 
-# What differs from the common, by kind and family.
+# The fields that differ from the common ones, by kind and family.
 FAMILIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "dense": {
         "llama": {},
@@ -412,11 +412,11 @@ QUICK: Final = (
     "nemotron_h",
     "lfm2",
 )
-"""One or two families of each kind, for every day."""
+"""One or two families of each kind, for the everyday tests."""
 
 
 def kind_of(family: str) -> str:
-    """Which kind a family is of."""
+    """The kind of a family."""
     return next(kind for kind, families in FAMILIES.items() if family in families)
 
 
@@ -430,11 +430,11 @@ def config_of(family: str) -> dict[str, Any]:
 
 def make_family_model(directory: Path, source: Path, config: Mapping[str, Any]) -> Path:
     """
-    Write a model with random weights into a directory that is not there yet, and return it.
+    Write a model with random weights into a new directory, and return the directory.
 
     Args:
-        source: a model directory that lends its tokenizer and template.
-        config: names the family by its ``model_type``.
+        source: a model directory whose tokenizer and template are copied.
+        config: the config.json; its ``model_type`` names the family.
     """
     shutil.copytree(
         source, directory, ignore=shutil.ignore_patterns("model.safetensors", "config.json")
@@ -449,7 +449,7 @@ def make_family_model(directory: Path, source: Path, config: Mapping[str, Any]) 
 
 
 def _shaken(weight: mx.array) -> mx.array:
-    """Weights as they are made are often ones and zeros, which hide what is left out."""
+    """Weights with noise. Initial weights are often ones and zeros, which hide omitted terms."""
     if not mx.issubdtype(weight.dtype, mx.floating):
         return weight
     return weight + 0.05 * mx.random.normal(weight.shape).astype(weight.dtype)

@@ -1,8 +1,8 @@
 """
-A PostgreSQL server of the tests' own, on a socket in a temporary folder.
+A PostgreSQL server for the tests, on a socket in a temporary folder.
 
-``initdb`` refuses to run as root. Where the tests run as root, the server runs as the user
-``postgres``, or as ``nobody`` where there is none.
+``initdb`` refuses to run as root. If the tests run as root, the server runs as the user
+``postgres``, or as ``nobody`` if that user does not exist.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.subprocess_server import die_with_parent
 
 _DEADLINE_S = 60.0
 _ROLE = "cairn"
-# Nothing has to outlive the tests.
+# No durability: the data is not needed after the tests.
 _SETTINGS = {
     "listen_addresses": "",
     "fsync": "off",
@@ -40,7 +40,7 @@ _SETTINGS = {
 
 
 class NotInstalled(Exception):
-    """PostgreSQL's programs are not on this machine."""
+    """PostgreSQL is not installed on this machine."""
 
 
 @attrs.frozen
@@ -51,14 +51,14 @@ class Postgres:
     _numbers: Iterator[int] = attrs.field(factory=itertools.count, repr=False)
 
     def new_database(self) -> str:
-        """Creates an empty database; returns its URL."""
+        """Create an empty database and return its URL."""
         name = f"journal_{next(self._numbers)}"
         with self.connect("postgres") as connection:
             connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
         return f"postgresql://{_ROLE}@/{name}?host={self.folder}"
 
     def connect(self, name: str) -> psycopg.Connection[Any]:
-        """A connection to a database that commits each statement."""
+        """A connection to a database, in autocommit mode."""
         return psycopg.connect(
             host=str(self.folder), user=_ROLE, dbname=name, autocommit=True, connect_timeout=10
         )
@@ -67,13 +67,13 @@ class Postgres:
 @contextlib.contextmanager
 def running_postgres() -> Iterator[Postgres]:
     """
-    Runs a server while the context lasts.
+    Run a server while the context is open.
 
     Raises:
-        NotInstalled: there is no PostgreSQL on this machine.
+        NotInstalled: PostgreSQL is not installed on this machine.
     """
     programs = _programs()
-    # The path of a socket has at most 107 bytes, which pytest's own folders may exceed.
+    # The path of a socket may have at most 107 bytes, and pytest's folders may be longer.
     folder = Path(tempfile.mkdtemp(prefix="cairn-postgres-"))
     as_user = _as_user(folder)
     data = folder / "data"
@@ -112,14 +112,14 @@ def running_postgres() -> Iterator[Postgres]:
             _wait_until_ready(server, process)
             yield server
         finally:
-            process.send_signal(signal.SIGINT)  # ends sessions, then itself
+            process.send_signal(signal.SIGINT)  # closes connections, then exits
             process.wait(_DEADLINE_S)
     finally:
         shutil.rmtree(folder)
 
 
 def _programs() -> Path:
-    """The folder of `initdb` and `postgres`; Debian's is not on the path."""
+    """The folder of `initdb` and `postgres`, which on Debian is not on the PATH."""
     if (found := shutil.which("initdb")) is not None:
         return Path(found).resolve().parent
     versions = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
@@ -129,8 +129,8 @@ def _programs() -> Path:
 
 
 def _as_user(folder: Path) -> dict[str, Any]:
-    """Options that start a process as a user who is not root and who owns ``folder``."""
-    # A BLAS that is preloaded is for this process alone.
+    """Options to start a process as an unprivileged user that owns ``folder``."""
+    # The preloaded BLAS is only for this process.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     if os.getuid() != 0:
         return {"env": environment}

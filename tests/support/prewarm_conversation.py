@@ -1,8 +1,9 @@
 """
-A conversation in which much is to be anticipated, and what is needed to look at it.
+A conversation with much to prewarm, and helpers to examine it.
 
-The model thinks and calls a tool; Pebble's template, like Qwen3's, drops what was thought as soon
-as a user speaks. So hardly anything that was generated since the last user is in the next prompt.
+The model thinks and calls a tool. Pebble's template, like Qwen3's, drops thoughts as soon as the
+user speaks again. The next prompt therefore contains hardly anything of what was generated since
+the last user message.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ CALL = {
 
 @attrs.define
 class Journaled:
-    """A journal, and servers over it."""
+    """A journal, and servers that use it."""
 
     model: Path
     store: MemoryStore = attrs.field(factory=MemoryStore)
 
     def serving(self, **changes: Any) -> Any:
-        """A server over the journal."""
+        """A server on the journal."""
         return serving(self.model, self.store, **changes)
 
     def events(self, *kinds: type[ev.Event]) -> list[Any]:
@@ -50,12 +51,12 @@ class Journaled:
         return [event for event in found if isinstance(event, kinds)]
 
     def holds(self) -> bool:
-        """Whether the journal has no violation, on record or not."""
+        """Whether the journal has no violation, recorded or not."""
         return replay(self.store.read()).findings == ()
 
 
 def thinking(place: int = 1, **changes: Any) -> Generate:
-    """A request after a tool's result: before it, the assistant thought for some 200 tokens."""
+    """A request after a tool's result, before which the assistant thought for some 200 tokens."""
     messages = (
         Message(role="system", content="You weigh stones. " + words(place, 10)),
         Message(role="user", content=words(place + 1, 10)),
@@ -77,18 +78,18 @@ def onward(command: Generate, said: Said, message: Message = NEW, **changes: Any
 
 
 def prefilled(said: Said) -> int:
-    """How many tokens of the prompt were run for an answer."""
+    """How many tokens of the prompt were prefilled for an answer."""
     return said.finished.prompt_tokens - said.finished.cached_tokens
 
 
 def new_tokens(server: Server) -> int:
-    """What the new message takes, with all that the template puts around it."""
+    """How many tokens the new message takes, with the template's text around it."""
     alone = generate(Conversation(messages=(NEW,)))
     return len(server.loaded.preparer.prepared(alone, LOCAL).prompt_ids)
 
 
 def found_wrong(server: Server, key: str) -> None:
-    """Have a block found wrong that is in memory: what is to be written has another digest."""
+    """Have a block in memory found damaged: when it is written, its digest is different."""
     state = server.loaded.sequencer.state
     wrong = ev.BlockSpilled(
         key=key,

@@ -1,9 +1,9 @@
 """
-A model that says what is written down: after each token comes the one that a table names.
+A model that follows a script: a table says which token comes after each token.
 
-It is the random model without its layers' words: what stands in the residual stream at the head is
-the last token alone, and the head knows which token follows it. Whole pieces of text are tokens, so
-that an answer is a few of them and is tokenised again as it was said.
+It is the random model with layers that add nothing. The residual stream at the head holds only the
+last token, and the head maps it to the token that follows. Whole pieces of text are tokens, so that
+an answer consists of a few of them and is tokenised again into the same ones.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _GAIN = 40.0
 
 def make_scripted_model(directory: Path, follows: Iterable[tuple[str, str, float]]) -> Path:
     """
-    Write the model into a directory that is not there yet, and return it.
+    Write the model into a new directory, and return the directory.
 
     Args:
-        follows: (text, text that comes after it, how sure that is: up to 1). Each is one token.
+        follows: (text, the text after it, its weight: up to 1). Each text is one token.
     """
     make_random_model(directory)
     table = list(follows)
@@ -42,7 +42,7 @@ def make_scripted_model(directory: Path, follows: Iterable[tuple[str, str, float
             weights[name] = np.zeros_like(weights[name])
     count, width = tokenizer.get_vocab_size(), weights["model.norm.weight"].shape[0]
     embedded = np.random.default_rng(0).standard_normal((count, width)).astype(np.float32)
-    # Of one length, so that the norm in front of the head leaves them as they are.
+    # All of the same length, so that the norm before the head does not change them.
     embedded *= np.sqrt(width) / np.linalg.norm(embedded, axis=1, keepdims=True)
     head = np.zeros_like(embedded)
     for one, other, sure in table:

@@ -1,8 +1,8 @@
 """
-A server in a process of its own, and clients of it.
+A server in a separate process, and clients for it.
 
-``started`` runs `ops serve` on a free port of the loopback and gives a ``Serving``. It ends with
-the context, by its process id, and on Linux also when this process dies.
+``started`` runs `ops serve` on a free loopback port and yields a ``Serving``. The server is killed
+by its process id when the context ends, and on Linux also when this process dies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 E = TypeVar("E", bound=ev.Event)
 
 DEADLINE_S = 120.0
-"""After so long something that must happen has not happened. No test asserts how long it took."""
+"""How long to wait for something that must happen. No test asserts how long it took."""
 
 _COMMAND = (sys.executable, "-P", "-m", "cairn.ops")
 _URL = re.compile(r"http://127\.0\.0\.1:\d+")
@@ -52,12 +52,12 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Serving:
-    """A server that answers at ``url``, over ``data_dir``."""
+    """A server at ``url`` with the data directory ``data_dir``."""
 
     def __init__(self, process: subprocess.Popen[str], data_dir: Path, url: str, log: Path) -> None:
         self._process = process
         self._log = log
-        # Kept, since to make one costs more than to ask.
+        # Kept, because creating a client takes longer than a request.
         self._http = httpx.Client(base_url=url, verify=False, timeout=DEADLINE_S)
         self._client: openai.OpenAI | None = None
         self._key = "none"
@@ -66,12 +66,12 @@ class Serving:
 
     @property
     def pid(self) -> int:
-        """Of the server's process."""
+        """The process id of the server."""
         return self._process.pid
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """The address on which it listens."""
         address = urlsplit(self.url)
         assert address.hostname is not None
         assert address.port is not None
@@ -79,31 +79,31 @@ class Serving:
 
     @property
     def running(self) -> bool:
-        """Whether the process has not ended."""
+        """Whether the process is still running."""
         return self._process.poll() is None
 
     def use_key(self, key: str) -> None:
-        """Ask with an API key from now on."""
+        """Send an API key with all further requests."""
         self._key = key
         self._http.headers["authorization"] = f"Bearer {key}"
         self._client = None
 
     def client(self, **options: Any) -> openai.OpenAI:
-        """The official client, which asks once unless told otherwise."""
+        """The OpenAI client, by default without retries."""
         settings: dict[str, Any] = {"api_key": self._key, "max_retries": 0, "timeout": DEADLINE_S}
         return openai.OpenAI(base_url=f"{self.url}/v1", **settings | options)
 
     def ask(self, **body: Any) -> Answer:
-        """Ask by an official client that is kept."""
+        """Send a request with the OpenAI client that is kept."""
         self._client = self._client or self.client()
         return answer_of(self._client.chat.completions.create(**split(body)))
 
     def post(self, **body: Any) -> httpx.Response:
-        """A chat completion by a bare client, whatever comes of it."""
+        """Request a chat completion with a plain HTTP client, and return the response."""
         return self._http.post("/v1/chat/completions", json=body)
 
     def send(self, body: bytes, **headers: str) -> httpx.Response:
-        """A chat completion whose body goes out as it is. Headers are named with underscores."""
+        """Request a chat completion with a raw body. Header names have underscores."""
         named = {
             name.replace("_", "-").encode(): value.encode("latin-1")
             for name, value in headers.items()
@@ -111,12 +111,12 @@ class Serving:
         return self._http.post("/v1/chat/completions", content=body, headers=named)
 
     def health(self) -> dict[str, Any]:
-        """What the server tells of itself now."""
+        """The server's health report."""
         found: dict[str, Any] = self._http.get("/health").json()
         return found
 
     def at_rest(self) -> dict[str, Any]:
-        """Wait until no request is open and no session at work; gives the health then."""
+        """Wait until no request is open and no session is working; return the health then."""
         busy = ("restoring", "prefilling", "decoding", "settling")
 
         def found() -> dict[str, Any] | None:
@@ -128,15 +128,15 @@ class Serving:
 
     def settled(self) -> dict[str, Any]:
         """
-        Wait until all is at rest that was served, and the journal has it; gives the health then.
+        Wait until all sessions are idle and their events are in the journal; return the health.
         """
         self.at_rest()
-        # Not the last row alone: what rests elsewhere gives its slab up at any moment.
+        # The last row is not enough: other idle sessions may release their slabs at any time.
         eventually(lambda: not self._unsettled())
         return self.health()
 
     def _unsettled(self) -> set[str]:
-        """The sessions that the journal leaves with a request."""
+        """The sessions that have an open request according to the journal."""
         busy = set()
         for place in self.recorded():
             match place.event:
@@ -149,16 +149,16 @@ class Serving:
         return busy
 
     def queued(self, count: int) -> None:
-        """Wait until so many requests wait in the queue."""
+        """Wait until ``count`` requests are queued."""
         eventually(lambda: self.health()["queue"]["queued"] == count)
 
     def open_files(self) -> int:
-        """How many descriptors it holds; 0 where the system does not tell."""
+        """The number of open file descriptors; 0 if the system does not report it."""
         held = Path(f"/proc/{self.pid}/fd")
         return sum(1 for _ in held.iterdir()) if held.exists() else 0
 
     def greeting(self) -> str:
-        """What it says on its first lines, the address left out. Once."""
+        """The startup banner without the address. Can be read once."""
         assert self._process.stdout is not None
         lines = [self._process.stdout.readline()]
         while lines[-1] and "try it" not in lines[-1]:
@@ -170,24 +170,24 @@ class Serving:
         self._process.send_signal(number)
 
     def wait(self) -> int:
-        """Wait for the end; gives the exit code, as a shell does: 128 and the signal's number."""
+        """Wait for the process to end. Returns the exit code, 128 + N after signal N."""
         code = self._process.wait(DEADLINE_S)
         if code == -signal.SIGABRT:
-            print(self.stderr())  # no end that anybody asked for: what is known of it
+            print(self.stderr())  # an unexpected end: print what is known
         return 128 - code if code < 0 else code
 
     def stop(self) -> int:
-        """SIGTERM, and the exit code."""
+        """Send SIGTERM and return the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait()
 
     def kill(self) -> None:
-        """SIGKILL: nothing of the process's own runs any more."""
+        """Send SIGKILL: the process gets no chance to clean up."""
         self._process.kill()
         self._process.wait(DEADLINE_S)
 
     def stderr(self) -> str:
-        """What it has written to stderr so far."""
+        """The stderr output so far."""
         return self._log.read_text(encoding="utf-8")
 
     def log(self) -> list[dict[str, Any]]:
@@ -196,24 +196,24 @@ class Serving:
         return [json.loads(line) for line in text.splitlines()]
 
     def recorded(self) -> list[ev.Recorded]:
-        """The journal's events with their places."""
+        """The journal's events with their positions."""
         return recorded(self.data_dir)
 
     def position(self) -> int:
-        """The journal's last position now."""
+        """The journal's last position."""
         found: int = self.health()["journal_position"]
         return found
 
     def requests(self, *, after: int) -> list[ev.Event]:
         """
-        What was recorded of requests behind a position. Conversations of before may have been put
-        away meanwhile, which is no request's.
+        The events of requests after a position. Events of earlier sessions that became idle or
+        expired in the meantime are left out.
         """
         found = (place.event for place in self.recorded() if place.position > after)
         return [event for event in found if getattr(event, "request", None) is not None]
 
     def events(self, kind: type[E], *, after: int = 0, **fields: Any) -> list[E]:
-        """The journal's events of one kind behind a position, with these fields."""
+        """The journal's events of one kind after a position, with these field values."""
         found = (place.event for place in self.recorded() if place.position > after)
         return [
             event
@@ -224,7 +224,7 @@ class Serving:
 
 
 def recorded(data_dir: Path) -> list[ev.Recorded]:
-    """The events of a data directory's journal, also while a server writes it."""
+    """The events of a data directory's journal, which a server may be writing."""
     store = SqlStore.open(journal_url(data_dir), read_only=True)
     try:
         return [decode(row) for row in store.read()]
@@ -233,7 +233,7 @@ def recorded(data_dir: Path) -> list[ev.Recorded]:
 
 
 def run_ops(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
-    """A command of `ops` that ends by itself: exit code, stdout, stderr."""
+    """Run an `ops` command to its end; returns exit code, stdout and stderr."""
     done = subprocess.run(
         [*_COMMAND, *map(str, arguments)],
         env=_environment(env),
@@ -248,8 +248,8 @@ def run_ops(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[i
 
 def assert_holds(data_dir: Path) -> None:
     """
-    `ops verify` finds nothing broken, on record or not. It runs in this process, as it needs no
-    server's surroundings, and a process is most of what it would cost.
+    Assert that `ops verify` finds no violation, recorded or not. Runs in this process, because it
+    does not need a server's environment and starting a process would take most of the time.
     """
     found = CliRunner().invoke(ops, ["verify", "--data-dir", str(data_dir)])
     assert 0 == found.exit_code, found.output
@@ -264,28 +264,28 @@ def started(
     within: Sequence[str] = (),
 ) -> Iterator[Serving]:
     """
-    A server over ``data_dir``; it is killed if it still runs when the context ends.
+    A server with ``data_dir``. It is killed if it is still running when the context ends.
 
     Args:
-        env: in addition to this process's environment.
-        within: a command that runs another one in its place, to change its surroundings.
+        env: variables in addition to this process's environment.
+        within: a command that executes the server's, to change its environment.
     """
     with _spawned(data_dir, options, env, within) as (process, log):
         yield Serving(process, data_dir, _url_of(process, log), log)
 
 
 def killed_at(word: str, data_dir: Path, *options: object) -> None:
-    """Start a server over ``data_dir`` and kill it once it has said ``word`` on its way up."""
+    """Start a server with ``data_dir``, and kill it once it has printed ``word`` during startup."""
     with _spawned(data_dir, options) as (process, log):
         _say(word, process, log)
 
 
 def stopped_at(word: str, data_dir: Path, *options: object) -> tuple[int, str]:
     """
-    Start a server over ``data_dir`` and interrupt it once it has said ``word`` on its way up.
+    Start a server with ``data_dir``, and interrupt it once it has printed ``word`` during startup.
 
     Returns:
-        Its exit code, and all that it said.
+        Its exit code and its output.
     """
     with _spawned(data_dir, options) as (process, log):
         _say(word, process, log)
@@ -308,7 +308,7 @@ def _spawned(
     env: Mapping[str, str] | None = None,
     within: Sequence[str] = (),
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A server's process and the file that its stderr goes to."""
+    """A server's process, and the file with its stderr."""
     data_dir.parent.mkdir(parents=True, exist_ok=True)
     log = data_dir.with_name(f"{data_dir.name}.{time.monotonic_ns()}.stderr")
     arguments = ("serve", "--port", 0, "--data-dir", data_dir, *options)
@@ -342,7 +342,7 @@ def _url_of(process: subprocess.Popen[str], log: Path) -> str:
 
 
 def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
-    """One thread for the BLAS: many servers on few cores would wait for each other's threads."""
+    """The environment, with one BLAS thread: many servers share few cores."""
     kept = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return {**kept, "OPENBLAS_NUM_THREADS": "1", **(more or {})}
 
@@ -353,7 +353,7 @@ def die_with_parent() -> None:
 
 
 def eventually(look: Callable[[], T | None]) -> T:
-    """Look again and again until there is something true; fail after the deadline."""
+    """Poll until ``look`` returns something true; fail after the deadline."""
     end = time.monotonic() + DEADLINE_S
     while True:
         found = look()
@@ -369,12 +369,12 @@ def eventually(look: Callable[[], T | None]) -> T:
 @attrs.frozen(kw_only=True)
 class Answer:
     """
-    An answer as its client sees it.
+    An answer as the client sees it.
 
     Attributes:
         text: without thoughts and calls.
         tokens: (bytes, log-probability) of each token.
-        message: as it can be sent back.
+        message: the message in the form in which it can be sent back.
     """
 
     text: str
@@ -391,30 +391,30 @@ class Answer:
 
     @property
     def bits(self) -> tuple[Any, ...]:
-        """What must be the same however the answer came about."""
+        """What must be identical regardless of how the answer was computed."""
         said = self.text, self.thoughts, tuple(self.calls)
         return *said, self.tokens, self.finish_reason, self.completion_tokens
 
     @property
     def thoughts(self) -> str:
-        """What was thought; empty if nothing was."""
+        """The thoughts; empty if there are none."""
         found: str = self.message.get("reasoning_content", "")
         return found
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        """(name, arguments) of each tool that is called."""
+        """(name, arguments) of each tool call."""
         functions = [call["function"] for call in self.message.get("tool_calls", ())]
         return [(function["name"], function["arguments"]) for function in functions]
 
 
 def user(text: str) -> dict[str, str]:
-    """What a user says."""
+    """A user message."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str) -> dict[str, str]:
-    """What an assistant has said."""
+    """An assistant message."""
     return {"role": "assistant", "content": text}
 
 
@@ -424,34 +424,34 @@ _OURS = frozenset(
 
 
 def split(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A body as arguments of the official client, which takes what is not OpenAI's apart."""
+    """A body as arguments of the OpenAI client, which takes unknown fields separately."""
     extra = {name: value for name, value in body.items() if name in _OURS}
     plain = {name: value for name, value in body.items() if name not in _OURS}
     return {"model": "any", **plain, "extra_body": extra}
 
 
 PLAIN: Mapping[str, Any] = {"temperature": 0, "max_tokens": 24, "logprobs": True}
-"""How a question is asked that says nothing else: greedily, with log-probabilities."""
+"""The defaults of a request: greedy, with log-probabilities."""
 
 
 def ask(server: Serving, *messages: Mapping[str, str], **body: Any) -> Answer:
     """
-    Ask by the official client.
+    Send a request with the OpenAI client.
 
     Args:
-        messages: or ``messages`` in the body.
+        messages: alternatively, pass ``messages`` in the body.
     """
     return server.ask(**{"messages": list(messages), **PLAIN, **body})
 
 
 def ask_with(client: openai.OpenAI, *messages: Mapping[str, str], **body: Any) -> Answer:
-    """``ask`` by a client of one's own."""
+    """Like ``ask``, but with a given client."""
     asked = split({"messages": list(messages), **PLAIN, **body})
     return answer_of(client.chat.completions.create(**asked))
 
 
 def answer_of(completion: Any) -> Answer:
-    """A completion of the official client, as an answer."""
+    """A completion of the OpenAI client, as an answer."""
     (choice,) = completion.choices
     usage, cairn = completion.usage, completion.model_extra["cairn"]
     content = choice.logprobs.content if choice.logprobs else []
@@ -472,15 +472,15 @@ def answer_of(completion: Any) -> Answer:
 
 class Listener:
     """
-    A streaming client on a bare connection, in a thread of its own: it can be watched, and it can
-    go away at any moment.
+    A streaming client on a plain connection, in its own thread. Tests can watch it, and make it
+    disconnect at any time.
 
     Attributes:
-        status: of the response, or None where there is none yet.
-        comments: lines that only keep the connection alive.
+        status: the status of the response; None if there is none yet.
+        comments: the lines that only keep the connection alive.
         chunks: the events so far.
-        done: whether the stream came to its own end.
-        ended: set when nothing more comes.
+        done: whether the stream ended regularly.
+        ended: set when nothing more arrives.
     """
 
     def __init__(self, server: Serving, *messages: Mapping[str, str], **body: Any) -> None:
@@ -499,7 +499,7 @@ class Listener:
 
     @property
     def request(self) -> str:
-        """The request's id, once a session has taken it."""
+        """The id of the request, once a session has claimed it."""
         request: str = self.chunks[0]["id"].removeprefix("chatcmpl-")
         return request
 
@@ -518,18 +518,18 @@ class Listener:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the answer ended, or None where the client was not told."""
+        """The finish reason; None if the client received none."""
         reasons = [c["finish_reason"] for k in self.chunks for c in k.get("choices", ())]
         return next((reason for reason in reasons if reason), None)
 
     @property
     def error(self) -> dict[str, Any] | None:
-        """The error in mid-stream, if there was one."""
+        """The error in the middle of the stream, if there was one."""
         return next((chunk["error"] for chunk in self.chunks if "error" in chunk), None)
 
     def until(self, fact: Callable[[Listener], object]) -> Listener:
         """
-        Wait until something is true of what has come; fails where the stream ends before it is.
+        Wait until ``fact`` is true. Fails if the stream ends before that.
         """
 
         def look() -> bool:
@@ -544,20 +544,20 @@ class Listener:
         return self
 
     def accepted(self) -> Listener:
-        """Wait until a session has taken the request."""
+        """Wait until a session has claimed the request."""
         return self.until(lambda it: it.chunks)
 
     def decoding(self, tokens: int = 3) -> Listener:
-        """Wait until some tokens of the answer have come."""
+        """Wait until this many tokens of the answer have arrived."""
         return self.until(lambda it: len(it.tokens) >= tokens)
 
     def end(self) -> Listener:
-        """Wait until nothing more comes."""
+        """Wait until the stream has ended."""
         assert self.ended.wait(DEADLINE_S), "the stream did not end"
         return self
 
     def leave(self) -> None:
-        """Go away, whatever has come so far."""
+        """Disconnect."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self.end()
@@ -576,7 +576,7 @@ class Listener:
                 else:
                     self.refusal = json.loads(response.read())
         except (OSError, http.client.HTTPException):
-            pass  # the server is gone, or the client is: what has come is there
+            pass  # the server or the client disconnected; what has arrived is kept
         finally:
             self._connection.close()
             self._socket.close()
@@ -593,7 +593,7 @@ class Listener:
 
 
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make calls at the same time, each in a thread; their results in order."""
+    """Make calls at the same time, each in its own thread; returns their results in order."""
     results: dict[int, T] = {}
     failures: list[BaseException] = []
 

@@ -1,5 +1,5 @@
 """
-Small tokenizers of the kinds that models come with, each made here and trained on a few lines.
+Small tokenizers of the kinds that models use, each trained here on a few lines.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ QWEN = (
 
 
 def added(*contents: str, **flags: bool) -> list[AddedToken]:
-    """Added tokens, not normalised unless that is said."""
+    """Added tokens, by default with ``normalized=False``."""
     return [AddedToken(content, **{"normalized": False, **flags}) for content in contents]
 
 
 def wrapped(tokenizer: Tokenizer) -> Any:
-    """As a model brings it: transformers' object in mlx-lm's wrapper."""
+    """A tokenizer as a loaded model has it: transformers' object in mlx-lm's wrapper."""
     return TokenizerWrapper(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
 
 
@@ -53,7 +53,7 @@ def bpe(
     tokens: Sequence[AddedToken] = (),
     normalizer: Any = None,
 ) -> Tokenizer:
-    """A BPE over bytes that cuts words by a pattern."""
+    """A byte-level BPE that splits words by a pattern."""
     made = Tokenizer(models.BPE())
     made.normalizer = normalizer
     made.pre_tokenizer = pre_tokenizers.Sequence(
@@ -70,14 +70,14 @@ def bpe(
 
 
 def like_qwen() -> Tokenizer:
-    """NFC, then a BPE over bytes; tokens that are special and one that is not."""
+    """NFC, then a byte-level BPE; several special tokens, and one that is not special."""
     made = bpe(normalizer=normalizers.NFC(), tokens=added(MARK, "</think>"))
     made.add_special_tokens(added(START, END))
     return made
 
 
 def like_gpt2() -> Tokenizer:
-    """A space in front of every stretch, and a template that would put a token around the text."""
+    """A space before every stretch, and a template that would put a token around the text."""
     made = bpe(GPT2, prefix=True)
     made.add_special_tokens(added("<|endoftext|>"))
     end = made.token_to_id("<|endoftext|>")
@@ -94,7 +94,7 @@ def like_gpt2() -> Tokenizer:
 
 def like_llama() -> Tokenizer:
     """
-    The older form: the normaliser puts a bar in front of every stretch, and there are no words.
+    The older form: the normaliser puts a bar before every stretch, and there are no words.
     """
     made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     made.normalizer = normalizers.Sequence(
@@ -106,7 +106,7 @@ def like_llama() -> Tokenizer:
 
 
 def like_mistral(scheme: str = "first", *, split: bool = False) -> Tokenizer:
-    """Metaspace: a bar where a word begins, and by the scheme at the beginning of the text."""
+    """Metaspace: a bar before each word, and depending on the scheme one before the text."""
     made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
     made.train_from_iterator(LINES, _pieces_trainer())
@@ -116,7 +116,7 @@ def like_mistral(scheme: str = "first", *, split: bool = False) -> Tokenizer:
 
 
 def like_gemma() -> Tokenizer:
-    """Spaces become bars, words are cut behind them, and runs of line ends are added tokens."""
+    """Spaces become bars, words are split after them, and runs of newlines are added tokens."""
     made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     made.normalizer = normalizers.Replace(" ", "▁")
     made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
@@ -127,7 +127,7 @@ def like_gemma() -> Tokenizer:
 
 
 def like_t5() -> Tokenizer:
-    """Unigram pieces behind NFKC and a normaliser that squeezes spaces."""
+    """Unigram after NFKC and a normaliser that collapses spaces."""
     made = Tokenizer(models.Unigram())
     made.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
@@ -142,7 +142,7 @@ def like_t5() -> Tokenizer:
 
 
 def like_bert() -> Tokenizer:
-    """Lower case, WordPiece; and added tokens that are looked for behind the normaliser only."""
+    """Lower case, WordPiece, and added tokens that are only matched after normalisation."""
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -157,7 +157,7 @@ def like_bert() -> Tokenizer:
 
 
 def stripping() -> Tokenizer:
-    """Added tokens that take white space with them, on the left, on the right and on both sides."""
+    """Added tokens that strip white space on the left, on the right, and on both sides."""
     made = bpe(tokens=added("\n\n", "  "))
     made.add_tokens(added(START, lstrip=True, rstrip=True))
     made.add_tokens(added(END, rstrip=True))
@@ -174,7 +174,7 @@ def stripping_phi() -> Tokenizer:
 
 
 def overlapping() -> Tokenizer:
-    """Added tokens that begin like others, end like others, and lie within others."""
+    """Added tokens that share their beginning or end with others, or are contained in others."""
     within = ("<a>", "<a><b>", "b><", "a", "><|", "\n<|im", "<|im_")
     return bpe(tokens=added(*within, START, END, END + ">"))
 
@@ -193,7 +193,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "stripping phi": stripping_phi,
     "overlapping": overlapping,
 }
-"""All that can be cut. Those that cannot are made where they are refused."""
+"""All that can be cut. Those that cannot are made in the tests of their refusal."""
 
 
 def _pieces_trainer() -> trainers.BpeTrainer:

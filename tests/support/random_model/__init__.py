@@ -1,10 +1,10 @@
 """
-A small Qwen3 with random weights: a model that hardly ever stops, and whose every token depends on
-many before it.
+A small Qwen3 with random weights. It hardly ever ends an answer, and each of its tokens depends on
+many tokens before it.
 
-What it says means nothing, and no two prompts get the same. So a test in which one bit of a cache
-is wrong has other words to show for it, and answers are as long as a test wants them. Pebble, which
-ends its turn and is sure of its words, would hide both.
+Its answers are meaningless, and different for any two prompts. If one bit of a cache is wrong, the
+answer is therefore different, and answers are as long as a test needs. Pebble, which ends its turns
+and has confident predictions, would not show such errors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CONTEXT_TOKENS: Final = 32_768
 _ROPE_THETA: Final = 1_000_000.0
 _NORM_EPS: Final = 1e-06
 
-# Where a text is cut before pairs are merged: words with their space, single digits, signs.
+# How a text is split before pairs are merged: words with their space, single digits, punctuation.
 _SPLIT_PATTERN: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
     r"|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -55,27 +55,27 @@ _SPLIT_PATTERN: Final = (
     r"|\s+"
 )
 
-# Scales of the weights, found by trying. With tied embeddings the row of the last token stands in
-# the residual stream and wins the logits again, and the model says one token for ever. So what the
-# layers add is some ten times as large as the embeddings. Sharp attention (norms of queries and
-# keys whose product is 3, not 1) makes the next token depend on many before it; without it, greedy
-# output soon walks in a circle.
+# Scales of the weights, found by experiment. With tied embeddings, the last token's embedding is in
+# the residual stream and would get the largest logit, so the model would repeat one token forever.
+# Therefore the layers add about ten times as much as the embeddings. Sharp attention (norms of
+# queries and keys whose product is 3, not 1) makes the next token depend on many tokens before it;
+# without it, greedy output soon repeats in a cycle.
 _EMBEDDING_STD: Final = 0.16
 _LAYER_GAIN: Final = 2.0
 _HEAD_NORM: Final = 1.75
 _NORM_STD: Final = 0.05
-# A turn ends by itself now and then. Other control tokens, and pieces of characters, which would
-# make an answer hard to read, hardly ever come up.
+# A turn occasionally ends by itself. Other control tokens, and parts of characters, which would
+# make answers hard to read, are very unlikely.
 _TURN_END_GAIN: Final = 1.7
 _QUIET_GAIN: Final = 0.25
 
 
 def make_random_model(directory: Path, seed: int = 0) -> Path:
     """
-    Write the model into a directory that is not there yet, and return it.
+    Write the model into a new directory, and return the directory.
 
     Args:
-        seed: another one makes other weights, under the same tokenizer.
+        seed: a different seed gives different weights, with the same tokenizer.
     """
     directory.mkdir(parents=True)
     corpus = _CORPUS.read_text("utf-8").splitlines(keepends=True)
@@ -154,7 +154,7 @@ def _tokenizer_config() -> dict[str, object]:
 
 
 def _template() -> str:
-    """Pebble's, but that it thinks unless it is told not to, as Qwen3 does."""
+    """Pebble's template, except that thinking is on by default, as with Qwen3."""
     before, after = (
         "if not enable_thinking",
         "if enable_thinking is defined and not enable_thinking",
@@ -169,10 +169,10 @@ def _template() -> str:
 
 def _outer_weights(bits: np.random.PCG64, row_gains: _Array) -> dict[str, _Array]:
     """
-    Draw embeddings, which are the head as well, and the final norm.
+    Draw the embeddings, which are also the head, and the final norm.
 
     Args:
-        row_gains: (vocab_size, 1), float32; scales the rows that make the logits.
+        row_gains: (vocab_size, 1), float32; scales the rows that compute the logits.
     """
     shape = (_VOCAB_SIZE, _HIDDEN_SIZE)
     weights = {
@@ -184,7 +184,7 @@ def _outer_weights(bits: np.random.PCG64, row_gains: _Array) -> dict[str, _Array
 
 
 def _row_gains(tokenizer: Tokenizer) -> _Array:
-    """Say how loud each token's row is in the head: (vocab_size, 1), float32."""
+    """The scale of each token's row in the head: (vocab_size, 1), float32."""
     gains = np.ones((tokenizer.get_vocab_size(), 1), dtype=np.float32)
     for token, token_id in tokenizer.get_vocab().items():
         text = tokenizer.decode([token_id], skip_special_tokens=False)
@@ -196,8 +196,8 @@ def _row_gains(tokenizer: Tokenizer) -> _Array:
 
 
 def _is_readable(text: str) -> bool:
-    """Whether this is neither a piece of a character nor a control character."""
-    # Not str.isprintable: its tables differ from one Python to the next.
+    """Whether a text is neither a part of a character nor a control character."""
+    # Not str.isprintable, because its tables differ between Python versions.
     return "\ufffd" not in text and all(char == "\n" or " " <= char != "\x7f" for char in text)
 
 
@@ -205,8 +205,8 @@ def _layer_weights(bits: np.random.PCG64, layer: int) -> dict[str, _Array]:
     """
     Draw one layer, under the names of mlx-lm's Qwen3.
 
-    Inputs are normed, so a matrix that adds to the residual stream with std gain / sqrt(fan in)
-    adds about the gain for each dimension.
+    Inputs are normalised, so a matrix with standard deviation gain / sqrt(fan in) adds about the
+    gain to each dimension of the residual stream.
     """
     hidden, middle = _HIDDEN_SIZE, _INTERMEDIATE_SIZE
     queries, keys = _HEADS * _HEAD_DIM, _KV_HEADS * _HEAD_DIM
@@ -231,7 +231,7 @@ def _layer_weights(bits: np.random.PCG64, layer: int) -> dict[str, _Array]:
 
 
 def _norm(bits: np.random.PCG64, size: int, mean: float = 1.0) -> _Array:
-    """Draw the weights of a norm: around the mean, so that a norm left out shows."""
+    """Draw the weights of a norm, spread around the mean so that an omitted norm is noticed."""
     return _normal(bits, (size,), std=_NORM_STD, mean=mean)
 
 
@@ -241,8 +241,9 @@ def _normal(
     """
     Draw nearly normal numbers: the sum of four 16-bit integers each, scaled (tails end at 3.5 std).
 
-    Up to the scaling all is integers, and that is one multiplication and one addition in float64,
-    which IEEE 754 rounds in one way. So the weights are the same on every machine.
+    All arithmetic before the scaling is on integers, and the scaling is one multiplication and one
+    addition in float64, whose rounding IEEE 754 defines. The weights are therefore the same on
+    every machine.
     """
     raw = np.asarray(bits.random_raw(math.prod(shape)), dtype="<u8")
     sums = raw.view("<u2").reshape(-1, 4).sum(axis=1, dtype=np.int64)
