@@ -40,7 +40,7 @@ def is_agent_name(name: str) -> bool:
 
 
 def session_of(agent: str) -> str:
-    """Return the name, within its tenant, of an agent's session."""
+    """The name, within its tenant, of an agent's session."""
     return f"{SESSIONS}{agent}"
 
 
@@ -76,7 +76,7 @@ class Agent:
 
     def context(self, model_tokens: int) -> int:
         """
-        Return how many tokens a prompt and its answer may have together.
+        How many tokens a prompt and its answer may have together.
 
         Args:
             model_tokens: the context of the model that is served.
@@ -136,22 +136,22 @@ class Agents:
                 pass
 
     def find(self, name: str, tenant: str) -> Agent | None:
-        """Return a tenant's agent by its name, or None."""
+        """A tenant's agent by its name, or None."""
         return self._agents.get((tenant, name))
 
     def of(self, tenant: str | None) -> tuple[Agent, ...]:
-        """Return the agents of a tenant, or of all tenants, the most recently used first."""
+        """The agents of a tenant, or of all tenants, the most recently used first."""
         found = [agent for agent in self._agents.values() if tenant in (None, agent.tenant)]
         return tuple(sorted(found, key=lambda agent: agent.used_us, reverse=True))
 
     def history(self, agent: Agent) -> tuple[Place, ...]:
-        """Return the turns of an agent, the oldest first."""
+        """The turns of an agent, the oldest first."""
         return tuple(place for _, place in self.turns.back_from(agent.head))[::-1]
 
     def head_after(self, agent: Agent, turn: int) -> str | None:
         """
-        Return the request of an agent's turn by its number, counted from 1; None for 0, which means
-        before the first turn.
+        The request of an agent's turn by its number, counted from 1; None for 0, which means before
+        the first turn.
 
         Raises:
             IndexError: it has no such turn.
@@ -163,23 +163,22 @@ class Agents:
 
     def tokens(self, agent: Agent) -> int:
         """
-        Return the tokens of an agent's history: prompt and answer of its last turn; 0 before the
-        first.
+        The tokens of an agent's history: prompt and answer of its last turn; 0 before the first.
         """
         head = self.turns.held(agent.head)
         return head.tokens if head is not None else 0
 
     def finish_reason(self, agent: Agent) -> ev.FinishReason | None:
-        """Return how the last answer of an agent ended; None before the first."""
+        """How the last answer of an agent ended; None before the first."""
         head = self.turns.held(agent.head)
         return head.finish_reason if head is not None else None
 
     def status(self, agent: Agent, state: State) -> Status:
         """
-        Return where the KV of an agent's history is. ``hot``: its session holds a slab, or the
-        beginning of the history is in memory. ``warm``: it is in a file. ``cold``: it would be
-        computed again, for example after another model was loaded. A fork without turns of its own
-        has the status of the agent that it was forked from.
+        Where the KV of an agent's history is. ``hot``: its session holds a slab, or the beginning
+        of the history is in memory. ``warm``: it is in a file. ``cold``: it would be computed
+        again, for example after another model was loaded. A fork without turns of its own has the
+        status of the agent that it was forked from.
         """
         head = self.turns.held(agent.head)
         named = (agent.session, head.session) if head is not None else (agent.session,)
@@ -201,8 +200,7 @@ class Agents:
 
     def first_row(self) -> tuple[int, Agent] | None:
         """
-        Return the first row that any existing agent needs, and that agent; None if there are no
-        agents.
+        The first row that any existing agent needs, and that agent; None if there are no agents.
         """
         needed = (
             (min([agent.created, *(place.stored for place in self.history(agent))]), agent)
@@ -236,7 +234,7 @@ class Agents:
         self.turns.drop(self._reached(gone) - wanted)
 
     def _reached(self, agents: Iterable[Agent]) -> set[str]:
-        """Return the requests of all turns in the histories of these agents."""
+        """The requests of all turns in the histories of these agents."""
         found: set[str] = set()
         for agent in agents:
             for request, _ in self.turns.back_from(agent.head):

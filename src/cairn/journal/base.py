@@ -100,7 +100,7 @@ class _Snapshot:
 
 def base_of(state: State, head: str, loaded: ev.ModelLoaded | None = None) -> Base:
     """
-    Return the base for all rows up to where ``state`` is.
+    The base for all rows up to where ``state`` is.
 
     Args:
         head: the hash of the last of them.
@@ -119,7 +119,7 @@ def base_of(state: State, head: str, loaded: ev.ModelLoaded | None = None) -> Ba
 
 def state_of(base: Base) -> State:
     """
-    Return the fold that a base holds.
+    The fold that a base holds.
 
     Raises:
         ValueError: it is missing, or was changed after it was made.
@@ -130,7 +130,7 @@ def state_of(base: Base) -> State:
 
 def loaded_of(base: Base) -> ev.ModelLoaded | None:
     """
-    Return the model that was loaded at the last row of a base.
+    The model that was loaded at the last row of a base.
 
     Raises:
         ValueError, UnknownEvent: as for ``state_of``.
@@ -140,7 +140,7 @@ def loaded_of(base: Base) -> ev.ModelLoaded | None:
 
 def base_fault(base: Base | None, pruned: ev.JournalPruned | None) -> tuple[str, str, str] | None:
     """
-    Return how base and journal do not match (INV-8): (fact, expected, actual), or None.
+    How base and journal do not match (INV-8): (fact, expected, actual), or None.
 
     Args:
         pruned: the last event of its kind in the journal.
@@ -164,7 +164,7 @@ def base_fault(base: Base | None, pruned: ev.JournalPruned | None) -> tuple[str,
 
 def forgotten(state: State, kept: Collection[str] = ()) -> State:
     """
-    Return a state without the texts and token ids that no later decision needs: what a base holds.
+    A state without the texts and token ids that no later decision needs: what a base holds.
 
     Args:
         kept: the sessions whose token ids a later decision did compare with.
@@ -192,7 +192,7 @@ def forgotten(state: State, kept: Collection[str] = ()) -> State:
 
 
 def with_ids(state: State) -> set[str]:
-    """Return the sessions of which a state has token ids."""
+    """The sessions of which a state has token ids."""
     found = set()
     for name, session in state.sessions.items():
         last, request = session.last, session.request
@@ -203,7 +203,7 @@ def with_ids(state: State) -> set[str]:
 
 
 def forgotten_faults(faults: Map[str, Fault], position: int) -> Map[str, Fault]:
-    """Return the recorded violations; those up to ``position`` without their private contents."""
+    """The recorded violations; those up to ``position`` without their private contents."""
     for bug_id, fault in faults.items():
         if fault.position <= position:
             event = attrs.evolve(fault.event, expected="", actual="", trace="")

@@ -43,8 +43,8 @@ class Checkpoints:
     @classmethod
     def of(cls, block_tokens: int, token_bytes: int, state_bytes: int) -> Checkpoints:
         """
-        Return the rule with the most frequent checkpoints whose states take no more memory than the
-        keys and values next to them, but no fewer than one in ``MOST_BLOCKS``.
+        The rule with the most frequent checkpoints whose states take no more memory than the keys
+        and values next to them, but no fewer than one in ``MOST_BLOCKS``.
 
         Args:
             token_bytes: bytes of keys and values that a token takes in all layers.
@@ -60,7 +60,6 @@ class Checkpoints:
 
     def last(self, blocks: int) -> int:
         """
-        Return how many of the first ``blocks`` blocks there are up to the last one that contains
-        states.
+        How many of the first ``blocks`` blocks there are up to the last one that contains states.
         """
         return blocks - blocks % self.blocks

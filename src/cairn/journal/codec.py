@@ -66,7 +66,7 @@ class Row:
 
 def encode(recorded: ev.Recorded, previous_hash: str) -> Row:
     """
-    Return the row of an event. Changes nothing.
+    The row of an event. Changes nothing.
 
     Raises:
         ValueError: JSON cannot represent it: text that is not valid Unicode, or a float that is not
@@ -110,7 +110,7 @@ def _has_unfinite(value: Any) -> bool:
 
 
 def row_hash(row: Row) -> str:
-    """Return the hash that a row must carry."""
+    """The hash that a row must carry."""
     fields = (
         row.previous_hash.encode(),
         row.position.to_bytes(8, "big"),
@@ -131,9 +131,7 @@ def row_hash(row: Row) -> str:
 
 
 def chain_fault(row: Row, previous_hash: str) -> tuple[str, str, str] | None:
-    """
-    Return how a row breaks the chain (INV-8): (fact, expected, actual), or None if it does not.
-    """
+    """How a row breaks the chain (INV-8): (fact, expected, actual), or None if it does not."""
     if row.previous_hash != previous_hash:
         return "the row is not chained to the one before", previous_hash, row.previous_hash
     if row.private is not None:
@@ -151,7 +149,7 @@ def chain_fault(row: Row, previous_hash: str) -> tuple[str, str, str] | None:
 
 def decode(row: Row) -> ev.Recorded:
     """
-    Return the event of a row, brought up to the current version.
+    The event of a row, brought up to the current version.
 
     Raises:
         UnknownEvent: the kind or version is newer than this Cairn.

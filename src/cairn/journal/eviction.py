@@ -23,8 +23,7 @@ def room_for_block(
     state: State, size: int, keep: Collection[str] = (), *, order: Order | None = None
 ) -> tuple[str, ...] | None:
     """
-    Return the blocks to evict so that a block of ``size`` bytes fits, or None if nothing could make
-    room.
+    The blocks to evict so that a block of ``size`` bytes fits, or None if nothing could make room.
 
     Frees more than is needed, see ``_ample``, so that a full store does not evict for every block.
     No block is evicted before the blocks that are built on it.
@@ -62,9 +61,7 @@ def room_for_prewarm(
 
 
 def held_ready(state: State) -> frozenset[str]:
-    """
-    Return the blocks of all sessions whose KV is held ready in a slab. Prewarm never evicts them.
-    """
+    """The blocks of all sessions whose KV is held ready in a slab. Prewarm never evicts them."""
     return frozenset(
         key for session in state.sessions.values() for key in _needed(state, session.slab_keys)
     )
@@ -72,8 +69,8 @@ def held_ready(state: State) -> frozenset[str]:
 
 def _needed(state: State, keys: tuple[str, ...]) -> tuple[str, ...]:
     """
-    Return the blocks of a chain that a slab needs in order to continue it. Under ``sink_window``
-    these are the blocks of the sinks and of the window, otherwise all.
+    The blocks of a chain that a slab needs in order to continue it. Under ``sink_window`` these are
+    the blocks of the sinks and of the window, otherwise all.
     """
     model = state.model
     if model is None or model.policy is None:
@@ -83,9 +80,9 @@ def _needed(state: State, keys: tuple[str, ...]) -> tuple[str, ...]:
 
 def release_idle(state: State, session: Session) -> tuple[str, ...]:
     """
-    Return the blocks of an idle conversation under ``sink_window`` that are in memory, but no
-    longer in the window of any conversation. The blocks nearest to the window come first. Looks
-    only at blocks that were there when the session was last idle, or came since.
+    The blocks of an idle conversation under ``sink_window`` that are in memory, but no longer in
+    the window of any conversation. The blocks nearest to the window come first. Looks only at
+    blocks that were there when the session was last idle, or came since.
     """
     found: list[str] = []
     model, keys = state.model, chain_of(session)
@@ -122,9 +119,7 @@ def _in_no_window(state: State, key: str) -> bool:
 
 
 def chain_of(session: Session) -> tuple[str, ...]:
-    """
-    Return the blocks that a session continues from: those in its slab, else those of its prompt.
-    """
+    """The blocks that a session continues from: those in its slab, else those of its prompt."""
     if session.slab_keys or session.request is not None:
         return session.slab_keys or session.work_keys
     return session.last.prompt_keys if session.last is not None else ()
@@ -132,9 +127,9 @@ def chain_of(session: Session) -> tuple[str, ...]:
 
 def file_bytes_at_most(state: State, size: int) -> int:
     """
-    Return an upper bound for the file of a block of ``size`` bytes: its KV and states, and a header
-    with about a hundred bytes for each array. A layer has keys and values, or the arrays of its
-    state; no layer of mlx-lm has more than four.
+    An upper bound for the file of a block of ``size`` bytes: its KV and states, and a header with
+    about a hundred bytes for each array. A layer has keys and values, or the arrays of its state;
+    no layer of mlx-lm has more than four.
     """
     layers = state.model.layers if state.model is not None else 0
     return size + 1024 + layers * _ARRAYS_A_LAYER * _ARRAY_ENTRY_BYTES
@@ -149,10 +144,10 @@ def room_for_file(
     order: Order | None = None,
 ) -> tuple[str, ...] | None:
     """
-    Return the blocks whose files to drop so that a file of ``size`` bytes for ``block`` fits, or
-    None if dropping all that were last used before it would not be enough. The blocks that it is
-    built on keep their files, because it could not be found without them. Uses the order in which
-    blocks leave memory, and likewise frees more than is needed.
+    The blocks whose files to drop so that a file of ``size`` bytes for ``block`` fits, or None if
+    dropping all that were last used before it would not be enough. The blocks that it is built on
+    keep their files, because it could not be found without them. Uses the order in which blocks
+    leave memory, and likewise frees more than is needed.
 
     Args:
         keep: blocks whose files stay.
@@ -178,7 +173,7 @@ def room_for_file(
 
 
 def files_over_budget(state: State, order: Order | None = None) -> tuple[str, ...]:
-    """Return the blocks whose files to drop so that the rest fits the budget, in that order."""
+    """The blocks whose files to drop so that the rest fits the budget, in that order."""
     over = state.pool.disk_bytes - state.disk_budget
     chosen = []
     for block, _ in (order or Order(state)).files.in_order():
@@ -191,8 +186,8 @@ def files_over_budget(state: State, order: Order | None = None) -> tuple[str, ..
 
 def blocks_to_write(state: State, order: Order | None = None) -> tuple[str, ...]:
     """
-    Return the blocks in memory that have no file yet, the most valuable first: the most recently
-    used, but each after its predecessor in the chain, without which it cannot be found.
+    The blocks in memory that have no file yet, the most valuable first: the most recently used, but
+    each after its predecessor in the chain, without which it cannot be found.
 
     Args:
         order: the order of this state.
@@ -224,8 +219,8 @@ def slab_fits(state: State, size: int) -> bool:
 
 def slab_to_release(state: State) -> Session | None:
     """
-    Return the idle session that is to give up its slab: the least recently used. None if no session
-    with a slab is idle.
+    The idle session that is to give up its slab: the least recently used. None if no session with a
+    slab is idle.
     """
     resting = [
         session
@@ -271,8 +266,8 @@ def can_spare_slab(state: State, session: Session) -> bool:
 
 def slab_to_spare(state: State, size: int) -> Session | None:
     """
-    Return the idle session whose slab alone makes room for one of ``size`` bytes, and that can do
-    without it. The least recently used; None if there is none.
+    The idle session whose slab alone makes room for one of ``size`` bytes, and that can do without
+    it. The least recently used; None if there is none.
     """
     if state.model is None:
         return None
@@ -289,8 +284,8 @@ def slab_to_spare(state: State, size: int) -> Session | None:
 
 def session_to_forget(state: State, most: int) -> Session | None:
     """
-    Return the session to close when more than ``most`` are open: the least recently used of the
-    idle ones. Quarantined sessions stay, so that a request that names one learns of its bug.
+    The session to close when more than ``most`` are open: the least recently used of the idle ones.
+    Quarantined sessions stay, so that a request that names one learns of its bug.
     """
     if len(state.sessions) <= most:
         return None
@@ -304,17 +299,17 @@ def session_to_forget(state: State, most: int) -> Session | None:
 
 def _ample(size: int, budget: int) -> int:
     """
-    Return how many bytes to free in addition to those that a block needs: sixteen times its size,
-    but at most a tenth of the budget. It is not a fixed share of the budget because the session
-    that seals the block waits until all of them are evicted.
+    How many bytes to free in addition to those that a block needs: sixteen times its size, but at
+    most a tenth of the budget. It is not a fixed share of the budget because the session that seals
+    the block waits until all of them are evicted.
     """
     return min(16 * size, budget // 10)
 
 
 def moment_us(state: State, now_us: int) -> int:
     """
-    Return the time to compare a TTL with: the clock's, but never before the time of the last row.
-    TTLs are counted from the rows, so what has expired stays expired if the clock is set back.
+    The time to compare a TTL with: the clock's, but never before the time of the last row. TTLs are
+    counted from the rows, so what has expired stays expired if the clock is set back.
 
     Args:
         now_us: the clock's time, in microseconds since 1970.
@@ -326,8 +321,8 @@ def expired(
     state: State, order: Order, now_us: int, most: int, without: Collection[str] = ()
 ) -> tuple[str, ...]:
     """
-    Return the blocks whose TTL is over, ``most`` of them at most, the ends of chains first. Leaves
-    out blocks that a session is using, and blocks before another whose TTL is not over.
+    The blocks whose TTL is over, ``most`` of them at most, the ends of chains first. Leaves out
+    blocks that a session is using, and blocks before another whose TTL is not over.
 
     Args:
         order: the order of the state.
@@ -344,14 +339,14 @@ def expired(
 
 
 def next_expiry(state: State, order: Order) -> int | None:
-    """Return when the next TTL ends, in microseconds since 1970; None if none does."""
+    """When the next TTL ends, in microseconds since 1970; None if none does."""
     ends = [expires_us for _, expires_us in islice(order.expiry.in_order(), 1)]
     ends += [session.expires_us for session in _resting(state) if session.expires_us is not None]
     return min(ends, default=None)
 
 
 def sessions_over(state: State, now_us: int) -> tuple[Session, ...]:
-    """Return the idle sessions whose TTL is over, the least recently used first."""
+    """The idle sessions whose TTL is over, the least recently used first."""
     over = (s for s in _resting(state) if s.expires_us is not None and s.expires_us <= now_us)
     return tuple(sorted(over, key=lambda session: session.last_used))
 
@@ -363,7 +358,7 @@ def _resting(state: State) -> Iterator[Session]:
 
 
 def _built_on(state: State, block: Block) -> frozenset[str]:
-    """Return the blocks before this one in its chain."""
+    """The blocks before this one in its chain."""
     found = []
     parent = block.parent
     while parent is not None and parent in state.blocks:

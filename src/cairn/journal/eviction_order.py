@@ -87,7 +87,7 @@ class Ends:
         self._tidy()
 
     def others(self, keys: Iterable[str]) -> list[str]:
-        """Return the keys whose blocks are not in the subset."""
+        """The keys whose blocks are not in the subset."""
         members = self._members
         return [key for key in keys if key not in members]
 
@@ -108,9 +108,9 @@ class Ends:
 
     def in_order(self) -> Iterator[tuple[Block, int]]:
         """
-        Yield all blocks of the subset, the first to evict first. With each comes the last use (or
-        the latest expiry) of it and all that is built on it. Takes time proportional to the number
-        of blocks taken, times the logarithm of the number of ends.
+        All blocks of the subset, the first to evict first. With each comes the last use (or the
+        latest expiry) of it and all that is built on it. Takes time proportional to the number of
+        blocks taken, times the logarithm of the number of ends.
         """
         blocks, last = self._blocks, 0
         behind: dict[str, int] = {}
@@ -194,16 +194,14 @@ class Order:
         self._begin(state)
 
     def last_used(self, block: Block) -> int:
-        """
-        Return the position at which a block was last sealed or loaded, or a chain with it was used.
-        """
+        """The position at which a block was last sealed or loaded, or a chain with it was used."""
         use = self._uses.get(block.key)
         return block.last_used if use is None else max(block.last_used, use.position)
 
     def expires_us(self, block: Block) -> int | None:
         """
-        Return when a block expires, in microseconds since 1970: the latest TTL that any request
-        which sealed or used it asked for. None if it never expires.
+        When a block expires, in microseconds since 1970: the latest TTL that any request which
+        sealed or used it asked for. None if it never expires.
         """
         use = self._uses.get(block.key)
         return block.expires_us if use is None else _later(block.expires_us, use.expires_us)
@@ -292,8 +290,8 @@ class Order:
 
 def _of_each(state: State) -> dict[str, Use]:
     """
-    Return the last use of each block that is in any used chain, with the latest expiry of all its
-    uses. Takes time proportional to the number of blocks, however many chains share a beginning.
+    The last use of each block that is in any used chain, with the latest expiry of all its uses.
+    Takes time proportional to the number of blocks, however many chains share a beginning.
     """
     last_first = sorted(state.uses.items(), key=lambda use: use[1].position, reverse=True)
     found = dict(_fronts(state, last_first))
@@ -308,7 +306,7 @@ def _of_each(state: State) -> dict[str, Use]:
 
 
 def _fronts(state: State, uses: Iterable[tuple[str, Use]]) -> Iterator[tuple[str, Use]]:
-    """Yield each block of these chains once, with the first of the uses that include it."""
+    """Each block of these chains once, with the first of the uses that include it."""
     seen: set[str] = set()
     for end, use in uses:
         key: str | None = end
@@ -319,7 +317,7 @@ def _fronts(state: State, uses: Iterable[tuple[str, Use]]) -> Iterator[tuple[str
 
 
 def _later(one: int | None, other: int | None) -> int | None:
-    """Return the later of two expiries; None if there is neither."""
+    """The later of two expiries; None if there is neither."""
     if one is None or other is None:
         return one if other is None else other
     return max(one, other)

@@ -95,7 +95,7 @@ _NULL = msgspec.Raw(b"null")
 
 
 def to_line(row: Row) -> bytes:
-    """Return the line of a row, with its line feed. Changes nothing."""
+    """The line of a row, with its line feed. Changes nothing."""
     line = _Line(
         position=row.position,
         stream=row.stream,
@@ -115,7 +115,7 @@ def to_line(row: Row) -> bytes:
 
 def from_line(line: bytes) -> Row:
     """
-    Return the row of a line, byte for byte as it was stored.
+    The row of a line, byte for byte as it was stored.
 
     Raises:
         ValueError: the line is not a line of an export.
@@ -144,7 +144,7 @@ def from_line(line: bytes) -> Row:
 
 
 def base_to_line(base: Base) -> bytes:
-    """Return the line of a base, with its line feed. Changes nothing."""
+    """The line of a base, with its line feed. Changes nothing."""
     line = _BaseLine(
         base=1,
         position=base.position,
@@ -157,7 +157,7 @@ def base_to_line(base: Base) -> bytes:
 
 def base_from_line(line: bytes) -> Base:
     """
-    Return the base of a line, byte for byte as it was stored.
+    The base of a line, byte for byte as it was stored.
 
     Raises:
         ValueError: the line is not a base.
@@ -175,7 +175,7 @@ def base_from_line(line: bytes) -> Base:
 
 
 def excerpt_to_line(excerpt: Excerpt) -> bytes:
-    """Return the first line of an excerpt, with its line feed. Changes nothing."""
+    """The first line of an excerpt, with its line feed. Changes nothing."""
     line = _ExcerptLine(
         excerpt=1,
         stream=excerpt.stream,
@@ -189,7 +189,7 @@ def excerpt_to_line(excerpt: Excerpt) -> bytes:
 
 def excerpt_from_line(line: bytes) -> Excerpt:
     """
-    Return the excerpt of a first line.
+    The excerpt of a first line.
 
     Raises:
         ValueError: the line does not begin an excerpt.
@@ -209,7 +209,7 @@ def excerpt_from_line(line: bytes) -> Excerpt:
 
 def read_base(path: Path) -> Base | None:
     """
-    Return the base that an export begins with, or None if it begins with a row.
+    The base that an export begins with, or None if it begins with a row.
 
     Raises:
         StoreError: the file cannot be read, or its first line is an invalid base.
@@ -219,7 +219,7 @@ def read_base(path: Path) -> Base | None:
 
 def read_excerpt(path: Path) -> Excerpt | None:
     """
-    Return the excerpt that one session's rows begin with if the journal was pruned; else None.
+    The excerpt that one session's rows begin with if the journal was pruned; else None.
 
     Raises:
         StoreError: the file cannot be read, or its first line is invalid.
@@ -242,7 +242,7 @@ def _read_first(
 
 def read_export(path: Path) -> Iterator[Row]:
     """
-    Yield the rows of an export, in the order of its lines, without a base or excerpt before them.
+    The rows of an export, in the order of its lines, without a base or excerpt before them.
 
     Raises:
         StoreError: the file cannot be read, or a line of it is not a row; the message names the

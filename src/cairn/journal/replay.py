@@ -116,7 +116,7 @@ class Replay:
 
     def report(self, *, whole: bool = True) -> Report:
         """
-        Return the result so far.
+        The result so far.
 
         Args:
             whole: whether all rows were read, so that the one that names the base was among them.
@@ -214,7 +214,7 @@ def _checked_session(event: ev.Event) -> str | None:
 
 
 def _begun(base: Base) -> State:
-    """Return the state to continue from. Of a damaged base, only the position is used."""
+    """The state to continue from. Of a damaged base, only the position is used."""
     try:
         return state_of(base)
     except ValueError:
@@ -222,7 +222,7 @@ def _begun(base: Base) -> State:
 
 
 def _news(position: int, session: str | None, violation: Violation, row_hash: str) -> Finding:
-    """Return a finding that is not on record."""
+    """A finding that is not on record."""
     name = f"{row_hash}/{position}/{violation.invariant}"
     return Finding(
         bug_id=str(uuid.uuid5(_NAMESPACE, name)),

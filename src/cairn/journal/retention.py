@@ -153,7 +153,7 @@ class Survey:
                 self._open[session].used_us = recorded.time_us
 
     def _began(self, broken: int) -> int:
-        """Return the row with which the story of a violation begins."""
+        """The row with which the story of a violation begins."""
         checked, session = self._checked
         if broken == checked:
             for span in reversed(self._spans):
@@ -167,8 +167,8 @@ class Survey:
 
     def closable(self, state: State, *, idle: bool, quarantined: bool) -> tuple[Span, ...]:
         """
-        Return the open sessions that were last used before the date and may be closed, in the order
-        in which they were opened.
+        The open sessions that were last used before the date and may be closed, in the order in
+        which they were opened.
 
         Args:
             state: the fold up to the end.
@@ -185,7 +185,7 @@ class Survey:
 
     def plan(self, closing: Iterable[Span] = ()) -> Plan:
         """
-        Return the highest row at which the journal may be cut.
+        The highest row at which the journal may be cut.
 
         Args:
             closing: open sessions that are going to be closed.
@@ -224,10 +224,7 @@ class Survey:
 
 
 def compared_with(events: Iterable[ev.Event]) -> Collection[str]:
-    """
-    Return the sessions whose token ids the path decisions among these events compared with a
-    prompt.
-    """
+    """The sessions whose token ids the path decisions among these events compared with a prompt."""
     return {
         event.nearest
         for event in events

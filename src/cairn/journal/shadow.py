@@ -36,7 +36,7 @@ def is_chosen(request: str, share: float) -> bool:
 
 
 def drawn_hash(ids: Sequence[int], logprobs: Sequence[float]) -> str:
-    """Return a hash of drawn tokens and their log-probabilities, exact to the last bit of both."""
+    """A hash of drawn tokens and their log-probabilities, exact to the last bit of both."""
     found = hashlib.sha256(len(ids).to_bytes(8, "little"))
     found.update(ids_bytes(ids))
     found.update(struct.pack(f"<{len(logprobs)}d", *logprobs))
@@ -47,8 +47,8 @@ def first_difference(
     expected: Sequence[tuple[int, float]], found: Sequence[tuple[int, float]]
 ) -> int | None:
     """
-    Return the index of the first (token, log-probability) that differs in any bit; None if all are
-    the same.
+    The index of the first (token, log-probability) that differs in any bit; None if all are the
+    same.
     """
     for place, (one, other) in enumerate(zip(expected, found, strict=False)):
         if struct.pack("<qd", *one) != struct.pack("<qd", *other):
@@ -78,7 +78,7 @@ class Other:
 
 
 def others(state: State, event: ev.ShadowChecked) -> tuple[Other, ...]:
-    """Return the blocks of a check that differ from what is on record."""
+    """The blocks of a check that differ from what is on record."""
     found = []
     measured = zip(event.keys, event.digests, event.memory_digests, strict=False)
     for place, (key, digest, held) in enumerate(measured):
@@ -99,7 +99,7 @@ def others(state: State, event: ev.ShadowChecked) -> tuple[Other, ...]:
 
 
 def answer_hash(state: State, event: ev.ShadowChecked) -> str | None:
-    """Return the hash of an answer's tokens in the fold; None if the fold no longer has them."""
+    """The hash of an answer's tokens in the fold; None if the fold no longer has them."""
     session = state.sessions.get(SessionId(event.of_session))
     last = session.last if session is not None else None
     if last is None or last.request != event.request or not last.answer_ids:
@@ -109,9 +109,9 @@ def answer_hash(state: State, event: ev.ShadowChecked) -> str | None:
 
 def quarantined_session(state: State, event: ev.ShadowChecked) -> str | None:
     """
-    Return the session whose slab cannot be trusted: its answer differs, and no block of its prompt
-    does. If a block does, it explains the answer: neither that block nor any that is built on it
-    will be reused, not even by the session whose slab has them.
+    The session whose slab cannot be trusted: its answer differs, and no block of its prompt does.
+    If a block does, it explains the answer: neither that block nor any that is built on it will be
+    reused, not even by the session whose slab has them.
     """
     session = state.sessions.get(SessionId(event.of_session))
     if (

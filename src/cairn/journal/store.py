@@ -28,10 +28,10 @@ class Store(Protocol):
         """
 
     def head(self) -> tuple[int, str]:
-        """Return position and hash of the last row; ``(0, GENESIS)`` if there is none."""
+        """Position and hash of the last row; ``(0, GENESIS)`` if there is none."""
 
     def base(self) -> Base | None:
-        """Return the base that replaces the first rows, or None if they were not pruned."""
+        """The base that replaces the first rows, or None if they were not pruned."""
 
     def cut(self, base: Base, rows: Sequence[Row]) -> None:
         """
@@ -44,10 +44,10 @@ class Store(Protocol):
         """
 
     def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
-        """Yield rows with a position above ``after`` in order, of one stream if one is named."""
+        """Rows with a position above ``after`` in order, of one stream if one is named."""
 
     def row(self, position: int) -> Row | None:
-        """Return the row at a position; None if it was pruned or does not exist yet."""
+        """The row at a position; None if it was pruned or does not exist yet."""
 
     def close(self) -> None:
         """Close the store. Rows that were appended stay."""

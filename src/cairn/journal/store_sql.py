@@ -86,18 +86,18 @@ _columns: tuple[Any, ...] = tuple(
 
 
 def journal_url(data_dir: Path) -> str:
-    """Return the URL of the journal in a data directory. Creates nothing."""
+    """The URL of the journal in a data directory. Creates nothing."""
     return sqlite_url(data_dir / "journal.db")
 
 
 def sqlite_url(path: Path) -> str:
-    """Return the URL of an SQLite file, whatever characters are in its path."""
+    """The URL of an SQLite file, whatever characters are in its path."""
     url = sa.URL.create("sqlite", database=str(path.absolute()))
     return url.render_as_string(hide_password=False)
 
 
 def sqlite_path(url: str) -> Path:
-    """Return the file of an SQLite URL."""
+    """The file of an SQLite URL."""
     path = _file(_parsed(url))
     if path is None:
         raise StoreError(f"{_place(_parsed(url))} is no file.")
@@ -270,7 +270,7 @@ class SqlStore:
             )
 
     def time_at(self, position: int) -> int | None:
-        """Return when the row at a position was written, in microseconds since 1970."""
+        """When the row at a position was written, in microseconds since 1970."""
         query = sa.select(_events.c.time_us).where(_events.c.position == position)
         with _errors(self._place, "read"), self._connection.begin():
             found = self._connection.execute(query).scalar_one_or_none()
@@ -306,7 +306,7 @@ class SqlStore:
         return _row(found) if found is not None else None
 
     def last(self, count: int, *, stream: str | None = None) -> list[Row]:
-        """Return the last ``count`` rows in order, of one stream if one is named."""
+        """The last ``count`` rows in order, of one stream if one is named."""
         query = sa.select(*_columns).order_by(_events.c.position.desc()).limit(count)
         if stream is not None:
             query = query.where(_events.c.stream == stream)
@@ -314,7 +314,7 @@ class SqlStore:
             return [_row(values) for values in reversed(self._connection.execute(query).all())]
 
     def streams(self) -> set[str]:
-        """Return the names of all streams that have a row."""
+        """The names of all streams that have a row."""
         query = sa.select(_events.c.stream).distinct()
         with _errors(self._place, "read"), self._connection.begin():
             return set(self._connection.execute(query).scalars())
@@ -344,7 +344,7 @@ class SqlStore:
 
     def _not_stored(self, rows: Sequence[Row], position: int, head: str) -> Sequence[Row]:
         """
-        Return the rows after those that an earlier append has stored.
+        The rows after those that an earlier append has stored.
 
         Raises:
             HeadMoved: the rest does not follow the head, or different rows are stored in their
@@ -403,8 +403,8 @@ def migrate(url: str) -> str | None:
 
 def schema_revision(url: str) -> str | None:
     """
-    Return the revision of a journal's schema; None if there is no journal yet. Changes nothing:
-    opens an existing file read-only first, because opening it for writing already changes it.
+    The revision of a journal's schema; None if there is no journal yet. Changes nothing: opens an
+    existing file read-only first, because opening it for writing already changes it.
 
     Raises:
         StoreError: the database is not Cairn's or cannot be read.
@@ -456,7 +456,7 @@ def _make_private(path: Path) -> None:
 
 
 def _known_by(path: Path | None) -> tuple[int, int] | None:
-    """Return what identifies a file to the system, whatever its name; None if there is none."""
+    """What identifies a file to the system, whatever its name; None if there is none."""
     if path is None:
         return None
     try:
@@ -467,7 +467,7 @@ def _known_by(path: Path | None) -> tuple[int, int] | None:
 
 
 def _place(url: sa.URL) -> str:
-    """Return where a journal is, for people; never shows a password."""
+    """Where a journal is, for people; never shows a password."""
     path = _file(url)
     return str(path) if path is not None else url.render_as_string(hide_password=True)
 
@@ -540,7 +540,7 @@ def _let_go(connection: sa.Connection) -> None:
 
 
 def _revision(connection: sa.Connection, place: str) -> str | None:
-    """Return the schema's revision; None for a database that is empty."""
+    """The schema's revision; None for a database that is empty."""
     tables = set(sa.inspect(connection).get_table_names())
     if VERSION_TABLE not in tables:
         if tables and (connection.dialect.name == "sqlite" or "events" in tables):
@@ -587,7 +587,7 @@ def _errors(place: str, doing: str, make_room: str = _MAKE_ROOM) -> Iterator[Non
 
 
 def _named_spare() -> Path | None:
-    """Return the folder that the operator named for SQLite's temporary files, if it can be used."""
+    """The folder that the operator named for SQLite's temporary files, if it can be used."""
     named = os.environ.get("SQLITE_TMPDIR")
     if named and Path(named).is_dir() and os.access(named, os.W_OK | os.X_OK):
         return Path(named).absolute()
@@ -600,7 +600,7 @@ def _quoted(text: str) -> str:
 
 def _more_room(home: Path, spare: Path) -> str:
     """
-    Return what to do if there is not enough space to shrink the file of a journal.
+    What to do if there is not enough space to shrink the file of a journal.
 
     Args:
         home: the folder of the journal.
@@ -634,7 +634,7 @@ def _has_room(folder: Path) -> bool:
 
 
 def _advice(fact: str) -> str:
-    """Return what to do about a database error, by its message: drivers have no codes in common."""
+    """What to do about a database error, by its message: drivers have no codes in common."""
     for words, advice in (
         ("locked", "Another program writes to it; let one server at a time use a journal."),
         ("not a database", "It is no Cairn journal and was left as it is; name another file."),

@@ -38,8 +38,8 @@ def is_tenant(name: str) -> bool:
 
 def tenant_secret(root: bytes, tenant: str) -> bytes:
     """
-    Return the secret of a tenant. It is derived from the secret of the data directory and the
-    tenant's name, so it stays the same after a restart or a change of the tenant's API key.
+    The secret of a tenant. It is derived from the secret of the data directory and the tenant's
+    name, so it stays the same after a restart or a change of the tenant's API key.
 
     Args:
         root: the secret of the data directory.
@@ -51,8 +51,7 @@ def tenant_secret(root: bytes, tenant: str) -> bytes:
 
 def session_id(tenant: str, name: str) -> str:
     """
-    Return the id of the session that a tenant calls ``name``. Each pair of tenant and name has its
-    own.
+    The id of the session that a tenant calls ``name``. Each pair of tenant and name has its own.
 
     For ``LOCAL`` it is the name itself. A name that begins with the prefix of an id gets the prefix
     of its tenant, too.
@@ -63,7 +62,7 @@ def session_id(tenant: str, name: str) -> str:
 
 
 def session_name(session: str) -> str:
-    """Return the name of a session within its tenant, from its id."""
+    """The name of a session within its tenant, from its id."""
     if not session.startswith(_MARK):
         return session
     return session.partition(_END)[2]

@@ -100,17 +100,15 @@ class Turns:
 
     def noted(self, session: str, texts: Mapping[str, str]) -> dict[str, int]:
         """
-        Return which texts of a note an earlier turn of the session has under the same name, each
-        with the row.
+        Which texts of a note an earlier turn of the session has under the same name, each with the
+        row.
         """
         known = self._texts.get(session, {})
         found = {name: known.get(_named(name, text)) for name, text in texts.items()}
         return {name: row for name, row in found.items() if row is not None}
 
     def place(self, request: str, tenant: str) -> Place | None:
-        """
-        Return where the turn of a request is, if it is stored, the tenant's, and not an agent's.
-        """
+        """Where the turn of a request is, if it is stored, the tenant's, and not an agent's."""
         found = self._places.get(request)
         if found is None or found.tenant != tenant or found.agent is not None:
             return None
@@ -118,8 +116,8 @@ class Turns:
 
     def history(self, request: str, tenant: str) -> tuple[Place, ...] | None:
         """
-        Return the turns up to and including that of a request, the oldest first; None if one of
-        them is not stored, belongs to another tenant, or is an agent's.
+        The turns up to and including that of a request, the oldest first; None if one of them is
+        not stored, belongs to another tenant, or is an agent's.
         """
         places: list[Place] = []
         named: str | None = request
@@ -134,13 +132,11 @@ class Turns:
     # --- for agents ----------------------------------------------------------------------------
 
     def held(self, request: str | None) -> Place | None:
-        """Return where the turn of a request is, whichever tenant or agent it belongs to."""
+        """Where the turn of a request is, whichever tenant or agent it belongs to."""
         return self._places.get(request) if request is not None else None
 
     def back_from(self, request: str | None) -> Iterator[tuple[str, Place]]:
-        """
-        Yield an agent's turns from that of a request back to the first, each with its request.
-        """
+        """An agent's turns from that of a request back to the first, each with its request."""
         while (place := self.held(request)) is not None:
             assert request is not None
             yield request, place

@@ -41,21 +41,18 @@ class SinkWindow:
 
     @classmethod
     def of(cls, sinks: int, window: int, block_tokens: int) -> SinkWindow:
-        """
-        Return the policy with slabs that also hold a chunk, and a quarter of the window for
-        answers.
-        """
+        """The policy with slabs that also hold a chunk, and a quarter of the window for answers."""
         spare = max(_SPARE_CHUNKS * block_tokens, window // _SPARE_SHARE)
         rows = -(-(sinks + window + spare) // block_tokens) * block_tokens
         return cls(sinks=sinks, window=window, rows=rows)
 
     def first(self, place: int) -> int:
-        """Return the first token after the sinks that the token at ``place`` attends to."""
+        """The first token after the sinks that the token at ``place`` attends to."""
         return max(self.sinks, place - self.window + 1)
 
     def start_after(self, start: int, place: int, end: int, capacity_tokens: int) -> int:
         """
-        Return the first token that is held after a pass over ``[place, end)``.
+        The first token that is held after a pass over ``[place, end)``.
 
         Args:
             start: the first token that was held before it.
@@ -67,29 +64,29 @@ class SinkWindow:
         return self.first(place)
 
     def sink_blocks(self, block_tokens: int) -> int:
-        """Return how many blocks at the beginning hold the sinks."""
+        """How many blocks at the beginning hold the sinks."""
         return -(-self.sinks // block_tokens)
 
     def first_block(self, blocks: int, block_tokens: int) -> int:
         """
-        Return the block with the first token after the sinks that the token after ``blocks`` blocks
+        The block with the first token after the sinks that the token after ``blocks`` blocks
         attends to.
         """
         return self.first(blocks * block_tokens) // block_tokens
 
     def resumed_at(self, kept: int, blocks: int, block_tokens: int) -> int | None:
         """
-        Return the block from which copying resumes after the sinks, for a slab that holds ``kept``
-        blocks and is to hold ``blocks``; None if no block is left out.
+        The block from which copying resumes after the sinks, for a slab that holds ``kept`` blocks
+        and is to hold ``blocks``; None if no block is left out.
         """
         first = self.first_block(blocks, block_tokens)
         return first if first > max(kept, self.sink_blocks(block_tokens)) else None
 
     def copied(self, kept: int, blocks: int, block_tokens: int) -> tuple[int, ...]:
         """
-        Return the places of the blocks to copy into a slab that holds ``kept`` of them and is to
-        hold ``blocks``: those with the sinks, and those of the window at the end. No later token
-        attends to anything in between.
+        The places of the blocks to copy into a slab that holds ``kept`` of them and is to hold
+        ``blocks``: those with the sinks, and those of the window at the end. No later token attends
+        to anything in between.
         """
         resumed = self.resumed_at(kept, blocks, block_tokens)
         if resumed is None:
@@ -98,10 +95,9 @@ class SinkWindow:
 
     def middle(self, blocks: int, block_tokens: int) -> range:
         """
-        Return the places of the blocks, out of so many, that may leave memory when a conversation
-        becomes idle. The next request does not attend to them, even if it continues from somewhat
-        before the end, by up to as many tokens as a slab has room for in addition to sinks and
-        window.
+        The places of the blocks, out of so many, that may leave memory when a conversation becomes
+        idle. The next request does not attend to them, even if it continues from somewhat before
+        the end, by up to as many tokens as a slab has room for in addition to sinks and window.
         """
         spare = self.rows - self.sinks - self.window
         first = self.first(max(0, blocks * block_tokens - spare)) // block_tokens
