@@ -1,4 +1,4 @@
-"""Asking a server: one answer, timed, and what makes it one that counts."""
+"""Send a request to a server: one timed answer, and the checks that make it count."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cairn_bench.servers import Running
 from cairn_conform.client_answers import Answer, count, difference
 
 _CHECKED: Final = 3
-"""So many warm answers of a run are asked for again, with and without the cache."""
+"""This many warm answers of a run are requested again, with and without the cache."""
 
 _CHUNKS_LESS: Final = 2
 _SEED: Final = 1
@@ -23,7 +23,7 @@ _SEED: Final = 1
 
 class NoAnswer(Exception):
     """
-    A server gave no whole answer.
+    A server gave no complete answer.
 
     Args:
         server: its name.
@@ -36,19 +36,19 @@ class NoAnswer(Exception):
 
 
 class NoResult(Exception):
-    """A run that shows nothing: the cache was not hit, or a warm answer is not the cold one."""
+    """A run without a result: the cache was not hit, or a warm answer differs from the cold one."""
 
 
 @attrs.frozen(kw_only=True)
 class Sample:
-    """A request of a run, and what came of it."""
+    """A request of a run, and its answer."""
 
     request: Request
     answer: Answer
 
     @property
     def first_s(self) -> float:
-        """From the connection to the first text, or to the end of an answer without any."""
+        """From the connection to the first text, or to the end of an answer without text."""
         return (self.answer.first_s or self.answer.ended_s) - self.answer.began_s
 
     @property
@@ -59,14 +59,17 @@ class Sample:
 
 def unhit(samples: Sequence[Sample], block_tokens: int | None = None) -> list[tuple[Sample, float]]:
     """
-    The warm ones that reused too little of what an earlier one of them had sent, each with how many
-    tokens that was. Only whole chunks are reused, and where texts meet is not known to the token:
-    two chunks less are enough.
+    The warm samples that reused too little of what an earlier one had sent, each with how many
+    tokens were reusable.
+
+    Only whole chunks are reused, and where texts diverge is not known to the token, so two chunks
+    less are enough.
 
     Args:
         samples: of one server, in the order of the requests.
-        block_tokens: C; where it is not told, what all reused is taken for multiples of it. Where
-            all that hit reuse as much, that is too much, and who reused nothing is passed over.
+        block_tokens: C; if it is not reported, all reused counts are assumed to be multiples of it.
+            If all hits reuse the same number of tokens, that assumption is too large, and samples
+            without reuse are skipped.
     """
     reused = (sample.answer.cached_tokens or 0 for sample in samples)
     chunk = block_tokens or math.gcd(*reused)
@@ -80,7 +83,9 @@ def unhit(samples: Sequence[Sample], block_tokens: int | None = None) -> list[tu
 
 
 def _in_common(earlier: Sample, later: Sample) -> float:
-    """How many tokens two prompts begin alike with, as far as their texts tell."""
+    """
+    The length in tokens of the common beginning of two prompts, as far as their texts show it.
+    """
     alike = total = 0
     first, second = earlier.request.messages, later.request.messages
     same = True
@@ -101,19 +106,19 @@ def compared_with_cold(
     what: str, warm: Sequence[Sample], server: Running, *, most: int = _CHECKED
 ) -> list[Sample]:
     """
-    Ask for some of the warm answers again, with and without the cache, and compare them: the timed
-    one by its text, the others to the last bit.
+    Request some of the warm answers again, with and without the cache, and compare them: the timed
+    answer by its text, the others to the last bit.
 
     Args:
-        what: how to call them, where one is wrong.
-        most: how many to look at.
+        what: the name of the answers in a failure.
+        most: how many to check.
 
     Returns:
-        The cold ones, one for each that was looked at.
+        The cold answers, one for each that was checked.
 
     Raises:
         NoAnswer: the server did not answer.
-        NoResult: one of them is not the same.
+        NoResult: one of them differs.
     """
     checked = spread(warm, most)
     reused = 0
@@ -139,7 +144,7 @@ def compared_with_cold(
 
 
 def spread(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
-    """Some of them, from the first to the last; the last, where one is enough."""
+    """Some of them, from the first to the last; the last if one is enough."""
     last = len(samples) - 1
     if most == 1:
         return samples[last:]
@@ -149,10 +154,10 @@ def spread(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
 
 def asked(server: Running, request: Request, **more: Any) -> Answer:
     """
-    A complete answer, greedy and as a stream.
+    A complete answer, greedy and streamed.
 
     Args:
-        more: fields of the body besides.
+        more: additional fields of the body.
 
     Raises:
         NoAnswer: there is none.
@@ -165,8 +170,8 @@ def asked(server: Running, request: Request, **more: Any) -> Answer:
 
 
 def body_of(request: Request, **more: Any) -> dict[str, Any]:
-    """What is sent."""
-    # No model is named: mlx-lm's server would look for another one of that name.
+    """The body of the request."""
+    # No model is named: mlx-lm's server would look for a different one of that name.
     body: dict[str, Any] = {
         "messages": list(request.messages),
         "max_tokens": request.answer_tokens,

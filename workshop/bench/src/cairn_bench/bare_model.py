@@ -1,10 +1,10 @@
 """
-The model alone, for measuring: the passes that the schedule asks for and a decode loop, with no
-server, no journal and no session around them.
+The model alone, for measuring: the passes of the schedule and a decode loop, without a server, a
+journal or a session.
 
-``python -P -m cairn_bench.bare_model`` reads a job from its standard input and writes what it
-measured to its standard output, both JSON: it runs as a process of its own, since the BLAS is
-chosen before a process begins.
+``python -P -m cairn_bench.bare_model`` reads a job from stdin and writes its measurements to
+stdout, both as JSON. It runs as its own process, because the BLAS is chosen before a process
+starts.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _TOKEN = 1
 
 def measured(job: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Measure what a job asks for.
+    Measure what a job requests.
 
     Args:
-        job: ``model``, a directory; ``spans``, pairs (tokens that are reused, tokens of the
-            prompt); ``repeats``, how often each is run; ``decodes``, triples (rows, tokens of
-            history, steps). May have ``block_tokens``, another C than the server would choose, and
-            ``plain``, pairs as those of ``spans``.
+        job: ``model``, a directory; ``spans``, pairs (reused tokens, tokens of the prompt);
+            ``repeats``, how often each is run; ``decodes``, triples (rows, tokens of history,
+            steps). May have ``block_tokens``, a C that differs from the server's choice, and
+            ``plain``, pairs like those of ``spans``.
 
     Returns:
         ``block_tokens`` and ``decode_rows`` as the server would choose them; ``spans``, the seconds
-        of each repeat of each span; ``plain``, likewise of one pass over mlx-lm's own caches, from
-        the very token on that was not there; ``decodes``, the seconds of each.
+        of each repeat of each span; ``plain``, likewise for one pass over mlx-lm's own caches that
+        starts exactly at the first missing token; ``decodes``, the seconds of each.
 
     Raises:
         ModelRefused: the model cannot be served.
@@ -76,14 +76,16 @@ def measured(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _span_s(started: Started, reused: int, tokens: int, repeats: int) -> list[float]:
     """
-    How long the passes take that bring a slab from ``[0, reused)`` to ``[0, tokens)``, with the
-    token that follows from them. The first run is not counted.
+    The time of the passes that extend a slab from ``[0, reused)`` to ``[0, tokens)`` and give the
+    next token.
+
+    The first run is not counted.
     """
     model, chunk = started.loaded.model, started.facts.block_tokens
     capacity = slab_capacity(tokens + 1, chunk, started.facts.context_tokens)
     slab = started.engine.pool.open(capacity)
     for cache in slab.attending:
-        # What is in the rows changes no time, but zeros that nobody wrote lie in one page.
+        # The contents of the rows do not affect the time, but zeros never written share one page.
         cache.keys = mx.random.normal(cache.keys.shape).astype(cache.keys.dtype)
         cache.values = mx.random.normal(cache.values.shape).astype(cache.values.dtype)
     mx.eval(slab.arrays())
@@ -101,8 +103,9 @@ def _span_s(started: Started, reused: int, tokens: int, repeats: int) -> list[fl
 
 def _pass(model: Any, slab: HeldSlab, rows: int, *, is_last: bool) -> None:
     """
-    One pass. Adds its rows to the slab. Nothing that refers to the arrays outlives it: the next
-    pass would copy them all.
+    One pass, which adds its rows to the slab.
+
+    No reference to the arrays outlives it, because the next pass would copy them all.
     """
     logits = model(mx.full((1, rows), _TOKEN), cache=slab.caches)
     slab.passed(rows)
@@ -114,8 +117,10 @@ def _pass(model: Any, slab: HeldSlab, rows: int, *, is_last: bool) -> None:
 
 def _plain_s(model: Any, reused: int, tokens: int, repeats: int) -> list[float]:
     """
-    How long one pass from ``[0, reused)`` to ``[0, tokens)`` takes over mlx-lm's own caches, with
-    the token that follows from it. The first run is not counted.
+    The time of one pass from ``[0, reused)`` to ``[0, tokens)`` over mlx-lm's own caches, with the
+    next token.
+
+    The first run is not counted.
     """
     caches = _filled(model, 1, reused)
     found = []
@@ -131,7 +136,7 @@ def _plain_s(model: Any, reused: int, tokens: int, repeats: int) -> list[float]:
 
 
 def _filled(model: Any, rows: int, history: int) -> list[Any]:
-    """mlx-lm's caches with so many tokens in each row."""
+    """mlx-lm's caches with the given number of tokens in each row."""
     caches: list[Any] = make_prompt_cache(model)
     for start in range(0, history, _FILL_ROWS):
         filled = min(_FILL_ROWS, history - start)
@@ -142,8 +147,10 @@ def _filled(model: Any, rows: int, history: int) -> list[Any]:
 
 def _decode_s(model: Any, rows: int, history: int, steps: int) -> float:
     """
-    How long so many steps of mlx-lm's loop take: greedy, so many rows a pass, over its own caches,
-    the next pass being enqueued before the last one's tokens are read.
+    The time of this many steps of mlx-lm's loop.
+
+    It decodes greedily, with the given rows per pass, over its own caches; the next pass is
+    enqueued before the last one's tokens are read.
     """
     caches = _filled(model, rows, history)
 

@@ -1,9 +1,9 @@
 """
-The figures of docs/benchmarks.md, out of what ``ops bench -o FOLDER`` wrote.
+Write the figures of docs/benchmarks.md from the output of ``ops bench -o FOLDER``.
 
-``python -P -m cairn_bench.benchmark_page FOLDER`` keeps the figures in docs/benchmarks.json and the
-chart in docs/pictures/benchmarks.svg, and writes the part of the page between its two marks again.
-A test checks that the page says what the file says.
+``python -P -m cairn_bench.benchmark_page FOLDER`` saves the figures in docs/benchmarks.json and the
+chart in docs/pictures/benchmarks.svg, and replaces the part of the page between its two marks. A
+test checks that the page matches the file.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _NONE = "None yet: no run on a quiet machine has been recorded."
 
 def block(figures: Mapping[str, Any] | None, *, charted: bool) -> str:
     """
-    What stands between the marks.
+    The text between the marks.
 
     Args:
-        figures: as ``ops bench`` writes them; None where there are none.
-        charted: whether there is a chart beside them.
+        figures: as ``ops bench`` writes them; None if there are none.
+        charted: whether there is a chart to show.
     """
     if figures is None:
         return f"{BEGIN}\n\n{_NONE}\n\n{END}"
@@ -59,7 +59,7 @@ def _about(figures: Mapping[str, Any]) -> str:
 
 
 def _goals(figures: Mapping[str, Any]) -> str:
-    """Means and rows with their goals, then what has no result."""
+    """Means and rows with their goals, then the parts without a result."""
     lines = [
         (
             _mean(mean),
@@ -96,12 +96,12 @@ def _verdict(mean: Mapping[str, Any]) -> str:
 
 
 def _loud(cells: Sequence[str]) -> Iterator[str]:
-    """What is missed can be seen."""
+    """Missed goals stand out."""
     return (f"**{cell}**" if cell == "missed" else cell for cell in cells)
 
 
 def _ratios(ratios: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> str:
-    """The scenarios: times beside each other, and what was computed ahead for ours."""
+    """The scenarios: both servers' times, and what ours computed ahead."""
     ahead = {(run["scenario"], run["pause_s"]): run["settled"] for run in runs if run["settled"]}
     rows = [
         (
@@ -143,14 +143,14 @@ def _table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def kept(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures as they are kept: without each single request."""
+    """The figures to save: without the individual requests."""
     runs = [{name: run[name] for name in run if name != "requests"} for run in figures["runs"]]
     return {**figures, "runs": runs}
 
 
 def with_block(page: str, made: str) -> str:
     """
-    A page with something else between its marks.
+    A page with a new text between its marks.
 
     Raises:
         ValueError: it has no marks.
@@ -163,7 +163,7 @@ def with_block(page: str, made: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """From the folder to the page."""
+    """Update the page from the folder."""
     parser = argparse.ArgumentParser(
         prog="python -P -m cairn_bench.benchmark_page", description=__doc__
     )

@@ -1,6 +1,4 @@
-"""
-Whether answers are the same to the last bit, and whether this machine could show that they are not.
-"""
+"""Whether answers are equal to the last bit, and whether this machine could show a difference."""
 
 from __future__ import annotations
 
@@ -22,8 +20,10 @@ _ONE_ROW = ("--decode-rows", "1")
 
 def warm(stage: Stage) -> list[Row]:
     """
-    Turns of a conversation, warm and cold. The control asks a server that cuts prompts into other
-    passes: there bits have to differ, else nothing is shown.
+    Turns of a conversation, warm and cold.
+
+    The control uses a server that splits prompts into different passes: its bits must differ,
+    otherwise the comparison proves nothing.
     """
     server = stage.ours()
     requests = _turns(stage, server, stage.count(4, 20))
@@ -37,8 +37,9 @@ def warm(stage: Stage) -> list[Row]:
 
 def among(stage: Stage) -> list[Row]:
     """
-    Answers that are given among others, and alone. The control asks a server that decodes a row at
-    a time.
+    Answers computed among others, and alone.
+
+    The control uses a server that decodes one row at a time.
     """
     server = stage.ours()
     requests = _turns(stage, server, stage.count(4, 12))
@@ -101,7 +102,7 @@ def _same(found: Sequence[Sample], due: Sequence[Sample]) -> int:
 
 
 def _turns(stage: Stage, server: Running, turns: int) -> list[Request]:
-    """The requests of a conversation that was held, from the second one on."""
+    """The requests of a finished conversation, from the second one on."""
     talk = Talk(stage.drawn(f"bits of {turns} turns"), system_words=60)
     requests = []
     for _ in range(1 + turns):
@@ -113,8 +114,10 @@ def _turns(stage: Stage, server: Running, turns: int) -> list[Request]:
 
 def _were_together(group: Sequence[Sample]) -> bool:
     """
-    Whether of two answers each had begun before the other ended. A server in which they wait for
-    each other has them under way at the same time too, but begins none before another's end.
+    Whether each of two answers had begun before the other ended.
+
+    A server that serves them one after the other also has both in progress at the same time, but
+    begins neither before the other ends.
     """
     spans = [(one.answer.first_s or one.answer.ended_s, one.answer.ended_s) for one in group]
     return any(
@@ -125,7 +128,7 @@ def _were_together(group: Sequence[Sample]) -> bool:
 
 def _at_once(server: Running, requests: Sequence[Request]) -> list[Sample]:
     """
-    Ask all of them at the same time.
+    Send all of them at the same time.
 
     Raises:
         NoAnswer: the server did not answer one of them.

@@ -1,4 +1,4 @@
-"""How many conversations fit a budget of memory, each for itself and under one system prompt."""
+"""How many conversations fit in a memory budget, each with its own prompt or one system prompt."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ _MOST = 400
 
 def sessions(stage: Stage) -> list[Row]:
     """
-    Conversations are opened until the first block has to leave; then the one that was used longest
-    ago goes on, and has lost something, and the last one goes on, and has not.
+    Conversations are opened until the first block is evicted.
+
+    Then the least recently used conversation continues, and has lost something; the last one
+    continues, and has not.
     """
     found = {}
-    # Learnt elsewhere: what is asked for it would be the first to leave.
+    # Measured elsewhere: here its requests would be the first to be evicted.
     words = words_of(stage.ours(), stage.drawn("lengths"))(_PROMPT_TOKENS)
     for name in ("each for itself", "under one system prompt"):
         with stage.apart(f"capacity {name}", *_OPTIONS) as server:
@@ -42,10 +44,10 @@ def sessions(stage: Stage) -> list[Row]:
 
 def _filled(server: Running, drawn: Drawn, words: int, *, shared: bool) -> int:
     """
-    How many conversations were open when the first block left.
+    How many conversations were open when the first block was evicted.
 
     Raises:
-        NoResult: none left, or what left was not missed.
+        NoResult: none was evicted, or nothing evicted was missing.
     """
     prompt = drawn.text(words)
     talks: list[tuple[Sample, tuple[Message, ...]]] = []
@@ -59,7 +61,7 @@ def _filled(server: Running, drawn: Drawn, words: int, *, shared: bool) -> int:
         first = ask(server, Request(messages=messages, warm=False, answer_tokens=4))
         talks.append((first, (*messages, assistant(first.answer.text), user("And then?"))))
         server.wait_at_rest()
-    # The first ones lost the block; what the last one has is whole, so it is asked first.
+    # The first ones lost the block; the last one's blocks are complete, so it is tried first.
     last = ask(server, Request(messages=talks[-1][1], warm=True, answer_tokens=4))
     require_hits("the conversation that was opened last", [last])
     checked("the conversation that was opened last", [last], server)
@@ -71,8 +73,10 @@ def _filled(server: Running, drawn: Drawn, words: int, *, shared: bool) -> int:
 
 def _computed(sample: Sample) -> int:
     """
-    How many tokens of a prompt were not reused. Conversations differ in length, but of all that
-    have lost nothing less than a chunk is computed beside what is new.
+    How many tokens of a prompt were not reused.
+
+    Conversations differ in length, but one that has lost nothing computes less than a chunk in
+    addition to what is new.
     """
     cached, prompt = span(sample)
     return prompt - cached

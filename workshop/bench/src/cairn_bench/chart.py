@@ -1,4 +1,4 @@
-"""A picture: the time to first token against the length of the prompt, ours beside theirs. Pure."""
+"""A chart of the time to first token by prompt length, for our server and the peer. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _NAME_WIDTH: Final = 150
 
 def chart(runs: Sequence[Run], scenario: str = "30 turns") -> str:
     """
-    An SVG of one scenario's warm requests at the longest pause: a dot each, tokens of the prompt to
-    the right, milliseconds upwards. Without a run of it, of the first scenario that there is.
+    An SVG of one scenario's warm requests at the longest pause.
+
+    Each request is a dot: prompt tokens on the x axis, milliseconds on the y axis. Without a run of
+    that scenario, the first available one is drawn.
     """
     named = [run for run in runs if run.scenario == scenario]
     named = named or [run for run in runs if run.scenario == runs[0].scenario]

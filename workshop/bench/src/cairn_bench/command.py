@@ -45,7 +45,7 @@ from cairn_bench.stage import Part, Stage, alone
 from cairn_conform.client_texts import new_salt
 
 MISSED = 3
-"""The exit code where a goal is missed."""
+"""The exit code if a goal is missed."""
 
 _TERMINATED = 143
 _QUICK_PAUSES_S = (0.5,)
@@ -55,7 +55,7 @@ _RANDOM_MODEL = "random weights, 8 layers of 256"
 
 
 class Failed(Unreadable):
-    """Nothing came of it that could be called a result."""
+    """There is no result."""
 
     exit_code = 1
 
@@ -209,7 +209,10 @@ def bench(
 def _chosen_parts(
     part_names: Sequence[str], scenario_names: Sequence[str], *, peer: bool
 ) -> list[Part]:
-    """The parts that are named; else all, unless scenarios are. Without a peer, what needs none."""
+    """
+    The named parts; all by default, unless scenarios are named. Without a peer, those that need
+    none.
+    """
     if part_names or scenario_names:
         parts = [part for part in PARTS if part.name in part_names]
     else:
@@ -223,7 +226,7 @@ def _chosen_parts(
 
 
 def _chosen(names: Sequence[str], *, quick: bool) -> list[Scenario]:
-    """The scenarios that are named, else those of a quick run, else all."""
+    """The named scenarios, else those of a quick run, else all."""
     if names:
         return [one for one in SCENARIOS if one.name in names]
     return [one for one in SCENARIOS if not quick or one.name not in _QUICK_LEAVES_OUT]
@@ -232,7 +235,7 @@ def _chosen(names: Sequence[str], *, quick: bool) -> list[Scenario]:
 def _kinds(
     *, no_peer: bool, as_installed: bool, llama_server: tuple[Path, Path] | None
 ) -> list[Kind]:
-    """Who is measured, ours first."""
+    """The servers to measure, ours first."""
     kinds = [ours()]
     if not no_peer:
         kinds.append(mlx_lm(same_footing=True))
@@ -244,7 +247,7 @@ def _kinds(
 
 
 def _random_model(directory: Path) -> Path:
-    # MLX comes in here; the servers are processes of their own.
+    # This imports MLX; the servers run as their own processes.
     from cairn_bench.sized_model import Size, make_sized_model
 
     make_sized_model(directory, Size())
@@ -256,7 +259,7 @@ def _blas(kinds: Sequence[Kind]) -> str | None:
 
 
 def _load() -> float | None:
-    """How busy the machine is before anything is measured; None where it does not tell."""
+    """How busy the machine is before measuring; None if it does not report it."""
     try:
         return round(os.getloadavg()[0], 2)
     except OSError:
@@ -267,8 +270,10 @@ def _held(
     steps: Sequence[Step], servers: Servers, own: str, salt: str
 ) -> tuple[list[Run], list[report.Lost]]:
     """
-    All runs. What a peer does not answer is lost, and the peer is started anew for the next run;
-    ours has to answer.
+    All runs.
+
+    If a peer does not answer, its run is lost and it is restarted for the next run; our server has
+    to answer.
     """
     runs: list[Run] = []
     lost: list[report.Lost] = []
@@ -298,8 +303,9 @@ def _measured(
     parts: Sequence[Part], stage: Stage, servers: Servers
 ) -> tuple[list[Row], list[NoRow], dict[str, int]]:
     """
-    All rows, and the seconds of each step. What shows nothing is told, and costs its own rows
-    alone.
+    All rows, and the seconds of each step.
+
+    A step without a result is reported, and costs only its own rows.
     """
     rows: list[Row] = []
     steps_s: dict[str, int] = {}
@@ -314,7 +320,7 @@ def _measured(
                 click.echo(f"  {steps_s[measure.name]} s", err=True)
                 continue
             except NoAnswer as error:
-                # Whoever does not answer may never do so again.
+                # A server that does not answer once may never answer again.
                 servers.end(error.server)
                 ours, why = error.server != stage.peer, str(error)
             except (NoResult, NeverAtRest, DidNotStart) as error:
@@ -326,7 +332,7 @@ def _measured(
 
 @contextlib.contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends what was started too, as Ctrl-C does."""
+    """SIGTERM also stops the started processes, as Ctrl-C does."""
 
     def ended(*_: object) -> NoReturn:
         sys.exit(_TERMINATED)

@@ -1,4 +1,4 @@
-"""Decoding: over HTTP beside the model alone, and with the journal beside without."""
+"""Decoding: over HTTP compared with the model alone, and with the journal compared with none."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _LOOPS = range(3)
 
 def decoding(stage: Stage) -> list[Row]:
     """
-    One client's answers beside mlx-lm's loop over as many rows; and that loop over other numbers of
-    rows, which is how W is chosen.
+    One client's answers compared with mlx-lm's loop over as many rows.
+
+    That loop also runs with different numbers of rows, which is how W is chosen.
     """
     server = stage.ours()
     answer_tokens = stage.count(64, 256)
@@ -29,8 +30,8 @@ def decoding(stage: Stage) -> list[Row]:
     compared = len(checked("decoding", samples, server))
     history = samples[0].answer.prompt_tokens or 0
     steps = answer_tokens // 2
-    # With one client only its own history is attended to, whatever W is: W rows with a part of it
-    # each have as much to attend to. With W clients each has its own.
+    # With one client the server attends only to its history, whatever W is: W rows with a share of
+    # it each attend to the same amount. With W clients each has its own.
     decodes = [(rows, history // rows, steps) for rows in _ROWS]
     decodes += [(rows, history, steps) for rows in _ROWS]
     bare = stage.alone(stage.own, stage.model, decodes=[one for one in decodes for _ in _LOOPS])
@@ -75,9 +76,7 @@ def _curve(rates: Mapping[int, float]) -> str:
 
 
 def journal(stage: Stage) -> list[Row]:
-    """
-    One client's answers with the journal on disk and with one that is written nowhere, in turn.
-    """
+    """One client's answers, alternating between a journal on disk and one that is never written."""
     answer_tokens = stage.count(64, 256)
     with stage.apart("null store", kind=unrecorded()) as without:
         servers = {"with": stage.ours(), "without": without}
@@ -85,7 +84,7 @@ def journal(stage: Stage) -> list[Row]:
         drawn = stage.drawn("journal")
         request = _request(drawn, servers["with"], answer_tokens)
         for place in range(stage.count(3, 10)):
-            # Who comes second finds the machine as the first one left it.
+            # The second finds the machine as the first one left it.
             names = ("with", "without") if place % 2 else ("without", "with")
             for name in names:
                 found[name] += _warm(servers[name], request, 1)
@@ -110,10 +109,10 @@ def journal(stage: Stage) -> list[Row]:
 
 def rate(sample: Sample) -> float:
     """
-    Tokens a second from the first text of an answer to its end.
+    Tokens per second from the first text of an answer to its end.
 
     Raises:
-        NoResult: that cannot be told.
+        NoResult: the answer does not show it.
     """
     answer = sample.answer
     if answer.first_s is None or not answer.completion_tokens or answer.completion_tokens < 2:
@@ -128,7 +127,7 @@ def _request(drawn: Drawn, server: Running, answer_tokens: int) -> Request:
 
 
 def _warm(server: Running, request: Request, count: int) -> Sequence[Sample]:
-    """The same request so many times, after one that is not counted."""
+    """The same request this many times, after one that is not counted."""
     samples = []
     for _ in range(1 + count):
         samples.append(ask(server, request))

@@ -1,12 +1,11 @@
 """
-What it takes to find the blocks that leave a full memory, or a full disk.
+Measure how long it takes to find the blocks to evict from full memory, or to drop from a full disk.
 
-A fold with as many blocks as are asked for: conversations that all begin with the same blocks, each
-then with its own. Memory and disk are full, and one block more is to come in. Run it with
+The fold has the requested number of blocks: conversations that share their first blocks, followed
+by blocks of their own. Memory and disk are full, and one more block is to come in. Run it with
 ``python -P -m cairn_bench.eviction_times --blocks 100000``.
 
-Milliseconds are those of the processor. *Ever sealed* are blocks that are remembered by their
-digests alone.
+Milliseconds are processor time. *Ever sealed* are blocks of which only the digests are remembered.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ SIZE = 100
 
 
 def chains(blocks: int, depth: int, common: int) -> list[Block]:
-    """
-    So many blocks, in conversations of ``depth`` blocks of which the first ``common`` are the same.
-    """
+    """Blocks in conversations of ``depth`` blocks, of which the first ``common`` are shared."""
     found: list[Block] = []
     before: str | None = None
     for place in range(common):
@@ -62,7 +59,7 @@ def block(key: str, parent: str | None, place: int, used: int) -> Block:
 
 
 def full(blocks: list[Block], ever: int) -> State:
-    """A fold in which these fill memory and disk, and ``ever`` others were there once."""
+    """A fold with these blocks in memory and on disk, and ``ever`` earlier ones."""
     gone = (
         attrs.evolve(block(f"g{n}", None, 0, 0), present=False, file_bytes=None)
         for n in range(ever)
@@ -91,7 +88,7 @@ def full(blocks: list[Block], ever: int) -> State:
 
 
 def timed(name: str, step: Callable[[], object], times: int) -> None:
-    """Take a step some times; print median and longest."""
+    """Repeat a step; print the median and the longest time."""
     took: list[float] = []
     for _ in range(times):
         start = time.process_time()
@@ -101,7 +98,7 @@ def timed(name: str, step: Callable[[], object], times: int) -> None:
 
 
 def main() -> int:
-    """Print what each question takes."""
+    """Print the time of each query."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
     parser.add_argument("--blocks", type=int, default=100_000, help="in memory, and in files")
     parser.add_argument("--ever", type=int, default=0, help="blocks besides that were sealed once")

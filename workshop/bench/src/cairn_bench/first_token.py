@@ -1,6 +1,6 @@
 """
-The first token of a continuation beside the passes that it needs, and what is computed again that
-was there.
+The first token of a continuation compared with the passes that it needs, and the tokens computed
+again although they were available.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cairn_bench.stage import (
     words_of,
 )
 
-# Below a class of slabs each, so that no conversation changes its slab while it is measured.
+# Each is below a slab size class, so that no conversation changes its slab while it is measured.
 _SHORT, _LONG = 560, 7600
 _ANSWER_TOKENS = 8
 _WORDS = 6
@@ -40,7 +40,7 @@ _MOSTLY = 0.75
 
 
 def continuations(stage: Stage) -> list[Row]:
-    """Conversations of two lengths that go on, each time when the server is at rest."""
+    """Conversations of two lengths that continue, each time after the server is idle."""
     server = stage.ours()
     words = words_of(server, stage.drawn("lengths"))
     short, long = _SHORT, stage.length(_LONG)
@@ -107,7 +107,7 @@ def continuations(stage: Stage) -> list[Row]:
 
 def _continued(stage: Stage, server: Running, history: int, words: int) -> Sequence[Sample]:
     """
-    Turns of a conversation of so many tokens, without its first one.
+    Turns of a conversation of this many tokens, without its first one.
 
     Raises:
         NoAnswer: the server did not answer.
@@ -128,7 +128,7 @@ def _continued(stage: Stage, server: Running, history: int, words: int) -> Seque
 
 def again(stage: Stage) -> list[Row]:
     """
-    What the journal says of all that our server was asked in this run.
+    What the journal shows about all requests to our server in this run.
 
     Raises:
         NoResult: it has nothing that could be reused.
@@ -157,8 +157,9 @@ def again(stage: Stage) -> list[Row]:
 
 def computed_again(store: Store) -> tuple[list[int], int]:
     """
-    For each request of whose prompt canonical KV was there, how many tokens of that were not
-    reused; and C. The last token of a prompt is always computed, as the answer follows from it.
+    For each request with canonical KV available, how many of those tokens were not reused; and C.
+
+    The last token of a prompt is always computed, because the answer follows from it.
     """
     fold = Replay(store.base())
     found, chunk = [], 0
@@ -182,8 +183,9 @@ def computed_again(store: Store) -> tuple[list[int], int]:
 
 def _canonical(chunk: int, state: State, session: Session, request: OpenRequest) -> int:
     """
-    How much of a prompt, from its beginning, canonical passes have run over: the chunks that were
-    ever sealed, and the tail of the prompt before it.
+    How much of a prompt, from its beginning, canonical passes have computed.
+
+    That is the chunks that were ever sealed, and the tail of the prompt before it.
     """
     sealed = 0
     for key in request.prompt_keys:

@@ -1,6 +1,8 @@
 """
-A conversation that goes on behind a long pause: its slab was given up, and its history is copied
-from blocks. What that costs its client, and others who are in the midst of an answer.
+A conversation that continues after a long pause.
+
+Its slab was given up, and its history is copied from blocks. Measures what that costs its client,
+and other clients in the middle of an answer.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _WAIT_S = 120.0
 
 
 def after_a_rest(stage: Stage) -> list[Row]:
-    """A long conversation whose turns find their slab and do not, one after the other."""
+    """A long conversation whose turns alternately find their slab and do not."""
     samples: dict[bool, list[Sample]] = {True: [], False: []}
     history = stage.length(_HISTORY)
     with stage.apart("given up", *_REST) as server:
@@ -73,8 +75,8 @@ def after_a_rest(stage: Stage) -> list[Row]:
 
 def beside_others(stage: Stage) -> list[Row]:
     """
-    Somebody is in the midst of an answer while a long history is copied for another one, and then
-    while a prompt of that length is prefilled.
+    One client is in the middle of an answer while a long history is copied for another client, and
+    then while a prompt of that length is prefilled.
     """
     copied, prefilled, compared = list[float](), list[float](), 0
     with stage.apart("beside others", *_REST) as server:
@@ -110,7 +112,7 @@ def beside_others(stage: Stage) -> list[Row]:
 
 
 class Speaker:
-    """Hears a long answer in a thread of its own, piece by piece."""
+    """Reads a long answer in its own thread, piece by piece."""
 
     def __init__(self, server: Running, text: str) -> None:
         self._heard_s: list[float] = []
@@ -122,7 +124,7 @@ class Speaker:
 
     def wait(self) -> None:
         """
-        Until the answer is under way, or has ended.
+        Wait until the answer has begun, or has ended.
 
         Raises:
             NoAnswer: it does not begin.
@@ -135,7 +137,7 @@ class Speaker:
 
     def end(self) -> None:
         """
-        Hear it to its end.
+        Read it to its end.
 
         Raises:
             NoAnswer: it has none.
@@ -146,7 +148,7 @@ class Speaker:
 
     def longest_s(self, other: Sample) -> float:
         """
-        The longest pause in it until another answer had its first token.
+        The longest pause in it until a second answer had its first token.
 
         Raises:
             NoResult: it had ended before.
@@ -162,10 +164,10 @@ class Speaker:
 
 def longest_s(heard_s: Sequence[float], began_s: float, until_s: float) -> float:
     """
-    The longest pause between two pieces of an answer, of those that reach into a time.
+    The longest pause between two pieces of an answer that overlaps a period.
 
     Raises:
-        NoResult: the answer did not last for all of that time.
+        NoResult: the answer did not last for all of that period.
     """
     if not heard_s or heard_s[0] > began_s or heard_s[-1] < until_s:
         raise NoResult("the answer beside it did not last as long")
@@ -174,7 +176,7 @@ def longest_s(heard_s: Sequence[float], began_s: float, until_s: float) -> float
 
 
 def _begun(stage: Stage, server: Running, name: str) -> Talk:
-    """A conversation of some length, at rest."""
+    """An idle conversation of some length."""
     words = words_of(server, stage.drawn("lengths"))
     talk = Talk(stage.drawn(name), system_words=words(stage.length(_HISTORY)))
     talk.hear(ask(server, talk.ask(_WORDS, answer_tokens=8)).answer.text)
@@ -187,7 +189,7 @@ def _slabs(server: Running) -> int:
     How many slabs are held.
 
     Raises:
-        NoResult: it does not tell.
+        NoResult: the server does not report it.
     """
     health = server.client.get("/health")
     slabs = health.get("pool", {}).get("slabs") if isinstance(health, dict) else None
@@ -201,7 +203,7 @@ def _wait_given_up(server: Running) -> None:
     Wait until no session holds a slab.
 
     Raises:
-        NeverAtRest: one goes on holding it.
+        NeverAtRest: a session keeps its slab.
     """
     end_s = time.monotonic() + _WAIT_S
     while _slabs(server):

@@ -1,9 +1,9 @@
 """
-A long session: two clients and a server for hours, a line on disk for each turn.
+A long session: two clients and a server for hours, with a line on disk for each turn.
 
-What they say is in ``long_plan``, what is written down in ``long_record``, what it comes to in
-``long_report``, and the way from the command line in ``long_command``. A turn that fails is written
-down and asked again; nothing that a server does ends the session but that it answers no more.
+``long_plan`` decides what the clients say, ``long_record`` writes the record, ``long_report``
+evaluates it, and ``long_command`` is the command line. A turn that fails is recorded and sent
+again; the session ends early only if the server stops answering.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cairn_conform.client import Client
 from cairn_conform.client_answers import Answer
 
 DEADLINE_S: Final = 120.0
-"""For each turn; what takes longer is an error."""
+"""For each turn; a longer one is an error."""
 
 OVER: Final = "it was over"
 STOPPED: Final = "it was stopped by a signal"
@@ -51,12 +51,12 @@ def hold(
     told: Callable[[Turn], None] = lambda _: None,
 ) -> None:
     """
-    Hold a session, or what is left of it, and write it down.
+    Hold a session, or the rest of it, and record it.
 
     Args:
-        stop: set by whoever wants it to end: behind the turn in hand.
+        stop: set to end the session after the current turn.
         data: the server's directory.
-        told: hears of each turn of the first client.
+        told: called with each turn of the first client.
     """
     session = record.session
     clock = Clock(session.seconds)
@@ -82,7 +82,7 @@ class Clock:
         self._zero_s = time.monotonic() - begun_s
 
     def now_s(self) -> float:
-        """What it shows."""
+        """The line to show."""
         return round(time.monotonic() - self._zero_s, 3)
 
 
@@ -96,7 +96,7 @@ def _held(
     clock: Clock,
     told: Callable[[Turn], None],
 ) -> str:
-    """Turn after turn, until it is over; why it is."""
+    """Hold turn after turn until the session is over; returns the reason."""
     look_s = clock.now_s() + plan.look_s
     unanswered = 0
     while (begun_s := clock.now_s()) < plan.seconds and not stop.is_set():
@@ -127,17 +127,17 @@ class Clients:
         self._beside = ThreadPoolExecutor(1)
 
     def close(self) -> None:
-        """Wait for nobody: what is still under way ends with the server, or at its deadline."""
+        """Do not wait: requests in progress end with the server, or at their deadline."""
         self._beside.shutdown(wait=False)
 
     def remember(self, turn: Turn) -> None:
-        """Take in a turn that was held before."""
+        """Replay a turn that was held before."""
         self._turns += turn.client == AGENT
         _hear(self._talkers[turn.client], turn)
 
     def turn(self) -> Iterator[Turn]:
         """
-        Hold the next turn of the first client, and of the second one in its midst where it is time.
+        Hold the first client's next turn, and during it one of the second client if that is due.
         """
         first, other = self._talkers.values()
         self._turns += 1
@@ -156,8 +156,8 @@ class Clients:
 
     def _is_as_cold(self, asked: Asked, turn: Turn) -> bool | None:
         """
-        Ask the same past the cache, in the pause behind the turn, and compare the answers. None
-        where there was no such answer.
+        Send the same request bypassing the cache, in the pause after the turn, and compare the
+        answers. None if there was no such answer.
         """
         answer = self._client.ask({**asked.body, "cache_prompt": False})
         if outcome_of(answer)[0] != ANSWERED or answer.cached_tokens:
@@ -190,7 +190,7 @@ def _hear(talker: Talker, turn: Turn) -> None:
 
 
 def _answered(turn: Turn, answer: Answer) -> Turn:
-    """A turn with what came of it."""
+    """A turn with its outcome."""
     outcome, why = outcome_of(answer)
     if outcome != ANSWERED:
         return attrs.evolve(turn, outcome=outcome, why=why)
@@ -208,7 +208,7 @@ def _answered(turn: Turn, answer: Answer) -> Turn:
 
 
 def outcome_of(answer: Answer) -> tuple[str, str]:
-    """What kind of outcome it is, and an error in words."""
+    """The kind of outcome, and an error in words."""
     if answer.hung:
         return "timeout", answer.outcome
     if answer.status == 0:
@@ -227,7 +227,7 @@ def outcome_of(answer: Answer) -> tuple[str, str]:
 
 def looked(server: Running, data: Path, at_s: float) -> Look:
     """
-    How the server is now.
+    The current state of the server.
 
     Args:
         data: its directory.
@@ -261,7 +261,7 @@ def looked(server: Running, data: Path, at_s: float) -> Look:
 
 
 def readings(text: str) -> Mapping[str, float]:
-    """The samples of a scrape, by their names with labels. What is none is passed over."""
+    """The samples of a scrape, by their names with labels. Invalid lines are skipped."""
     found = {}
     for line in text.splitlines():
         name, _, value = line.rpartition(" ")
@@ -272,17 +272,17 @@ def readings(text: str) -> Mapping[str, float]:
 
 
 def total(metrics: Mapping[str, float], name: str) -> int | None:
-    """One sample, or the sum of all that have the name and any labels; None where there is none."""
+    """One sample, or the sum of all with that name and any labels; None if there is none."""
     values = [value for key, value in metrics.items() if key == name or key.startswith(f"{name}{{")]
     return int(sum(values)) if values else None
 
 
 def rss_bytes(pid: int) -> int | None:
-    """The resident memory of a process; None where it cannot be told."""
+    """The resident memory of a process; None if it is not available."""
     with contextlib.suppress(OSError):
         found = _RSS.search(Path(f"/proc/{pid}/status").read_text("utf-8"))
         return int(found[1]) * _KIB if found else None
-    with contextlib.suppress(OSError, ValueError):  # no Linux
+    with contextlib.suppress(OSError, ValueError):  # not Linux
         command = ["ps", "-o", "rss=", "-p", str(pid)]
         return int(subprocess.run(command, capture_output=True, check=False).stdout) * _KIB
     return None

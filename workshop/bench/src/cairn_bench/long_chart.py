@@ -1,4 +1,4 @@
-"""Two pictures in one: how long each turn took, and below it the memory, over the hours. Pure."""
+"""Two charts in one: the time of each turn, and below it the memory, over the hours. Pure."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def chart(session: Session) -> str:
 def _panel(
     series: Mapping[str, Points], furthest: float, unit: str, top: int, *, dots: bool
 ) -> Iterator[str]:
-    """Axes, what is drawn between them, and the names above."""
+    """Axes, the data between them, and the names above."""
     highest = max((y for points in series.values() for _, y in points), default=1.0) or 1.0
 
     def at(x: float, y: float) -> tuple[float, float]:

@@ -31,7 +31,7 @@ from cairn_bench.servers import DidNotStart, Kind, running
 from cairn_conform.client_texts import new_salt
 
 MISSED: Final = 3
-"""The exit code where a goal is missed."""
+"""The exit code if a goal is missed."""
 
 RECORD: Final = "long.jsonl"
 FIGURES: Final = "long.json"
@@ -41,7 +41,7 @@ _SIGNALLED: Final = 128
 _HOUR_S: Final = 3600.0
 _TOLD_EACH: Final = 20
 _MIB: Final = 1 << 20
-# In tokens, so that each budget is met within a few conversations, whatever the model's size.
+# In tokens, so that a few conversations fill each budget, whatever the model's size.
 _POOL_TOKENS: Final = 3 * 8192
 _BLOCKS_TOKENS: Final = 3 * 6144
 _DISK_TOKENS: Final = 6 * 6144
@@ -52,7 +52,7 @@ def hold_long(
     *, hours: float, kind: Kind, model: Path, out: Path | None, salt: str | None, resume: bool
 ) -> int:
     """
-    Hold a long session and tell what it came to; the exit code.
+    Hold a long session and report the result; returns the exit code.
 
     Raises:
         click.UsageError: there is no folder to write to, or no number of hours.
@@ -75,10 +75,10 @@ def hold_long(
 
 def _record(out: Path, hours: float, model: Path, salt: str | None, *, resume: bool) -> Record:
     """
-    The record to write to: a new one, or that of a session to go on with.
+    The record to write to: a new one, or that of a session to resume.
 
     Raises:
-        Unreadable: it is not there, is there already, is none, or is of another session.
+        Unreadable: it is missing, already exists, is invalid, or is of a different session.
     """
     out.mkdir(parents=True, exist_ok=True)
     path = out / RECORD
@@ -107,7 +107,7 @@ def _record(out: Path, hours: float, model: Path, salt: str | None, *, resume: b
 
 def _hold(record: Record, kind: Kind, model: Path, out: Path) -> int:
     """
-    Hold what is left of it. The server ends with this; 0, or the exit code of a signal.
+    Hold the rest of it. The server ends with this; returns 0, or the exit code of a signal.
 
     Raises:
         Unreadable: the server did not start.
@@ -133,8 +133,8 @@ def _hold(record: Record, kind: Kind, model: Path, out: Path) -> int:
 
 def budgets(model: Path) -> tuple[str, ...]:
     """
-    Options by which memory and disk hold a few conversations of that model, so that a long session
-    meets the budgets; none where its KV cannot be told from its configuration.
+    Options with which memory and disk hold a few conversations of that model, so that a long
+    session reaches the budgets; none if its KV size cannot be derived from its configuration.
     """
     try:
         config = json.loads((model / "config.json").read_text("utf-8"))
@@ -162,8 +162,8 @@ class _Stop(threading.Event):
 @contextlib.contextmanager
 def _stopping() -> Iterator[_Stop]:
     """
-    SIGINT and SIGTERM end the session behind its turn; the second one ends it at once. The server
-    is ended in either case.
+    The first SIGINT or SIGTERM ends the session after its turn; the second ends it at once. The
+    server is stopped in either case.
     """
     stop = _Stop()
 
@@ -208,7 +208,7 @@ def verified(data: Path) -> Checked:
 
 
 class _Progress:
-    """A line now and then, and one for each error."""
+    """A progress line now and then, and one for each error."""
 
     def __init__(self, record: Record) -> None:
         self._record = record

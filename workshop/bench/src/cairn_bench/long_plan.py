@@ -1,15 +1,15 @@
 """
 What the two clients of a long session say, and how fast. Pure.
 
-One is like an agent: under one system prompt it holds a conversation whose turns bring words of a
-user and, mostly, what a tool gave. When the conversation has grown to its length the next one
-begins, so that histories go up and down like the teeth of a saw: otherwise a late turn would be
-slower than an early one for its history alone. In one of three conversations the model thinks. It
-is not switched within one, since a prompt with other template arguments begins another one for
-Cairn.
+The first is like an agent: under one system prompt it holds a conversation whose turns contain a
+user's words and, mostly, a tool's result. When the conversation reaches its length the next one
+begins, so history lengths form a sawtooth: otherwise late turns would be slower than early ones
+because of their history alone. In one of three conversations the model thinks. Thinking is not
+switched within a conversation, because for Cairn a prompt with different template arguments begins
+a new one.
 
-The other one interrupts: at every fifth turn it asks something short in the middle of the first
-one's, and at every third time it goes away before its answer is complete.
+The second client interrupts: at every fifth turn it sends a short request in the middle of the
+first one's, and every third time it disconnects before its answer is complete.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ _LOOK_S: Final = 60.0
 @attrs.frozen(kw_only=True)
 class Plan:
     """
-    How a long session is held.
+    The settings of a long session.
 
     Attributes:
-        salt: what its texts begin with.
-        seconds: how long.
+        salt: the beginning of its texts.
+        seconds: its duration.
         every_s: from the beginning of a turn to that of the next, if it is over by then.
-        pause_s: at least so long after a turn, so that there is idle time.
-        look_s: from a look at the server to the next.
-        history_tokens: so long a conversation grows.
-        interrupts_each: of so many turns the second client speaks at one.
+        pause_s: the shortest pause after a turn, so that there is idle time.
+        look_s: from one look at the server to the next.
+        history_tokens: the length that a conversation reaches.
+        interrupts_each: the second client speaks at one of this many turns.
     """
 
     salt: str
@@ -76,8 +76,10 @@ class Plan:
     @classmethod
     def of(cls, hours: float, salt: str) -> Plan:
         """
-        A plan for so many hours: turns so near to each other that a run of minutes has several
-        conversations too, and so far apart that one of hours has idle time.
+        A plan for this many hours.
+
+        Turns are close enough that a run of minutes has several conversations too, and far enough
+        apart that one of hours has idle time.
         """
         seconds = hours * _HOUR_S
         return cls(
@@ -91,11 +93,11 @@ class Plan:
 @attrs.frozen(kw_only=True)
 class Asked:
     """
-    A turn that is to be held.
+    The next turn to hold.
 
     Attributes:
         conversation, turn: which one, counted from 0.
-        leaves: whether the client goes away before the answer is complete.
+        leaves: whether the client disconnects before the answer is complete.
     """
 
     client: str
@@ -108,7 +110,7 @@ class Asked:
 
     @property
     def continues(self) -> bool:
-        """Whether something of this conversation was sent before."""
+        """Whether a part of this conversation was sent before."""
         return self.turn > 0
 
     @property
@@ -129,12 +131,12 @@ class Asked:
 
 class Talker:
     """
-    A client: what it says next follows from the salt, and from what it heard.
+    A client: what it says next follows from the salt, and from the answers it got.
 
     Args:
-        history_tokens: so long its conversations grow.
-        turns_max: so many turns they have at most; None for as many as there is room for.
-        leaves_each: of so many requests it goes away from one; 0 for none.
+        history_tokens: the length that its conversations reach.
+        turns_max: the most turns they have; None for as many as fit.
+        leaves_each: it disconnects from one of this many requests; 0 for none.
     """
 
     def __init__(
@@ -158,7 +160,7 @@ class Talker:
         self._heard: list[Message] = []
 
     def ask(self) -> Asked:
-        """The next turn; the same one until its answer is heard."""
+        """The next turn; the same one until it is answered."""
         place = self._conversation % _THINKS_EACH
         thinking = self._turns_max is None and place == _THINKS_EACH - 1
         return Asked(
@@ -173,7 +175,7 @@ class Talker:
 
     def hear(self, text: str, tokens: int) -> None:
         """
-        Take an answer, and begin another conversation where this one is long enough.
+        Take an answer, and begin a new conversation if this one is long enough.
 
         Args:
             tokens: how long the conversation is with it.
@@ -187,8 +189,8 @@ class Talker:
 
     def hear_nothing(self) -> None:
         """
-        There was no answer. The same is asked again, but not for ever: another conversation may
-        have one.
+        There was no answer. The same request is sent again a few times; after that a new
+        conversation begins.
         """
         self._asked += 1
         self._unanswered += 1
@@ -217,7 +219,7 @@ def agent(plan: Plan) -> Talker:
 
 
 def second(plan: Plan) -> Talker:
-    """The one that interrupts."""
+    """The client that interrupts."""
     return Talker(
         SECOND,
         plan.salt,

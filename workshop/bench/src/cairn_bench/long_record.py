@@ -1,8 +1,8 @@
 """
-``long.jsonl``: what a long session has come to so far, a line for each turn and each look.
+``long.jsonl``: the record of a long session so far, with a line for each turn and each look.
 
-A line is written when its turn is over, so that a run that was killed is there up to the last one,
-and goes on from it. What was cut off in the middle of a line is no line.
+A line is written when its turn is over, so a run that was killed is recorded up to its last turn
+and resumes from there. A line that was cut off does not count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEFT: Final = "left"
 @attrs.frozen(kw_only=True)
 class Begun:
     """
-    The first line: what is held.
+    The first line: the session's settings.
 
     Attributes:
         model: its name.
@@ -43,13 +43,13 @@ class Turn:
         at_s: when it began, on the clock of the session.
         continues: whether it is not the first of its conversation.
         among: whether the other client spoke at the same time.
-        path: as the server tells it; None where it does not.
-        outcome: answered, left, or what kind of error it was.
+        path: as the server reports it; None if it does not.
+        outcome: answered, left, or the kind of error.
         why: the error in words.
-        first_s, total_s: to the first of the text, and to the end; None where there was none.
+        first_s, total_s: to the first of the text, and to the end; None if there was none.
         text: the answer, which the next turn sends back.
-        as_cold: whether the same request past the cache had the same answer; None where it was not
-            asked so.
+        as_cold: whether the same request bypassing the cache had the same answer; None if that was
+            not tried.
     """
 
     kind: ClassVar[str] = "turn"
@@ -78,7 +78,7 @@ class Turn:
 
     @property
     def is_error(self) -> bool:
-        """Whether it should have had one."""
+        """Whether an answer was expected."""
         return self.outcome not in (ANSWERED, LEFT)
 
     @property
@@ -90,15 +90,15 @@ class Turn:
 @attrs.frozen(kw_only=True)
 class Look:
     """
-    How the server was at one time. None is what could not be read.
+    The server's state at one time. None means that a value could not be read.
 
     Attributes:
         violations: counted since its start.
         slab_bytes, block_bytes, disk_bytes: KV in slabs, in sealed blocks, and in files.
         slab_bytes_max, block_bytes_max, disk_bytes_max: their budgets.
         evicted, spilled, loaded, dropped: blocks, counted since its start.
-        rss_bytes: what its process has of the machine's memory.
-        journal_bytes: of the journal's files.
+        rss_bytes: the resident memory of its process.
+        journal_bytes: the size of the journal's files.
         load: of the machine, over the last minute.
     """
 
@@ -123,7 +123,7 @@ class Look:
 
 @attrs.frozen(kw_only=True)
 class WentOn:
-    """From here on another process held the session, with a server that was started anew."""
+    """From here on a new process held the session, with a restarted server."""
 
     kind: ClassVar[str] = "went_on"
     at_s: float
@@ -135,7 +135,7 @@ class Ended:
     The last line of a process that ended by itself.
 
     Attributes:
-        why: it was over, a signal came, or the server answered no more.
+        why: it was over, a signal came, or the server stopped answering.
     """
 
     kind: ClassVar[str] = "ended"
@@ -175,22 +175,22 @@ class Session:
 
     @property
     def resumed(self) -> int:
-        """How many times another process went on with it."""
+        """How many times a new process resumed it."""
         return sum(isinstance(line, WentOn) for line in self.lines)
 
     @property
     def end(self) -> Ended | None:
-        """How the last process ended; None where it was killed."""
+        """How the last process ended; None if it was killed."""
         last = self.lines[-1] if self.lines else None
         return last if isinstance(last, Ended) else None
 
 
 class Record:
     """
-    A record that is written.
+    A record that is being written.
 
     Args:
-        session: what is in the file already.
+        session: the contents of the file so far.
     """
 
     def __init__(self, path: Path, session: Session) -> None:
@@ -200,7 +200,7 @@ class Record:
 
     @classmethod
     def new(cls, path: Path, begun: Begun) -> Record:
-        """Write a file with its first line. It must not be there."""
+        """Create a file with its first line. It must not exist."""
         with path.open("x", encoding="utf-8") as file:
             file.write(_written(begun))
         return cls(path, Session(begun=begun))
@@ -208,10 +208,10 @@ class Record:
     @classmethod
     def again(cls, path: Path) -> Record:
         """
-        Go on with a file. What was cut off in the middle of its last line is taken away.
+        Resume a file. A last line that was cut off is removed.
 
         Raises:
-            NoRecord: it is none.
+            NoRecord: it is no record.
         """
         data = path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
@@ -223,7 +223,7 @@ class Record:
 
     @property
     def session(self) -> Session:
-        """All of it by now."""
+        """All of it so far."""
         return Session(begun=self._begun, lines=tuple(self._lines))
 
     def add(self, line: Line) -> None:
@@ -235,10 +235,10 @@ class Record:
 
 def read(data: bytes, name: str) -> Session:
     """
-    The session of a record's whole lines.
+    The session in a record's complete lines.
 
     Raises:
-        NoRecord: one of them is none.
+        NoRecord: one of them is invalid.
     """
     found = list(_lines(data, name))
     if not found or not isinstance(found[0], Begun):

@@ -1,9 +1,9 @@
 """
-What a long session has come to: figures, and which goals they reach. Pure.
+The results of a long session: figures, and which goals they reach. Pure.
 
-Drift is how much slower the last quarter's turns are than the first quarter's. Each late turn has
-an early one beside it: of the same kind (thinking or not, alone or among others), of about the same
-history, and of about as long an answer. The median of their ratios counts, so that what is told is
+Drift is how much slower the turns of the last quarter are than those of the first. Each late turn
+is compared with an early one of the same kind (thinking or not, alone or among others), with about
+the same history and about as long an answer. The median of their ratios counts, so the figure shows
 how the server aged, and not how the conversation grew.
 """
 
@@ -44,12 +44,12 @@ _TIERS: Final = ("slab_bytes", "block_bytes", "disk_bytes")
 @attrs.frozen(kw_only=True)
 class Checked:
     """
-    What became of verifying the server's journal.
+    The result of verifying the server's journal.
 
     Attributes:
-        rows: how many were read; None where it could not be.
-        broken: what does not hold.
-        why: the first of it, or why it could not be read.
+        rows: how many were read; None if it could not be read.
+        broken: how many violations there are.
+        why: the first of them, or why it could not be read.
         head: of the chain.
     """
 
@@ -83,10 +83,10 @@ class Drift:
 @attrs.frozen(kw_only=True)
 class Goal:
     """
-    A goal, and where this session is.
+    A goal, and this session's result.
 
     Attributes:
-        reached: None where it was not measured.
+        reached: None if it was not measured.
     """
 
     name: str
@@ -102,7 +102,8 @@ class Goal:
 
 def goals(session: Session, checked: Checked) -> list[Goal]:
     """
-    All goals. One is missed by what was measured only, but a journal that cannot be read is missed.
+    All goals. Only a measured goal can be missed, except that an unreadable journal misses its
+    goal.
     """
     turns = session.turns
     wrong = errors(turns)
@@ -173,7 +174,7 @@ def goals(session: Session, checked: Checked) -> list[Goal]:
 
 
 def an_hour(session: Session) -> float | None:
-    """Answered turns of both clients an hour; None where no time has passed."""
+    """Answered turns of both clients per hour; None if no time has passed."""
     answered = sum(turn.is_answered for turn in session.turns)
     return answered * _HOUR_S / session.seconds if session.seconds else None
 
@@ -184,17 +185,18 @@ def errors(turns: Sequence[Turn]) -> Mapping[str, int]:
 
 
 def violations(session: Session) -> int | None:
-    """What the servers counted, each from its start; None where none told."""
+    """The sum of the servers' counters, each from its start; None if none reported any."""
     counts = [look.violations for look in session.looks if look.violations is not None]
-    # A smaller count is that of a server which was started since.
+    # A smaller count is that of a server that was restarted since.
     grown = sum(now if now < was else now - was for was, now in pairwise(counts))
     return counts[0] + grown if counts else None
 
 
 def continued(turns: Sequence[Turn]) -> float | None:
     """
-    The share of the turns that continue a conversation which the server continued too; None where
-    there was no such turn, or the server tells no paths.
+    Of the turns that continue a conversation, the share that the server continued too.
+
+    None if there was no such turn, or the server reports no paths.
     """
     due = [turn for turn in turns if turn.continues and turn.is_answered]
     if not any(turn.path is not None for turn in due):
@@ -204,10 +206,10 @@ def continued(turns: Sequence[Turn]) -> float | None:
 
 def reused(turns: Sequence[Turn]) -> float | None:
     """
-    Of the prompts of the turns before, in each conversation, the share that the next turn reused,
-    but for two chunks, since whole ones alone are reused. None where no server told.
+    Of the previous turns' prompts, in each conversation, the share that the next turn reused.
 
-    A path says that a conversation was found again, and not how much of it was there.
+    Two chunks less are enough, because only whole ones are reused. None if no server reported it. A
+    path shows that a conversation was found again, but not how much of it was there.
     """
     before: dict[tuple[str, int], int] = {}
     due: list[tuple[int, int]] = []
@@ -224,7 +226,7 @@ def reused(turns: Sequence[Turn]) -> float | None:
 
 
 def fullest(looks: Sequence[Look]) -> Mapping[str, float]:
-    """The most that was held in each tier, as a share of its budget, where both are told."""
+    """The peak usage of each tier as a share of its budget, if both are reported."""
     found: dict[str, float] = {}
     for look in looks:
         for name in _TIERS:
@@ -235,7 +237,7 @@ def fullest(looks: Sequence[Look]) -> Mapping[str, float]:
 
 
 def drift(session: Session) -> Drift | None:
-    """How the server aged; None where too few turns are alike."""
+    """How the server aged; None if too few turns are comparable."""
     length_s = session.seconds / _QUARTERS
     timed = [turn for turn in session.turns if turn.client == AGENT and turn.is_answered]
     early = [turn for turn in timed if turn.at_s < length_s]
@@ -251,7 +253,7 @@ def drift(session: Session) -> Drift | None:
 
 
 def _like(turn: Turn, early: Sequence[Turn]) -> Turn | None:
-    """The early turn that is most like it; None where none is like it enough."""
+    """The most similar early turn; None if none is similar enough."""
     history, answer = turn.prompt_tokens or 0, turn.completion_tokens or 0
     apart = max(_HISTORY_APART_TOKENS, _HISTORY_APART * history)
     answer_apart = max(_ANSWER_APART_TOKENS, _ANSWER_APART * answer)
@@ -278,7 +280,7 @@ def _slower(pairs: Sequence[tuple[float | None, float | None]]) -> float:
 
 
 def told(session: Session) -> list[str]:
-    """What is beside the goals, a sentence each."""
+    """Further facts, apart from the goals, a sentence each."""
     turns = session.turns
     answered = [turn for turn in turns if turn.is_answered]
     due_s = session.begun.plan.seconds
@@ -334,7 +336,7 @@ def _memory(looks: Sequence[Look]) -> list[str]:
 
 
 def _four_hours(session: Session) -> str:
-    """What four hours would come to, by what a turn of this session took."""
+    """An estimate for four hours, from the time of this session's turns."""
     looks, turns = session.looks, len(session.turns)
     firsts = sum(turn.client == AGENT for turn in session.turns)
     if not firsts or not looks:

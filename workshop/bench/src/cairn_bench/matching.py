@@ -1,4 +1,4 @@
-"""Matching a long prompt against a large index, beside one pass of a chunk."""
+"""Matching a long prompt against a large index, compared with one pass of a chunk."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Index:
     A fold with many blocks, and a request that continues its one conversation.
 
     Attributes:
-        due: how many blocks of the prompt are there.
+        due: how many blocks of the prompt are available.
     """
 
     state: State
@@ -67,7 +67,7 @@ class Index:
 def matching(stage: Stage) -> list[Row]:
     """
     What the server does between the token ids of a prompt and the decision: keys, the choice of a
-    session, what is to be loaded, and the path.
+    session, which blocks to load, and the path.
     """
     bare = stage.alone(stage.own, stage.model, spans=[(_AT, _AT + 64)], repeats=9)
     index = made_index(_PROMPT_TOKENS, _BLOCKS, bare.block_tokens)
@@ -87,11 +87,9 @@ def matching(stage: Stage) -> list[Row]:
 
 
 def made_index(prompt_tokens: int, blocks: int, chunk: int) -> Index:
-    """
-    A fold in which a conversation was served that goes on now, among so many blocks of others.
-    """
+    """A fold with a served conversation that continues now, among this many blocks of others."""
     drawn = random.Random(0)
-    # Another tuple than the one of before, as a tokenizer gives it.
+    # A tuple that is not the previous object, as a tokenizer gives it.
     ids = shared(drawn.choices(range(_VOCABULARY), k=prompt_tokens))
     held = ids[: prompt_tokens - _NEW_TOKENS]
     keys = _keys(held, chunk)
@@ -159,10 +157,10 @@ def made_index(prompt_tokens: int, blocks: int, chunk: int) -> Index:
 
 def timed(index: Index, repeats: int) -> dict[str, list[float]]:
     """
-    The seconds of each step, so many times.
+    The seconds of each step, repeated.
 
     Raises:
-        NoResult: the decision is not that all of it is there.
+        NoResult: the decision does not find the whole prompt.
     """
     took: dict[str, list[float]] = {step: [] for step in _STEPS}
     for _ in range(repeats):
@@ -179,7 +177,7 @@ def timed(index: Index, repeats: int) -> dict[str, list[float]]:
 
 
 def _matched(index: Index) -> tuple[list[float], SessionId | None, paths.Decision]:
-    """Match once: the clock between the steps, the session that was chosen, and the decision."""
+    """Match once: the clock between the steps, the chosen session, and the decision."""
     state, session, ids = index.state, index.session, index.ids
     assert state.model is not None
     answer_tokens = 1
@@ -219,7 +217,7 @@ def _keys(ids: Sequence[int], chunk: int, known: tuple[str, ...] = ()) -> tuple[
 
 
 def _received(index: Index, keys: Sequence[str], answer_tokens: int) -> ev.RequestReceived:
-    """The event by which the request is put on record."""
+    """The event that records the request."""
     last = index.session.last
     assert last is not None
     return ev.RequestReceived(
@@ -252,8 +250,8 @@ def _received(index: Index, keys: Sequence[str], answer_tokens: int) -> ev.Reque
 
 def turns(stage: Stage) -> list[Row]:
     """
-    What the events of a turn cost the one thread that decides, for a long conversation beside a
-    short one: everybody else waits meanwhile.
+    The cost of a turn's events on the decision thread, for a long and a short conversation: all
+    other requests wait meanwhile.
     """
     bare = stage.alone(stage.own, stage.model, spans=[(_AT, _AT + 64)], repeats=9)
     short_s, long_s = (

@@ -1,7 +1,7 @@
 """
-Cairn with a journal that is written nowhere, so that `ops bench` can tell what writing costs. No
-product: nothing of it outlives the process, and nothing can be looked into afterwards.
+Cairn with a journal that is never written, so that `ops bench` can measure the cost of writing.
 
+Not for production: nothing of it outlives the process, and nothing can be inspected afterwards.
 ``python -P -m cairn_bench.null_store`` takes the options of `ops serve`.
 """
 
@@ -24,7 +24,7 @@ from cairn.ops.serve.run import ENDED_AT_ONCE, serve_over
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until a signal comes."""
-    use_one_heap()  # as `ops serve` does: they are to differ in where rows go alone
+    use_one_heap()  # as `ops serve` does: the two differ only in where rows are written
     with serve.make_context("null_store", list(arguments)) as context:
         options = context.params
         data_dir = options["data_dir"]

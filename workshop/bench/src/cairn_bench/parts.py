@@ -1,8 +1,8 @@
 """
 The parts of the bench, in the order in which they are measured.
 
-A part is added by a module of its own and a line here. The scenarios are the first part, and stand
-apart, as they are held pause by pause on all servers (``plan``).
+To add a part, write a module for it and add a line here. The scenarios are the first part, and are
+separate because they run pause by pause on all servers (``plan``).
 """
 
 from __future__ import annotations

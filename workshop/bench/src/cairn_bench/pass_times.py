@@ -1,10 +1,10 @@
 """
-What the passes of a turn take, by C: how much of the time to a first token is the price of chunks.
+How long the passes of a turn take, by C: how much of the time to first token is due to chunks.
 
-A turn brings some new words behind a history that ends anywhere in a chunk. Cairn computes from
-the last whole chunk on, in passes of C tokens and one over the rest; mlx-lm's loop runs one pass
-over the new words. Both on the model alone, without servers; the mean over places in a chunk. Run
-it with ``python -P -m cairn_bench.pass_times``.
+A turn adds some new words to a history that ends anywhere in a chunk. Cairn computes from the last
+whole chunk on, in passes of C tokens and one over the rest; mlx-lm's loop runs one pass over the
+new words. Both are measured on the model alone, without servers, as the mean over places in a
+chunk. Run it with ``python -P -m cairn_bench.pass_times``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In which order a run is held. Pure."""
+"""The order of a run. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def planned(
     scenarios: Sequence[Scenario], pauses_s: Sequence[float], servers: Sequence[str]
 ) -> Iterator[Step]:
     """
-    Each scenario with each pause on all servers, one right after the other: what a machine does in
-    the course of an hour then falls on all of them alike. Who begins goes round, since the first
-    may find the machine otherwise than the last.
+    Run each scenario with each pause on all servers, one right after the other.
+
+    Changes of the machine over an hour then affect all servers alike. The first server rotates,
+    because the first may find the machine in a different state than the last.
     """
     rounds = [(scenario, pause_s) for scenario in scenarios for pause_s in pauses_s]
     for place, (scenario, pause_s) in enumerate(rounds):

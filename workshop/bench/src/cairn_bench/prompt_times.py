@@ -1,12 +1,11 @@
 """
-What it takes to get a long conversation ready: each step before a session has it.
+Measure how long it takes to prepare a long conversation: each step before a session has it.
 
-A conversation is rendered, tokenised and named, then again with one short turn more, as the next
-request would have it. The ids of the turn are compared with those of the whole text. Run it with
-``python -P -m cairn_bench.prompt_times``; ``--model`` takes another tokenizer than Pebble's.
+A conversation is rendered, tokenised and hashed, then again with one more short turn, as in the
+next request. The ids of the turn are compared with those of the whole text. Run it with ``python -P
+-m cairn_bench.prompt_times``; ``--model`` uses a tokenizer other than Pebble's.
 
-Milliseconds are those of the processor, all threads together, so that they tell something on a busy
-machine too.
+Milliseconds are processor time over all threads, so they are meaningful on a busy machine too.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ T = TypeVar("T")
 
 
 def conversation(tokenizer: Any, tokens: int) -> Conversation:
-    """A conversation of about so many tokens, of words from Cairn's readme."""
+    """A conversation of about this many tokens, of words from Cairn's readme."""
     words = (Path(__file__).parents[4] / "README.md").read_text("utf-8").split()
     draw = random.Random(0)
     messages: list[Message] = []
@@ -48,7 +47,7 @@ def conversation(tokenizer: Any, tokens: int) -> Conversation:
 
 
 def turn(before: Conversation, number: int) -> Conversation:
-    """The conversation with an answer and a question more, other ones for each number."""
+    """The conversation with one more answer and question, which differ for each number."""
     said = (
         Message(role="assistant", content=f"To {number} stones."),
         Message(role="user", content="And then? Tell me where to cross it."),
@@ -57,7 +56,9 @@ def turn(before: Conversation, number: int) -> Conversation:
 
 
 def timed(name: str, step: Callable[[int], T], times: int) -> T:
-    """Take a step some times, each with its number; print the median and give the last result."""
+    """
+    Run a step several times, each with its number; print the median and return the last result.
+    """
     took: list[float] = []
     for number in range(times):
         start = time.process_time()
@@ -68,7 +69,7 @@ def timed(name: str, step: Callable[[int], T], times: int) -> T:
 
 
 def main() -> int:
-    """Print what each step takes."""
+    """Print the time of each step."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
     parser.add_argument("--tokens", type=int, default=100_000)
     parser.add_argument("--times", type=int, default=9, help="medians of so many")
@@ -122,7 +123,7 @@ def main() -> int:
 
 
 def cold(tokenizer: Any, text: str) -> None:
-    """Tokenise a text by an encoder that has met nothing."""
+    """Tokenise a text with an encoder that has an empty cache."""
     Encoder(tokenizer).encode(text, tenant="local")
 
 

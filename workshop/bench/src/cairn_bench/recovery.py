@@ -1,4 +1,4 @@
-"""What is left when something ended early: a server, or a prefill."""
+"""What is left after an early end, of a server or of a prefill."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _MOSTLY = 0.75
 _CUT_TOKENS = 2600
 _CUT_AT = 0.9
 _CUT_TRIES = 4
-# The shortest that there is: what is told between two passes would else come too late.
+# The shortest interval, because a comment between two passes would come too late otherwise.
 _HEARTBEAT = ("--heartbeat", "0.05")
 
 
 def restart(stage: Stage) -> list[Row]:
-    """A long conversation that goes on after the server was stopped and started again."""
+    """A long conversation that continues after the server was restarted."""
     words, history = words_of(stage.ours(), stage.drawn("lengths")), stage.length(_HISTORY)
     with stage.apart("restart") as server:
         talk = Talk(stage.drawn("restart"), system_words=words(history))
@@ -66,7 +66,7 @@ def restart(stage: Stage) -> list[Row]:
 
 
 def cut_off(stage: Stage) -> list[Row]:
-    """Clients that leave when nine tenths of their prompt are prefilled, and ask again."""
+    """Clients that disconnect when nine tenths of their prompt are prefilled, and ask again."""
     again, left_at, told, compared = [], [], [], 0
     words = words_of(stage.ours(), stage.drawn("lengths"))(_CUT_TOKENS)
     with stage.apart("cut off", *_HEARTBEAT) as server:
@@ -95,10 +95,10 @@ def cut_off(stage: Stage) -> list[Row]:
 
 def _left(stage: Stage, server: Running, place: int, words: int) -> tuple[float, Request]:
     """
-    Leave in prefill: how far it had come, and what was asked.
+    Disconnect during prefill; returns how far it had come, and the request.
 
     Raises:
-        NoResult: it was never caught there.
+        NoResult: it was never interrupted there.
     """
     for attempt in range(_CUT_TRIES):
         drawn = stage.drawn(f"cut off {place}.{attempt}")
@@ -122,7 +122,7 @@ def _left(stage: Stage, server: Running, place: int, words: int) -> tuple[float,
 
 
 def prefilled(comment: str) -> float | None:
-    """How far a prefill has come, by a comment of the stream; None where it says nothing of it."""
+    """How far a prefill has come, from a comment of the stream; None if it has no progress."""
     found = re.fullmatch(r"prefill (\d+)/(\d+)", comment)
     return int(found[1]) / int(found[2]) if found and int(found[2]) else None
 

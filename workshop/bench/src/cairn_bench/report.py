@@ -1,4 +1,4 @@
-"""What came of it, for people and for programs. Pure, but for what is asked of the machine."""
+"""The results for readers and for programs. Pure, except for facts about the machine."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cairn_bench.runs import Run
 from cairn_bench.scenarios import SCENARIOS
 
 GOALS: Final[Mapping[float, float]] = {0.0: 1.1, 0.5: 0.8, 5.0: 0.8}
-"""Seconds of pause: the most that our time to first token may be of the peer's, in the mean."""
+"""By seconds of pause: the highest allowed mean ratio of our time to first token to the peer's."""
 
 COUNTED: Final = frozenset(one.name for one in SCENARIOS if one.in_mean)
-"""The scenarios that the mean is taken over."""
+"""The scenarios of the mean."""
 
 
 @attrs.frozen(kw_only=True)
 class Lost:
-    """A run of a peer's that came to nothing."""
+    """A run of a peer without a result."""
 
     scenario: str
     server: str
@@ -36,11 +36,11 @@ class Lost:
 @attrs.frozen(kw_only=True)
 class Ratio:
     """
-    Our time to first token beside a peer's, in one scenario.
+    Our time to first token compared with a peer's, in one scenario.
 
     Attributes:
         ours_s, theirs_s: the medians.
-        ours_reused, theirs_reused: the share of the prompts that was; None where it is not told.
+        ours_reused, theirs_reused: the reused share of the prompts; None if it is not reported.
     """
 
     scenario: str
@@ -53,7 +53,7 @@ class Ratio:
 
     @property
     def value(self) -> float:
-        """Below 1 where ours is sooner."""
+        """Below 1 if ours is faster."""
         return self.ours_s / self.theirs_s
 
 
@@ -63,7 +63,7 @@ class Mean:
     The geometric mean of ratios to one peer at one pause.
 
     Attributes:
-        scenarios: over how many that count.
+        scenarios: how many of the counting ones it covers.
     """
 
     peer: str
@@ -73,12 +73,12 @@ class Mean:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is over all that count: only then can a goal be reached or missed."""
+        """Whether it covers all that count: only then can a goal be reached or missed."""
         return self.scenarios == len(COUNTED)
 
     @property
     def verdict(self) -> str:
-        """What that says of the goal."""
+        """The result for the goal."""
         if not self.is_whole:
             return f"over {self.scenarios} of {len(COUNTED)} scenarios, so no goal applies"
         said = "missed" if self.is_missed else "reached"
@@ -91,7 +91,7 @@ class Mean:
 
 
 def ratios(runs: Sequence[Run], ours: str) -> list[Ratio]:
-    """Each run of a peer's beside ours of the same scenario and pause."""
+    """Each run of a peer with ours of the same scenario and pause."""
     mine = {(run.scenario, run.pause_s): run for run in runs if run.server == ours}
     found = []
     for run in runs:
@@ -131,10 +131,10 @@ def means(found: Sequence[Ratio]) -> list[Mean]:
 
 def machine(blas: str | None) -> dict[str, Any]:
     """
-    What this was measured on and with.
+    The machine and the versions that were measured.
 
     Args:
-        blas: the library that was preloaded; None where none was.
+        blas: the preloaded library; None if there was none.
     """
     return {
         "system": f"{platform.system()} {platform.machine()}",
@@ -158,9 +158,9 @@ def as_json(
     All of it, for programs.
 
     Args:
-        about: what was measured, and on what.
-        rows: what the other parts found.
-        none: what they could not find.
+        about: what was measured, and on which machine.
+        rows: the results of the other parts.
+        none: the other parts without results.
     """
     found = ratios(runs, ours)
     return {
@@ -211,7 +211,7 @@ def _run(run: Run) -> dict[str, Any]:
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return platform.processor()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return f"{names[0]}, {len(names)} cores" if names else platform.processor()

@@ -1,6 +1,6 @@
 """
-Kinds of work whose prompts begin alike: how many requests are hits, and how much sooner they begin
-to answer than without the cache.
+Workloads with common prompt beginnings: how many requests are hits, and how much sooner their
+answers begin than without the cache.
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ Words: TypeAlias = Callable[[int], int]
 @attrs.frozen(kw_only=True)
 class Work:
     """
-    A kind of work.
+    A workload.
 
     Attributes:
-        play: the requests, in so many; ``warm`` are those that could be hits.
-        hit_goal: the share of requests that shall be hits, of all but the first with each
-            beginning.
-        speed_goal: how many times sooner a hit shall begin to answer than a miss.
+        play: makes this many requests; ``warm`` are those that could be hits.
+        hit_goal: the goal for the share of hits, of all requests but the first with each beginning.
+        speed_goal: the goal for how many times sooner a hit begins to answer than a miss.
         of_all: whether requests that share nothing count too.
     """
 
@@ -73,7 +72,7 @@ def _chat(drawn: Drawn, words: Words, count: int) -> Iterator[Request]:
 
 
 def _batch(tokens: int) -> Callable[[Drawn, Words, int], Iterator[Request]]:
-    """Short inputs behind an instruction of so many tokens."""
+    """Short inputs after an instruction of the given length."""
 
     def play(drawn: Drawn, words: Words, count: int) -> Iterator[Request]:
         instruction = _plain(drawn, words(tokens))
@@ -84,13 +83,15 @@ def _batch(tokens: int) -> Callable[[Drawn, Words, int], Iterator[Request]]:
 
 
 def _plain(drawn: Drawn, words: int) -> str:
-    """A text without the sentence around it, since that alone is longer than some instructions."""
+    """
+    A text without the sentence around it, because that alone is longer than some instructions.
+    """
     text = drawn.text(max(words, 1) + 20)
     return " ".join(text.split()[: max(words, 1) + 4])
 
 
 def _documents(*, in_order: bool) -> Callable[[Drawn, Words, int], Iterator[Request]]:
-    """Questions about two documents of a few, whose order is fixed or drawn."""
+    """Questions about two of several documents, in a fixed or a random order."""
 
     def play(drawn: Drawn, words: Words, count: int) -> Iterator[Request]:
         texts = [drawn.text(words(_DOCUMENT_TOKENS)) for _ in range(_DOCUMENTS)]
@@ -108,8 +109,8 @@ def _documents(*, in_order: bool) -> Callable[[Drawn, Words, int], Iterator[Requ
 
 def _mixed(drawn: Drawn, words: Words, count: int) -> Iterator[Request]:
     """
-    Behind the first one that begins as others do, four of five begin so too; the others share
-    nothing with any.
+    After the first request with a common beginning, four of five have it too; the others share
+    nothing.
     """
     prompt = drawn.text(words(_CHAT_TOKENS))
     alone = round((count - 1) * (1 - _SHARED))
@@ -139,7 +140,7 @@ SHORT_BATCH = Work(name=f"batch, an instruction of {_SHORT}", play=_batch(_SHORT
 
 
 def work(stage: Stage, kind: Work) -> list[Row]:
-    """One kind of work on our server: how many were hits, and how they compare with misses."""
+    """One workload on our server: how many requests were hits, and how they compare with misses."""
     server = stage.ours()
     words = words_of(server, stage.drawn("lengths"))
     samples = _held(server, kind, stage.drawn(kind.name), words, stage.count(21, 101))
@@ -171,7 +172,9 @@ def work(stage: Stage, kind: Work) -> list[Row]:
 
 
 def short_batch(stage: Stage) -> list[Row]:
-    """A short instruction, with chunks of several sizes: what does not fill one is not reused."""
+    """
+    A short instruction, with several chunk sizes: a part that does not fill a chunk is not reused.
+    """
     rows = []
     server = stage.ours()
     words = words_of(server, stage.drawn("lengths"))
@@ -186,7 +189,7 @@ def short_batch(stage: Stage) -> list[Row]:
             hits = _hits(samples)
             title = f"{SHORT_BATCH.name}, {name}"
             compared = len(checked(title, hits, one)) if hits else 0
-            # The promise is of what is served; the others show why it is kept or not.
+            # The promise is about the served size; the others show why it is kept or not.
             goal = 1.0 if one is server else None
             kind = attrs.evolve(SHORT_BATCH, name=title, hit_goal=goal)
             rows.append(_hit_row(kind, samples, compared))
@@ -196,7 +199,7 @@ def short_batch(stage: Stage) -> list[Row]:
 
 
 def _held(server: Running, kind: Work, drawn: Drawn, words: Words, count: int) -> Sequence[Sample]:
-    """Ask all of it, one after the other, each when the server is at rest."""
+    """Send all requests, one after the other, each when the server is idle."""
     samples = []
     for request in kind.play(drawn, words, count):
         samples.append(ask(server, request))
@@ -205,7 +208,7 @@ def _held(server: Running, kind: Work, drawn: Drawn, words: Words, count: int) -
 
 
 def _hits(samples: Sequence[Sample]) -> list[Sample]:
-    """The requests that could reuse, and reused what they could."""
+    """The requests that could reuse a beginning, and did so fully."""
     missed = [sample for sample, _ in unhit(samples)]
     return [
         sample
@@ -216,8 +219,8 @@ def _hits(samples: Sequence[Sample]) -> list[Sample]:
 
 def _hit_row(kind: Work, samples: Sequence[Sample], compared: int) -> Row:
     """
-    The share of hits, of the requests whose beginning was there, or of all but the first that
-    begins as others do.
+    The share of hits, of the requests whose beginning was available, or of all but the first with a
+    common beginning.
     """
     warm = sum(sample.request.warm for sample in samples)
     counted = len(samples) - 1 if kind.of_all else warm

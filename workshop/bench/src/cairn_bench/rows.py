@@ -11,17 +11,17 @@ import attrs
 @attrs.frozen(kw_only=True)
 class Row:
     """
-    What was measured.
+    A measured figure.
 
     Attributes:
-        name: what it is, as docs/benchmarks.md has it.
+        name: as in docs/benchmarks.md.
         value: the figure.
-        goal: what it has to reach; None where it is only shown.
-        better: which way is better.
-        shown: how the value is told.
-        of: what it was made of, for people.
+        goal: the value to reach; None if it is only shown.
+        better: which direction is better.
+        shown: how the value is formatted.
+        of: what it was computed from, for readers.
         checked: how many warm answers were compared with cold ones for it.
-        figures: what it was made of, for programs.
+        figures: what it was computed from, for programs.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Row:
 
     @property
     def told(self) -> str:
-        """The value for people."""
+        """The value for readers."""
         return shown(self.value, self.shown)
 
     @property
     def told_goal(self) -> str:
-        """The goal for people; empty where there is none."""
+        """The goal for readers; empty if there is none."""
         if self.goal is None:
             return ""
         most = "at most" if self.better == "less" else "at least"
@@ -55,7 +55,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Whether the goal is reached; empty where there is none."""
+        """Whether the goal is reached; empty if there is none."""
         if self.goal is None:
             return ""
         return "missed" if self.is_missed else "reached"
@@ -64,11 +64,11 @@ class Row:
 @attrs.frozen(kw_only=True)
 class NoRow:
     """
-    A figure that could not be had.
+    A figure without a result.
 
     Attributes:
-        name: of what.
-        why: what showed that there is no result.
+        name: of the figure.
+        why: why there is no result.
         ours: whether it is our server's fault, and not a peer's.
     """
 
@@ -78,9 +78,7 @@ class NoRow:
 
 
 def shown(value: float, how: str) -> str:
-    """
-    A number for people: a share in percent, a count, else with three digits that say something.
-    """
+    """A number for readers: a share in percent, a count, else three significant digits."""
     if how == "share":
         return f"{value:.1%}".replace(".0%", "%")
     return f"{value:.0f}" if how == "count" else f"{value:.3g}"

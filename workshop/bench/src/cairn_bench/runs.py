@@ -1,4 +1,4 @@
-"""One scenario on one server, and what makes it a result."""
+"""One scenario on one server, and the checks that make it a result."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Run:
         server: its name.
         pause_s: how long the client waited before each request but the first.
         samples: in the order of the requests.
-        settled: what was computed ahead of requests meanwhile; None where that is not told.
+        settled: what was computed ahead of requests meanwhile; None if that is not reported.
         cold_equal: how many warm answers were compared with the cold path, all of them equal; None
-            where the server has no such path.
+            if the server has no such path.
     """
 
     scenario: str
@@ -45,9 +45,7 @@ class Run:
 
     @property
     def hit_rate(self) -> float | None:
-        """
-        The share of the warm prompts' tokens that was reused; None where the server tells of none.
-        """
+        """The reused share of the warm prompts' tokens; None if the server reports none."""
         told = [
             (answer.cached_tokens, answer.prompt_tokens)
             for answer in (sample.answer for sample in self.warm)
@@ -59,16 +57,16 @@ class Run:
 
 def hold(scenario: Scenario, server: Running, salt: str, *, pause_s: float) -> Run:
     """
-    Hold a scenario's conversations with a server, and leave it at rest.
+    Hold a scenario's conversations with a server, and leave it idle.
 
     Args:
-        salt: of the texts; another one for each run, so that none finds what another one left.
+        salt: of the texts; different for each run, so that none finds another one's cache.
         pause_s: how long the client waits before each request but the first.
 
     Raises:
         NoAnswer: the server did not answer one of them.
-        NoResult: nothing was reused, or an answer depends on what was.
-        NeverAtRest: it went on and on.
+        NoResult: nothing was reused, or an answer depends on what was reused.
+        NeverAtRest: the server did not become idle.
     """
     server.wait_at_rest()
     before = server.settled()

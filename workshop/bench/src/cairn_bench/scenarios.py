@@ -1,9 +1,9 @@
 """
-What clients do: the conversations that are timed. Pure.
+What clients do: the timed conversations. Pure.
 
-A scenario is a generator: it yields requests, and is sent each answer, since a client says the next
-thing behind it. All texts follow from the scenario's name and a salt, so that two servers hear the
-same, and no run finds what another one left.
+A scenario is a generator: it yields requests and is sent each answer, because a client continues
+after it. All texts follow from the scenario's name and a salt, so two servers get the same
+requests, and no run finds another run's cache.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Request:
 
     Attributes:
         messages: the whole conversation, as chat clients send it.
-        warm: whether something of it was sent before, so that its time counts.
-        answer_tokens: how long an answer is asked for.
-        thinking: whether the model shall think, where its template knows ``enable_thinking``.
+        warm: whether a part of it was sent before, so that its time counts.
+        answer_tokens: the requested length of the answer.
+        thinking: whether the model should think, if its template knows ``enable_thinking``.
     """
 
     messages: tuple[Message, ...]
@@ -42,13 +42,13 @@ Steps: TypeAlias = Generator[Request, Answer, None]
 @attrs.frozen(kw_only=True)
 class Scenario:
     """
-    A kind of work.
+    A workload.
 
     Attributes:
-        name: for people.
-        told: what it stands for, in a few words.
-        play: given all that is drawn, the requests in their order.
-        in_mean: whether it is one of those that the mean is taken over.
+        name: for readers.
+        told: what it represents, in a few words.
+        play: makes the requests in their order, from the given random draws.
+        in_mean: whether it counts for the mean.
     """
 
     name: str
@@ -63,10 +63,10 @@ class Scenario:
 
 class Drawn:
     """
-    Texts and chances of one run of a scenario; no text comes twice.
+    Texts and random draws of one run of a scenario; no text is repeated.
 
     Attributes:
-        chances: for all else that is drawn.
+        chances: for all other draws.
     """
 
     def __init__(self, salt: str, name: str) -> None:
@@ -76,13 +76,13 @@ class Drawn:
         self._texts = 0
 
     def text(self, words: int) -> str:
-        """The next text, of so many words and a sentence around them."""
+        """The next text, of this many words and a sentence around them."""
         self._texts += 1
         return listed(self._salt, f"{self._name} {self._texts}", words)
 
 
 class Talk:
-    """A conversation as its client has it."""
+    """A conversation as its client holds it."""
 
     def __init__(self, drawn: Drawn, *, system_words: int) -> None:
         self._drawn = drawn
@@ -90,7 +90,7 @@ class Talk:
         self.messages: list[Message] = [system(drawn.text(system_words))]
 
     def ask(self, words: int, *, answer_tokens: int = 24, thinking: bool = False) -> Request:
-        """Say so many words."""
+        """Add a message of this many words."""
         self.messages.append(user(self._drawn.text(words)))
         warm, self._asked = self._asked, True
         return Request(
@@ -101,11 +101,11 @@ class Talk:
         )
 
     def hear(self, text: str) -> None:
-        """Put an answer behind it."""
+        """Add an answer."""
         self.messages.append(assistant(text))
 
     def take_back(self) -> None:
-        """Take the last turn back."""
+        """Remove the last turn."""
         del self.messages[-2:]
 
 
@@ -125,7 +125,7 @@ def _thirty_turns(drawn: Drawn) -> Steps:
 
 
 def _in_turn(drawn: Drawn) -> Steps:
-    """Twenty conversations, each of which goes on when all others have spoken."""
+    """Twenty conversations, each of which continues after all others have spoken."""
     talks = [Talk(drawn, system_words=75) for _ in range(20)]
     for _ in range(3):
         drawn.chances.shuffle(talks)
@@ -135,7 +135,7 @@ def _in_turn(drawn: Drawn) -> Steps:
 
 
 def _edits(drawn: Drawn) -> Steps:
-    """Every other turn from the fourth on takes the last one back and says something else."""
+    """From the fourth on, every second turn replaces the last one with a different message."""
     talk = Talk(drawn, system_words=60)
     for place in range(12):
         if place % 2 and place > 1:
@@ -145,7 +145,7 @@ def _edits(drawn: Drawn) -> Steps:
 
 
 def _documents(drawn: Drawn) -> Steps:
-    """Questions about the same few documents, each in a conversation of its own."""
+    """Questions about the same few documents, each in its own conversation."""
     documents = [drawn.text(250) for _ in range(3)]
     asked = [*range(3), *(drawn.chances.randrange(3) for _ in range(12))]
     for place, number in enumerate(asked):
@@ -154,7 +154,7 @@ def _documents(drawn: Drawn) -> Steps:
 
 
 def _batch(drawn: Drawn) -> Steps:
-    """Short inputs behind one instruction."""
+    """Short inputs after one instruction."""
     instruction = drawn.text(160)
     for place in range(20):
         messages = (system(instruction), user(drawn.text(6)))
@@ -170,8 +170,10 @@ def _repeats(drawn: Drawn) -> Steps:
 
 def _thinking_dropped(drawn: Drawn) -> Steps:
     """
-    What was thought is not sent back. A model that does not think stands in for one that does: half
-    of its words count as thoughts, and no server can know which.
+    Thoughts are not sent back.
+
+    A model that does not think stands in for one that does: half of its words count as thoughts,
+    and no server can know which.
     """
     talk = Talk(drawn, system_words=60)
     for _ in range(8):
@@ -181,7 +183,7 @@ def _thinking_dropped(drawn: Drawn) -> Steps:
 
 
 def _branches(drawn: Drawn) -> Steps:
-    """One conversation goes on in many ways from the same turn."""
+    """One conversation continues in many ways from the same turn."""
     talk = Talk(drawn, system_words=80)
     for _ in range(3):
         answer = yield talk.ask(16)

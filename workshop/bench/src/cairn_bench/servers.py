@@ -1,8 +1,8 @@
 """
-Who is asked: servers that are started here, each a process of its own on the loopback.
+The servers to measure, each started here as a process on the loopback.
 
-They end with whoever started them, also where that is killed: beside each waits a process of a few
-lines for the end of a pipe, and then ends its server.
+They end with the process that started them, even if that is killed: for each server, a small
+process waits for the end of a pipe, and then stops it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LOOK_S: Final = 0.05
 _LOOKS: Final = 2
 _AT_WORK: Final = ("restoring", "prefilling", "decoding", "settling")
 _LAST_LINES: Final = 5
-# The server takes the place of this process, so that the process is the one that was started. What
-# waits is its child, and it may end its parent only.
+# The server replaces this process, so the started process is the server itself. The small process
+# is its child, and may stop only its parent.
 _WATCHED: Final = """
 import os, signal, sys
 server = os.getpid()
@@ -50,11 +50,11 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 
 class DidNotStart(Exception):
-    """A server did not come up; the message has what it said last."""
+    """A server did not start; the message has its last output."""
 
 
 class NeverAtRest(Exception):
-    """A server did not come to rest."""
+    """A server did not become idle."""
 
 
 @attrs.frozen(kw_only=True)
@@ -63,11 +63,11 @@ class Kind:
     How a server is started.
 
     Attributes:
-        name: for people.
-        command: ``{model}``, ``{port}`` and ``{data}`` stand for themselves in it.
-        environment: what is set besides, or taken away where None.
-        ready: what answers 200 when it serves.
-        is_ours: whether it is Cairn: then it takes ``cache_prompt``, and tells what it settles.
+        name: for readers.
+        command: with the placeholders ``{model}``, ``{port}`` and ``{data}``.
+        environment: variables to set, or to remove if None.
+        ready: the path that answers 200 when it serves.
+        is_ours: whether it is Cairn: then it accepts ``cache_prompt``, and reports what it settles.
     """
 
     name: str
@@ -83,14 +83,14 @@ def ours() -> Kind:
     return Kind(
         name="cairn",
         command=(*command, "--port", "{port}", "--data-dir", "{data}"),
-        # It is asked by nobody but us, whatever keys there are for other servers.
+        # Only the benchmark sends it requests, whatever keys are set for other servers.
         environment={**blas_environment(), KEYS_VARIABLE: None},
         is_ours=True,
     )
 
 
 def unrecorded() -> Kind:
-    """Cairn with a journal that is written nowhere, to see what writing costs."""
+    """Cairn with a journal that is never written, to measure the cost of writing."""
     command = (sys.executable, "-P", "-m", "cairn_bench.null_store", "--model", "{model}")
     return Kind(
         name="cairn, nothing written",
@@ -127,15 +127,15 @@ class Settled:
     What Cairn computed ahead of requests, counted from its start.
 
     Attributes:
-        computed_tokens: so many.
-        used_tokens: of them, those that a request came to need.
+        computed_tokens: how many.
+        used_tokens: how many of them a request used later.
     """
 
     computed_tokens: int
     used_tokens: int
 
     def since(self, before: Settled) -> Settled:
-        """What came to it since."""
+        """The increase since then."""
         return Settled(
             computed_tokens=self.computed_tokens - before.computed_tokens,
             used_tokens=self.used_tokens - before.used_tokens,
@@ -145,11 +145,11 @@ class Settled:
 @attrs.frozen(kw_only=True)
 class Running:
     """
-    A server that serves.
+    A running server.
 
     Attributes:
-        pid: of its process; None where it was not started here.
-        data: the folder of its data, where that is known.
+        pid: of its process; None if it was not started here.
+        data: the folder of its data, if that is known.
     """
 
     kind: Kind
@@ -159,15 +159,16 @@ class Running:
 
     def wait_at_rest(self) -> None:
         """
-        Wait until it computes nothing more. Of servers of others there is nothing to wait for: they
-        are at rest when their answers are complete.
+        Wait until it computes nothing more.
+
+        A peer is not waited for: it is idle when its answers are complete.
 
         Raises:
-            NeverAtRest: it goes on and on, or answers no more.
+            NeverAtRest: it does not become idle, or no longer answers.
         """
         end_s = time.monotonic() + _READY_S
         looks = 0
-        # Twice in a row: what it counts and what it writes come a moment behind what it does.
+        # Twice in a row, because its counters and files lag a moment.
         while self.kind.is_ours and looks < _LOOKS:
             looks = looks + 1 if _is_at_rest(self.client.get("/health")) else 0
             if time.monotonic() > end_s:
@@ -175,17 +176,17 @@ class Running:
             time.sleep(_LOOK_S)
 
     def counted(self, name: str) -> int:
-        """A counter of its metrics; 0 where it tells none of that name."""
+        """A counter of its metrics; 0 if it has none of that name."""
         return _counter((self.client.content("/metrics") or b"").decode(), name)
 
     def block_tokens(self) -> int | None:
-        """C; None where it does not tell."""
+        """C; None if it is not reported."""
         health = self.client.get("/health")
         told = health.get("block_tokens") if isinstance(health, Mapping) else None
         return told if isinstance(told, int) else None
 
     def settled(self) -> Settled | None:
-        """What it computed ahead by now; None where it does not tell."""
+        """What it has computed ahead so far; None if it is not reported."""
         if not self.kind.is_ours:
             return None
         return Settled(
@@ -195,7 +196,7 @@ class Running:
 
 
 def _is_at_rest(health: Any) -> bool:
-    """Whether no request is open and no session at work."""
+    """Whether no request is open and all sessions are idle."""
     if not isinstance(health, Mapping):
         return False
     sessions = health.get("sessions", {})
@@ -213,10 +214,10 @@ def _counter(metrics: str, name: str) -> int:
 
 class Servers:
     """
-    All servers of a run, each in a folder of its own. They end with the context.
+    All servers of a run, each in its own folder. They end with the context.
 
     Args:
-        folder: for their data and what they print.
+        folder: for their data and output.
     """
 
     def __init__(self, kinds: Sequence[Kind], model: Path, folder: Path) -> None:
@@ -236,7 +237,7 @@ class Servers:
 
     def named(self, name: str) -> Running:
         """
-        The server of that name. It is started where it does not run.
+        The server of that name. It is started unless it runs already.
 
         Raises:
             DidNotStart: it does not serve.
@@ -251,7 +252,7 @@ class Servers:
         return self._open[name][0]
 
     def end(self, name: str) -> None:
-        """End it. Asked for again, it is started anew."""
+        """End it. The next use starts it again."""
         if name in self._open:
             _, ending = self._open.pop(name)
             ending.close()
@@ -265,8 +266,8 @@ def running(
     A server, from when it serves until it has ended.
 
     Args:
-        folder: for its data and what it prints.
-        deadline_s: for each request that is made of it.
+        folder: for its data and output.
+        deadline_s: for each request to it.
 
     Raises:
         DidNotStart: it ended, or did not serve in time.
@@ -285,7 +286,7 @@ def running(
             stdout=said,
             stderr=subprocess.STDOUT,
             env=environment_with(kind.environment),
-            # Ctrl-C is for us, and we end it.
+            # Ctrl-C is for us, and we stop it.
             start_new_session=True,
         )
         try:
@@ -297,7 +298,7 @@ def running(
 
 
 def environment_with(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """That of this process, with what a kind sets and takes away. No hub is asked for a model."""
+    """This process's environment, with a kind's changes. No server downloads models from a hub."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     for name, value in changes.items():
         environment.pop(name, None)
@@ -313,7 +314,9 @@ def _free_port() -> int:
 
 
 def _wait_ready(process: subprocess.Popen[bytes], client: Client, kind: Kind, log: Path) -> None:
-    """Wait until it answers a first request too: some load the model behind a port that is open."""
+    """
+    Wait until it answers a first request: some servers open the port before they load the model.
+    """
     end_s = time.monotonic() + _READY_S
     while client.content(kind.ready) is None:
         if process.poll() is not None:

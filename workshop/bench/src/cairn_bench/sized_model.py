@@ -1,9 +1,9 @@
 """
-A model of a chosen size with random weights, for measuring: how long a pass takes depends on the
-shapes alone.
+A model of a chosen size with random weights, for measuring: the time of a pass depends only on the
+shapes.
 
-It says plain words and does not stop, so that answers are as long as they are asked for and every
-token can be seen: the rows of its head for all other tokens are zero.
+It says plain words and does not stop, so that answers have the requested length and every token is
+visible: the rows of its head for all other tokens are zero.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from cairn.engine.model.builtin import builtin_directory
 
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-# Scores that lie well apart, so that a near tie hardly ever decides.
+# Scores that are well apart, so that a near tie hardly ever decides.
 _HEAD_GAIN = 4.0
 
 
@@ -44,16 +44,16 @@ def make_sized_model(
     directory: Path, size: Size, *, seed: int = 0, source: Path | None = None
 ) -> None:
     """
-    Write a model's directory: tokenizer and template of another Qwen3, and weights drawn from a
+    Write a model's directory: tokenizer and template of an existing Qwen3, and weights drawn from a
     seed.
 
     Args:
-        source: the other one's directory; by default the built-in model's.
+        source: the existing model's directory; by default the built-in model's.
     """
     source = source or builtin_directory()
     directory.mkdir(parents=True, exist_ok=True)
     for name in _TEXT_FILES:
-        if (source / name).exists():  # a template may stand in the tokenizer's settings too
+        if (source / name).exists():  # a template may be in the tokenizer's settings too
             shutil.copyfile(source / name, directory / name)
     config = json.loads((source / "config.json").read_text("utf-8"))
     config |= {
@@ -64,7 +64,7 @@ def make_sized_model(
         "num_key_value_heads": size.kv_heads,
         "head_dim": size.head_dim,
         "max_position_embeddings": size.context_tokens,
-        # With one table for both, the last token wins its own scores, and is said for ever.
+        # With one table for both, the last token wins its own scores, and repeats forever.
         "tie_word_embeddings": False,
     }
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
@@ -80,7 +80,7 @@ def make_sized_model(
 
 
 def _plain_words(tokenizer: Tokenizer) -> Iterator[int]:
-    """The tokens that are letters and spaces alone."""
+    """The tokens that consist only of letters and spaces."""
     for token in range(tokenizer.get_vocab_size()):
         text = tokenizer.decode([token])
         if text.isascii() and text.strip().isalpha():

@@ -1,4 +1,4 @@
-"""What a part of the bench has at hand: servers that run, servers to start, and the model alone."""
+"""What a part of the bench can use: running servers, servers to start, and the model alone."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _LEARNT_WORDS: Final = (20, 120)
 @attrs.frozen(kw_only=True)
 class Bare:
     """
-    What the model alone took.
+    The times of the model alone.
 
     Attributes:
-        block_tokens: C, as a server has it that is not asked for another.
+        block_tokens: C, as a server chooses it by default.
         decode_rows: W, likewise.
-        spans_s: for each span, the median time of the passes that the schedule asks for.
+        spans_s: for each span, the median time of the passes of the schedule.
         decodes_s: for each decode loop, the time of all its steps.
     """
 
@@ -51,17 +51,17 @@ Alone: TypeAlias = Callable[..., Bare]
 @attrs.frozen(kw_only=True)
 class Stage:
     """
-    What a part has at hand.
+    What a part can use.
 
     Attributes:
         own: how our server is started.
         model: its directory.
-        folder: for what is to be gone afterwards.
-        salt: what the texts begin with.
+        folder: for temporary files.
+        salt: the beginning of the texts.
         quick: whether there is little time.
-        named: gives a server of a run, which is started where it does not run.
-        peer: the name of the one that ours is compared with; None where there is none.
-        start: starts a further server.
+        named: returns a server of a run, which is started unless it runs already.
+        peer: the name of the server to compare with; None if there is none.
+        start: starts an additional server.
         alone: measures the model alone.
     """
 
@@ -76,7 +76,7 @@ class Stage:
     alone: Alone
 
     def ours(self) -> Running:
-        """Our server, at rest."""
+        """Our server, when it is idle."""
         server = self.named(self.own.name)
         server.wait_at_rest()
         return server
@@ -85,12 +85,11 @@ class Stage:
         self, name: str, *options: str, kind: Kind | None = None
     ) -> contextlib.AbstractContextManager[Running]:
         """
-        A server with data of its own, while the context lasts. Under the same name the data are the
-        same.
+        A server with its own data, while the context is active. The same name gives the same data.
 
         Args:
-            options: of `ops serve`, besides.
-            kind: another one than ours.
+            options: additional options of `ops serve`.
+            kind: a kind other than ours.
         """
         kind = kind or self.own
         kind = attrs.evolve(kind, command=(*kind.command, *options))
@@ -101,23 +100,25 @@ class Stage:
         return Drawn(self.salt, name)
 
     def count(self, quick: int, usual: int) -> int:
-        """How often, by how much time there is."""
+        """The number of repeats, fewer in a quick run."""
         return quick if self.quick else usual
 
     def length(self, tokens: int) -> int:
-        """How long a long history is, by how much time there is: half of it takes a quarter."""
+        """
+        The length of a long history; a quick run uses half, which takes a quarter of the time.
+        """
         return self.count(tokens // 2, tokens)
 
 
 @attrs.frozen
 class Measure:
     """
-    A step of a part: rows that are had together, or not at all.
+    A step of a part: its rows are measured together, or not at all.
 
     Attributes:
-        name: what they are about.
+        name: what the rows are about.
         rows: measures them.
-        needs_peer: whether there are none without a peer.
+        needs_peer: whether it needs a peer.
     """
 
     name: str
@@ -128,7 +129,7 @@ class Measure:
 @attrs.frozen
 class Part:
     """
-    Some of the bench, which can be asked for by its name.
+    A part of the bench, which can be selected by its name.
 
     Attributes:
         told: what it is about, in a few words.
@@ -173,11 +174,11 @@ def checked(
     what: str, samples: Sequence[Sample], server: Running, *, most: int = 1
 ) -> list[Sample]:
     """
-    Compare warm answers with cold ones, and leave the server at rest; the cold ones.
+    Compare warm answers with cold ones, and leave the server idle; returns the cold ones.
 
     Raises:
         NoAnswer: the server did not answer.
-        NoResult: one is not the cold one.
+        NoResult: one differs from the cold one.
     """
     found = compared_with_cold(what, samples, server, most=most)
     server.wait_at_rest()
@@ -185,7 +186,7 @@ def checked(
 
 
 def words_of(server: Running, drawn: Drawn) -> Callable[[int], int]:
-    """Learn how many words make so many tokens of a prompt."""
+    """Measure how many words make this many tokens of a prompt."""
     counts = []
     for words in _LEARNT_WORDS:
         messages = (system(drawn.text(words)), user(drawn.text(1)))
@@ -210,7 +211,7 @@ def beside_cold(
     The first token of warm answers, and that of cold ones to compare.
 
     Args:
-        of: what else is told, behind the two times and with what parts it from them.
+        of: further text after the two times, with its separator.
         more: further figures.
     """
     return Row(
@@ -228,12 +229,12 @@ def beside_cold(
 
 
 def span(sample: Sample) -> tuple[int, int]:
-    """(tokens that were reused, tokens of the prompt)."""
+    """(reused tokens, tokens of the prompt)."""
     return sample.answer.cached_tokens or 0, sample.answer.prompt_tokens or 0
 
 
 def milliseconds(seconds: float) -> str:
-    """For people."""
+    """For readers."""
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
@@ -249,18 +250,17 @@ def alone(
     repeats: int = 3,
 ) -> Bare:
     """
-    Measure the model with nothing around it, in a process with the BLAS of a kind. See
-    ``cairn_bench.bare_model``.
+    Measure the model alone, in a process with the BLAS of a kind. See ``cairn_bench.bare_model``.
 
     Args:
-        spans: (tokens that are reused, tokens of the prompt) of each.
+        spans: (reused tokens, tokens of the prompt) of each.
         decodes: (rows, tokens of history, steps) of each.
         repeats: how often each span is run.
 
     Raises:
-        DidNotStart: it did not come to an end.
+        DidNotStart: it did not finish.
     """
-    # What is asked for twice is measured once.
+    # Repeated measurements are taken once.
     different = sorted(set(spans))
     job = {"model": str(model), "spans": different, "decodes": decodes, "repeats": repeats}
     try:
@@ -286,7 +286,7 @@ def bare_of(
     spans: Sequence[tuple[int, int]],
     different: Sequence[tuple[int, int]],
 ) -> Bare:
-    """What the process wrote, in the order in which it was asked for."""
+    """What the process wrote, in the order of the request."""
     medians = [statistics.median(times) for times in found["spans"]]
     by_span = dict(zip(different, medians, strict=True))
     return Bare(

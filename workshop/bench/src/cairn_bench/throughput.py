@@ -1,4 +1,4 @@
-"""Conversations at once: tokens a second, ours beside the peer's."""
+"""Concurrent conversations: tokens per second, ours and the peer's."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ANSWER_TOKENS = 48
 @attrs.frozen(kw_only=True)
 class Crowd:
     """
-    What came of conversations that were held at once.
+    The results of concurrent conversations.
 
     Attributes:
-        rate: tokens of answers a second, from the first request to the end of the last answer.
+        rate: answer tokens per second, from the first request to the end of the last answer.
         warm: the turns after the first one of each.
     """
 
@@ -35,8 +35,9 @@ class Crowd:
 
 def together(stage: Stage) -> list[Row]:
     """
-    As many conversations at once on either server, in turn; afterwards answers that were given
-    among others are computed again, alone.
+    The same number of concurrent conversations on either server, in turn.
+
+    Afterwards answers that were computed among others are computed again, alone.
     """
     assert stage.peer is not None
     own, peer = stage.own.name, stage.peer
@@ -69,10 +70,10 @@ def together(stage: Stage) -> list[Row]:
 
 def _held(stage: Stage, server: Running, name: str) -> Crowd:
     """
-    Hold conversations at once, each in a thread of its own.
+    Hold concurrent conversations, each in its own thread.
 
     Raises:
-        NoAnswer: the server did not answer one of them, or does not tell how long an answer is.
+        NoAnswer: the server did not answer one of them, or does not report how long an answer is.
     """
     turns = stage.count(2, 8)
     talks = [
@@ -110,7 +111,7 @@ def _held(stage: Stage, server: Running, name: str) -> Crowd:
 def _tokens(found: Sequence[Sequence[Sample]], name: str) -> int:
     """
     Raises:
-        NoAnswer: the server does not tell how many there were.
+        NoAnswer: the server does not report how many there were.
     """
     counts = [sample.answer.completion_tokens for samples in found for sample in samples]
     if None in counts:

@@ -1,11 +1,11 @@
 """
-What the events of a turn take on the thread that decides, by the length of the conversation.
+The time of a turn's events on the decision thread, by the length of the conversation.
 
-A fold with as many blocks as are asked for, of which a conversation of each length has the first
-ones; it goes on for some turns. Run it with ``python -P -m cairn_bench.turn_times``.
+The fold has the requested number of blocks, of which a conversation of each length has the first
+ones; it continues for some turns. Run it with ``python -P -m cairn_bench.turn_times``.
 
-Milliseconds are those of the thread on the processor: *begin* is the request and the choice of its
-path, *answer* its passes and the answer, *settle* what is computed ahead of the next prompt.
+Milliseconds are processor time of the thread: *begin* is the request and the choice of its path,
+*answer* its passes and the answer, *settle* what is computed ahead of the next prompt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHUNK = 64
 
 
 def main() -> int:
-    """Print what each step takes."""
+    """Print the time of each step."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
     parser.add_argument("--tokens", type=int, nargs="+", default=[500, 8_000, 100_000])
     parser.add_argument("--blocks", type=int, default=100_000, help="that are in memory in all")

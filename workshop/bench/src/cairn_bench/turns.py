@@ -1,6 +1,6 @@
 """
-What a turn of a long conversation asks of the one thread that decides: its events, decided,
-checked, numbered, chained and folded as in a server, and stored nowhere.
+What a turn of a long conversation costs the decision thread: its events, decided, checked,
+numbered, chained and folded as in a server, but not stored.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ STEPS: Final = ("begin", "answer", "settle")
 _NEW_TOKENS: Final = 100
 _VOCABULARY: Final = 4000
 _ROOM_TOKENS: Final = 1 << 24
-_LIFE_S: Final = 86_400  # as `ops serve` gives, where nobody says another
+_LIFE_S: Final = 86_400  # the default of `ops serve`
 
 
 class Conversation:
     """
-    A conversation whose session holds all its KV in a slab, and goes on turn by turn: a prompt with
-    some tokens more, an answer that fills a chunk, and what is computed ahead of the next prompt.
+    A conversation whose session holds all its KV in a slab, and continues turn by turn: a prompt
+    with some more tokens, an answer that fills a chunk, and what is computed ahead of the next
+    prompt.
     """
 
     def __init__(
@@ -46,8 +47,8 @@ class Conversation:
     ) -> None:
         """
         Args:
-            state: a fold in which the session rests, its blocks in memory.
-            secret: under which these have their keys.
+            state: a fold in which the session is idle, with its blocks in memory.
+            secret: the secret of their keys.
             clock: gives seconds.
         """
         assert state.model is not None and session.last is not None
@@ -72,10 +73,10 @@ class Conversation:
 
     def turn(self) -> dict[str, float]:
         """
-        The next turn: the seconds of each of its steps. Goes on with it.
+        Run the next turn; returns the seconds of each of its steps.
 
         Raises:
-            NoResult: the session did not go on with all that its slab holds.
+            NoResult: the session did not continue with all that its slab holds.
             BugError: the events are not those of a turn.
         """
         self._took = dict.fromkeys(STEPS, 0.0)
@@ -134,7 +135,7 @@ class Conversation:
 
     def _settle(self) -> None:
         """
-        The answer's last chunk is computed ahead of the next prompt, as that will begin with it.
+        The answer's last chunk is computed ahead of the next prompt, which will begin with it.
         """
         session, last = self._session, self._last
         kept = len(session.slab_keys)
@@ -279,7 +280,7 @@ class Conversation:
 
 
 class _Nowhere:
-    """In the place of the journal's writer: keeps nothing, and waits for nobody."""
+    """Replaces the journal's writer: stores nothing and never waits."""
 
     def submit(self, rows: Sequence[Row], recorded: Sequence[ev.Recorded]) -> int:
         """The receipt."""

@@ -160,7 +160,7 @@ def _check_url(url: str, *, anywhere: bool) -> None:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a host is certainly this machine: any different name may lead anywhere."""
+    """Whether a host is certainly this machine: any other name may lead anywhere."""
     if host == "localhost":
         return True
     try:
