@@ -32,9 +32,9 @@ for _number, _usual in (
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
 
-# For `make quick`. Tests that say how many examples they need ask for its name.
+# For `make quick`. Tests that set their own number of examples check for this profile by name.
 settings.register_profile("quick", max_examples=10, deadline=None)
-# How long an example takes says how busy the machine is.
+# No deadline, because the duration of an example depends on how busy the machine is.
 settings.register_profile("default", deadline=None)
 settings.load_profile("default")
 
@@ -63,7 +63,7 @@ def undisturbed(model_directory: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """A PostgreSQL server of the tests' own, where it is installed."""
+    """A PostgreSQL server for the tests, if it is installed."""
     try:
         with running_postgres() as server:
             yield server
@@ -72,14 +72,14 @@ def postgres() -> Iterator[Postgres]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that compute with a model by the fixtures that they use."""
+    """Mark the tests that compute with a model, by their fixtures."""
     for item in items:
         if {"model_directory", "other_directory"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.model)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test of bit-identity counts only where bits can differ at all."""
+    """Skip a test of bit-identity, or fail it, where bits cannot differ at all."""
     if item.get_closest_marker("gate") is None or sys.platform != "linux":
         return
     blas = loaded_blas()
@@ -92,7 +92,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print why tests were skipped, and how many ran on PostgreSQL."""
-    # Read from the reports: with several workers the tests run in other processes than this hook.
+    # Read from the reports, because with several workers the tests run in other processes than this
+    # hook.
     reports = terminalreporter.stats
     reasons = Counter(
         str(report.longrepr[2]).removeprefix("Skipped: ")

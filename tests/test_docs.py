@@ -1,4 +1,4 @@
-"""What the documentation names exists, and what exists is in the documentation."""
+"""What the documentation names exists, and what exists is documented."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAGES = sorted(
 NOTES = sorted((ROOT / "docs" / "design").glob("2*.md"))
 HEADINGS = ["Context", "Decision", "Alternatives", "Out of scope"]
 
-#: What a repository path begins with; ``journal.db`` and ``~/models`` are paths of other places.
+#: The beginnings of repository paths; ``journal.db`` and ``~/models`` are paths of other places.
 ROOMS = ("src/", "tests/", "docs/", "tools/", "workshop/", ".ci/")
 BUGS = ROOT / "docs" / "bugs"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
@@ -114,8 +114,9 @@ def test_every_invariant_is_described_in_its_own_words_and_no_other():
 
 def test_every_invariant_has_its_page():
     """
-    ``docs/bugs`` has a page for each invariant, for a crash and for the world, and no other. It
-    begins with its name and has the invariant's own sentence; the index lists all of them in order.
+    ``docs/bugs`` has a page for each invariant, for a crash and for the world, and no other page.
+    Each begins with its name and contains the sentence of its invariant; the index lists all of
+    them in order.
     """
     pages = {page.stem: " ".join(page.read_text("utf-8").split()) for page in BUGS.glob("*.md")}
     index = pages.pop("README")
@@ -156,7 +157,7 @@ def test_the_page_on_low_hit_rates_has_every_reason():
 
 
 def test_the_drawing_of_a_sessions_life_is_the_table_of_legal_steps():
-    """The arrows and the list of steps that stay are together exactly ``STEPS``."""
+    """The arrows and the list of steps without a change of state are together exactly ``STEPS``."""
     text = section(ARCHITECTURE, "The life of a session")
     arrows = re.findall(r"^    (\w+) --> (\w+): (\S+)$", text, flags=re.M)
     drawn = {(start, trigger, end) for start, end, trigger in arrows}
@@ -208,6 +209,6 @@ def test_every_note_is_in_the_index_and_no_other():
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_pages_name_no_path_of_a_machine(page: Path):
-    """No page has a path of the machine on which it was written."""
+    """No page has an absolute path of the machine on which it was written."""
     text = page.read_text(encoding="utf-8")
     assert [] == re.findall(r"/(?:work|root|home|tmp|Users)/[^\s`]*", text)

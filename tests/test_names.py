@@ -1,7 +1,7 @@
 """
-The names that were replaced do not come back: docs/glossary.md has the terms that are used instead.
+Names that were replaced do not come back: docs/glossary.md has the terms that are used instead.
 
-Checked are modules, classes, functions, fields, attributes, the values of enumerations, options and
+The tests check modules, classes, functions, fields, attributes, values of enumerations, options and
 metrics of src/cairn, and the texts of help and metrics.
 """
 
@@ -47,7 +47,7 @@ REPLACED = {
     "_noop, _identity": r"nobody|undone|as_it_is",
     "block_tokens": r"chunk_tokens",
 }
-"""The term of today, and the words of names that it replaced, in snake and in camel case."""
+"""The current term, and the words of the names that it replaced, in snake case and camel case."""
 
 PROSE = re.compile(
     r"\b(anticipat\w*|foresight|foreseen|own time|in doubt|sisters?|undisturbed|house|told|anew"
@@ -63,14 +63,14 @@ def words_of(name: str) -> str:
 
 
 def term_for(name: str) -> str | None:
-    """The term that is used instead of a word of this name, None if the name is right."""
+    """The term to use instead of a word in this name; None if the name is fine."""
     words = words_of(name)
     found = (term for term, old in REPLACED.items() if re.search(f"_({old})_", words))
     return next(found, None)
 
 
 def names_of(tree: ast.Module) -> Iterator[str]:
-    """The names that a module defines, but for arguments and local variables."""
+    """The names that a module defines, except for arguments and local variables."""
     for node in ast.walk(tree):
         match node:
             case ast.ClassDef(name=name, body=body):
@@ -86,7 +86,7 @@ def names_of(tree: ast.Module) -> Iterator[str]:
 
 
 def fields_of(body: list[ast.stmt]) -> Iterator[str]:
-    """The names that are assigned in a class or a module, and their values that are names too."""
+    """The names that are assigned in a class or a module, and string values that are names too."""
     for statement in body:
         match statement:
             case ast.AnnAssign(target=ast.Name(id=name), value=value):
@@ -101,7 +101,7 @@ def fields_of(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
-    """All commands, with what their help needs."""
+    """All commands, with the context that their help needs."""
 
     def below(command: click.Command, above: click.Context | None) -> Iterator[click.Context]:
         context = click.Context(command, info_name=command.name, parent=above)
@@ -129,18 +129,18 @@ def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
     ],
 )
 def test_a_name_that_was_replaced_is_found(name: str):
-    """Whatever case a name has."""
+    """A replaced name is found in any case style."""
     assert term_for(name) is not None
 
 
 @pytest.mark.parametrize("name", ["prewarm", "lifetime", "lifecycle", "residue", "overhead"])
 def test_a_word_that_has_one_in_it_is_right(name: str):
-    """Only whole words count."""
+    """Only whole words are replaced names."""
     assert term_for(name) is None
 
 
 def test_no_name_that_was_replaced():
-    """No module, class, function, field or value of src/cairn has one."""
+    """No module, class, function, field or value of src/cairn has a replaced name."""
     found = {}
     for path in MODULES:
         place = str(path.relative_to(ROOT))
@@ -152,7 +152,7 @@ def test_no_name_that_was_replaced():
 
 
 def test_no_option_that_was_replaced():
-    """Nor a command, nor an argument."""
+    """No command, option or argument has a replaced name."""
     names = {
         name
         for path, command, _ in commands()
@@ -163,7 +163,7 @@ def test_no_option_that_was_replaced():
 
 
 def test_the_help_of_every_command_is_in_plain_english():
-    """It has none of the words of before."""
+    """It has none of the replaced words."""
     found = {
         path: PROSE.findall(command.get_help(context)) for path, command, context in commands()
     }
@@ -172,7 +172,7 @@ def test_the_help_of_every_command_is_in_plain_english():
 
 
 def test_metrics():
-    """Their names and their HELP."""
+    """The names of metrics and their HELP have none of the replaced words."""
     names: set[str] = set()
     texts: set[str] = set()
     for path in sorted((ROOT / "http" / "metrics").glob("*.py")):
@@ -189,7 +189,7 @@ def test_metrics():
 
 
 def test_a_folder_can_be_taken_in_at_a_glance():
-    """At most fifteen modules to a folder; the journal reads well as it is."""
+    """A folder has at most fifteen modules; the journal is readable with more."""
     counts: dict[str, int] = {}
     for path in MODULES:
         folder = str(path.parent.relative_to(ROOT))

@@ -1,4 +1,4 @@
-"""The documentation's picture of path decisions is drawn from its own conversation alone."""
+"""The documentation's picture of path decisions is drawn only from its own conversation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.journals import healthy
 def test_another_journal_leaves_the_documentations_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Where no file is named, a picture of another journal goes into the current directory."""
+    """Without a file name, the picture of another journal is written to the current directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "journal.jsonl").write_bytes(b"".join(map(to_line, healthy())))
     monkeypatch.setattr(sys, "argv", ["path_picture.py", "--journal", "journal.jsonl"])

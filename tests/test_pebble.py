@@ -1,6 +1,6 @@
 """
-Pebble's files: its size, its tokenizer, its template. What it can do is measured by
-workshop/pebble/src/cairn_pebble/train.py, and heard in tests/e2e.
+Pebble's files: size, tokenizer and template. Its skills are measured by
+workshop/pebble/src/cairn_pebble/train.py, and tested in tests/e2e.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOOL_CALL = {"type": "function", "function": {"name": "weather", "arguments": {"
 
 
 @pytest.fixture(scope="session", name="tokenizer")
-def _tokenizer() -> Any:  # transformers has no one type for it
+def _tokenizer() -> Any:  # transformers has no common type for it
     """The tokenizer as transformers, and so mlx-lm, load it."""
     from transformers import AutoTokenizer
 
@@ -74,21 +74,21 @@ def system(content: Any) -> Message:
 
 
 class TestFiles:
-    """What ships."""
+    """The files that ship."""
 
     def test_small_enough_to_ship(self) -> None:
-        """All of it together takes at most 8 MB."""
+        """All files together take at most 8 MB."""
         assert sum(path.stat().st_size for path in builtin_directory().glob("*.*")) <= 8_000_000
 
     def test_nothing_but_the_model(self) -> None:
-        """What lies beside the weights may be part of the fingerprint: no program does."""
+        """Files next to the weights may be part of the fingerprint; none of them is a program."""
         assert not list(builtin_directory().glob("*.py"))
 
     def test_the_figures_are_of_these_weights(self) -> None:
         """
-        The evaluation is of the weights that ship. Each skill reaches its aim, or the card says by
-        name that it does not; there are twenty answers to read. What came to be evaluated later
-        than they were stands in the card as not measured, by name, and nothing else does.
+        The evaluation belongs to the weights that ship. Each skill reaches its target, or the card
+        names it as one that does not; there are twenty answers to read. Skills whose evaluation was
+        added later are named in the card as not measured, and no others are.
         """
         page = (builtin_directory() / "EVALUATION.md").read_text("utf-8")
         card = (builtin_directory() / "README.md").read_text("utf-8")
@@ -115,7 +115,8 @@ class TestFiles:
 
     def test_mlx_lm_understands_it(self) -> None:
         """
-        mlx-lm loads it, and sees the ends of a turn, thinking and tool calls without being told.
+        mlx-lm loads it, and detects the end of a turn, thinking and tool calls without
+        configuration.
         """
         from mlx_lm import load
 
@@ -148,11 +149,13 @@ class TestTokenizer:
         ],
     )
     def test_round_trip(self, tokenizer: Any, text: str) -> None:
-        """Any text comes back as it was; nothing is normalised, nothing is unknown."""
+        """
+        Any text survives encoding and decoding; nothing is normalised, and nothing is unknown.
+        """
         assert text == tokenizer.decode(tokenizer.encode(text))
 
     def test_prose_is_compressed(self, tokenizer: Any) -> None:
-        """English prose takes fewer than one token for three characters."""
+        """English prose takes less than one token per three characters."""
         text = "The walkers went from one cairn to the next until they could see the hut."
 
         assert len(tokenizer.encode(text)) < len(text) / 3
@@ -182,7 +185,7 @@ class TestTemplate:
     """Messages to a prompt, as Qwen3 does it."""
 
     def test_plain(self, render: Render) -> None:
-        """Each message is a ChatML turn, and nothing is added without being asked for."""
+        """Each message is a ChatML turn, and nothing is added by default."""
         expected = (
             "<|im_start|>system\nBe brief.<|im_end|>\n"
             "<|im_start|>user\nHello<|im_end|>\n"
@@ -192,17 +195,19 @@ class TestTemplate:
         assert expected == render([system("Be brief."), user("Hello"), assistant("Hi.")])
 
     def test_it_does_not_think_unless_it_is_asked_to(self) -> None:
-        """mlx-lm has every model think that can; the file of defaults says otherwise for Pebble."""
+        """
+        mlx-lm lets every model think that can; the file of defaults turns this off for Pebble.
+        """
         assert {"enable_thinking": False} == read_template_settings(builtin_directory())
 
     def test_generation_prompt(self, render: Render) -> None:
-        """The generation prompt opens a turn of the assistant."""
+        """The generation prompt opens an assistant turn."""
         text = render([user("Hello")], add_generation_prompt=True, enable_thinking=True)
 
         assert "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n" == text
 
     def test_thinking_disabled(self, render: Render) -> None:
-        """Unless it is asked to think, the generation prompt has an empty think block."""
+        """With thinking off, the generation prompt has an empty think block."""
         plain, on, off = (
             render([user("Hello")], add_generation_prompt=True, **options)
             for options in ({}, {"enable_thinking": True}, {"enable_thinking": False})
@@ -212,7 +217,7 @@ class TestTemplate:
         assert on + "<think>\n\n</think>\n\n" == off
 
     def test_tools_with_system(self, render: Render) -> None:
-        """Tools are listed as JSON lines in the system block, behind the system message."""
+        """Tools are JSON lines in the system block, after the system message."""
         text = render([system("Be brief."), user("Hello")], tools=[WEATHER_TOOL])
         head, _, rest = text.partition("<|im_end|>\n")
 
@@ -221,14 +226,14 @@ class TestTemplate:
         assert "<|im_start|>user\nHello<|im_end|>\n" == rest
 
     def test_tools_without_system(self, render: Render) -> None:
-        """Without a system message the tools have a system block of their own."""
+        """Without a system message, the tools have a system block of their own."""
         text = render([user("Hello")], tools=[WEATHER_TOOL])
 
         assert text.startswith("<|im_start|>system\n# Tools\n\n")
         assert 1 == text.count("<|im_start|>system")
 
     def test_tool_calls(self, render: Render) -> None:
-        """Calls stand as JSON in tags behind the content, non-ASCII letters as they are."""
+        """Calls are JSON in tags after the content, with non-ASCII letters unescaped."""
         call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Málaga"}}\n</tool_call>'
         text = render([user("?"), assistant("I ask.", tool_calls=[TOOL_CALL, TOOL_CALL])])
 
@@ -244,7 +249,7 @@ class TestTemplate:
             assert '<|im_start|>assistant\n<tool_call>\n{"name": "weather"' in text
 
     def test_tool_call_arguments_as_text(self, render: Render) -> None:
-        """Arguments that are JSON text already are rendered as they stand."""
+        """Arguments that are already JSON text are rendered unchanged."""
         function = {"name": "weather", "arguments": '{"city":"Oslo"}'}
         text = render([user("?"), assistant(None, tool_calls=[{"function": function}])])
 
@@ -272,7 +277,7 @@ class TestTemplate:
         assert text.endswith(expected)
 
     def test_separate_tool_responses(self, render: Render) -> None:
-        """Tool messages with an assistant turn between them are turns of their own."""
+        """Tool messages with an assistant turn between them are separate turns."""
         text = render([user("?"), assistant("a"), tool("one"), assistant("b"), tool("two")])
 
         assert 2 == text.count("<|im_start|>user\n<tool_response>\n")
@@ -287,7 +292,9 @@ class TestTemplate:
         ],
     )
     def test_thinking_after_last_user(self, render: Render, turn: Message) -> None:
-        """Thinking is rendered, in one form, behind the last real user message; earlier not."""
+        """
+        Thinking after the last user message is rendered, in one form; earlier thinking is not.
+        """
         rendered = "<|im_start|>assistant\n<think>\ntwo and two\n</think>\n\nIt is 4.<|im_end|>\n"
         kept = render([user("2+2?"), turn])
         dropped = render([user("2+2?"), turn, user("Sure?")])
@@ -297,14 +304,17 @@ class TestTemplate:
         assert "two and two" not in dropped
 
     def test_thinking_kept_over_tool_answers(self, render: Render) -> None:
-        """A tool that answers is no user that speaks: the thinking before it is kept."""
+        """A tool result is no user message: the thinking before it is kept."""
         for answer in (tool("14"), user("<tool_response>\n14\n</tool_response>")):
             text = render([user("?"), assistant("I ask.", reasoning_content="hm"), answer])
 
             assert "<think>\nhm\n</think>\n\nI ask." in text
 
     def test_only_earlier_thinking_is_dropped(self, render: Render) -> None:
-        """Of two thinking turns, one before and one behind the last user, only one is kept."""
+        """
+        Of two turns with thinking, one before and one after the last user message, only the later
+        is kept.
+        """
         text = render(
             [
                 user("a"),
@@ -318,13 +328,13 @@ class TestTemplate:
         assert (0, 1) == (text.count("early"), text.count("<think>\nlate\n</think>\n\nd"))
 
     def test_think_tags_in_mid_content(self, render: Render) -> None:
-        """Tags that do not stand at the head are content."""
+        """Tags that are not at the beginning are content."""
         content = "Write <think> and </think> around it."
 
         assert content in render([user("?"), assistant(content), user("ok")])
 
     def test_system_in_mid_conversation(self, render: Render) -> None:
-        """A later system message is rendered where it stands, with tools and without."""
+        """A later system message is rendered in its place, with tools and without."""
         messages = [system("first"), user("a"), system("second"), user("b")]
         for options in ({}, {"tools": [WEATHER_TOOL]}):
             text = render(messages, **options)
@@ -333,7 +343,7 @@ class TestTemplate:
             assert 1 == text.count("first")
 
     def test_text_parts(self, render: Render) -> None:
-        """Content in text parts is rendered like the same text in one piece, in every role."""
+        """Content in text parts is rendered like the same text as a string, in every role."""
         parts = [{"type": "text", "text": "one, "}, {"type": "text", "text": "two"}]
         for make in (system, user, assistant, tool):
             assert render([user("?"), make("one, two")]) == render([user("?"), make(parts)])
@@ -350,14 +360,16 @@ class TestTemplate:
         "message", [{"role": "poet", "content": "o"}, user([{"type": "image_url"}])]
     )
     def test_what_cannot_be_rendered(self, render: Render, message: Message) -> None:
-        """A role or a part that the template does not know is an error, never left out."""
+        """A role or a part that the template does not know is an error, and never left out."""
         from jinja2 import TemplateError
 
         with pytest.raises(TemplateError):
             render([message])
 
     def test_next_turn_extends_the_last(self, render: Render) -> None:
-        """But for its thoughts, a prompt and its answer are the beginning of the next prompt."""
+        """
+        Except for its reasoning, a prompt with its answer is the beginning of the next prompt.
+        """
         prompt = render(
             [user("a")], tools=[WEATHER_TOOL], add_generation_prompt=True, enable_thinking=True
         )

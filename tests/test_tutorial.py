@@ -1,8 +1,8 @@
 """
-The tutorial is run as a reader would: each command on a terminal, in order, from an empty home.
+The tutorial is run as a reader would: each command on a terminal, in order, in an empty home.
 
 A block ``sh`` holds commands, and the block ``text`` after it the expected output, where ``…`` is
-anything. Words in capitals are what an earlier command printed. A block ``sh server`` runs in the
+anything. Words in capitals are output of an earlier command. A block ``sh server`` runs in the
 other terminal, and ``sh kill`` ends what runs there.
 """
 
@@ -57,8 +57,8 @@ def steps() -> list[Step]:
 
 def fits(expected: str, shown: str, captured: dict[str, str]) -> bool:
     """
-    Whether a whole line is as expected. What is captured for the first time is added to
-    ``captured``; from then on it must be the same.
+    Whether a whole line is as expected. New captures are added to ``captured``; from then on they
+    must be the same.
     """
     parts = re.split(rf"(\s+|{'|'.join(_CAPTURED)}|…)", expected.strip())
     # A space next to an ellipsis may be part of what it replaces.
@@ -159,7 +159,7 @@ class Terminal:
         return shown
 
     def _serve(self, step: Step) -> str:
-        # `make serve` without the setup, which has been done for these tests.
+        # `make serve` without the setup, which was already done for these tests.
         assert "make serve\n" == step.commands
         self._server, self._server_end = self._start(f"exec ./ops serve --port {self._port}")
         shown = ""
@@ -170,7 +170,7 @@ class Terminal:
         raise AssertionError(f"the server did not start:\n{shown}")
 
     def _look(self, step: Step, shown: str) -> None:
-        """Each expected line must occur, in this order."""
+        """Assert that each expected line occurs, in this order."""
         shown = shown.replace(str(self._port), "8000")
         lines = iter(shown.splitlines())
         for expected in step.expected.splitlines():
@@ -235,6 +235,6 @@ def test_the_tutorial_does_what_it_says(terminal: Terminal):
     ],
 )
 def test_an_expected_line_can_fail(expected: str, shown: str, does_fit: bool):
-    """An expected line fits what it should and nothing else; an id is the same throughout."""
+    """An expected line matches what it should and nothing else; an id is the same throughout."""
     captured = {"BUG_ID": f"{'1' * 8}-{'2' * 27}"}
     assert does_fit == fits(expected, shown, captured)

@@ -41,12 +41,11 @@ def small_disk(where: Path, mib: int, before: str = "true") -> list[str]:
     sees. Skips the test if the system does not allow it.
 
     Args:
-        before: a line of shell to run first, with the disk's place as $0.
+        before: a shell line to run first, with the disk's path as $0.
     """
     where.mkdir()
     # A preloaded BLAS starts threads at once, and a process with threads cannot create a user
     # namespace. So the preload is set again after `unshare`.
-    # of its own. So what is preloaded comes back behind `unshare`.
     preloaded = os.environ.get("LD_PRELOAD", "")
     script = f'mount -t tmpfs -o size={mib}m none "$0" && {{ {before}; }}'
     if preloaded:

@@ -52,9 +52,9 @@ class Talker:
     A client whose conversation continues for as long as a server answers, and with the next one.
 
     Attributes:
-        talk: what was said; a user speaks last.
-        streams: what was heard of each answer that was streamed.
-        answers: (request, text) of each that came as a whole.
+        talk: the messages so far; the last one is the user's.
+        streams: the received part of each streamed answer.
+        answers: (request, text) of each answer that was sent whole.
     """
 
     def __init__(self, number: int, *, named: bool, streaming: bool) -> None:

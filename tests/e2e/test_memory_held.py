@@ -48,10 +48,10 @@ class Figures:
     The memory in use at a moment, in bytes.
 
     Attributes:
-        live: arrays of slabs and blocks, by the server.
-        due: what the tokens in them take, by the server.
-        by_mlx: all arrays less the weights, by MLX.
-        process: what is resident, by the system.
+        live: the arrays of slabs and blocks, as the server reports them.
+        due: the size of the tokens in them, as the server reports it.
+        by_mlx: all arrays except the weights, as MLX reports them.
+        process: the resident memory, as the system reports it.
     """
 
     live: int
@@ -147,7 +147,7 @@ def run(server: Serving, size: Size, talks: list[Talk], looks: set[int], slabs: 
     Hold conversations of one turn, one after the other, and measure the memory after some of them.
 
     Args:
-        slabs: how many there are to be when all rest.
+        slabs: how many remain once all sessions are idle.
     """
     found, answers = {0: figures(server)}, []
     for count, talk in enumerate(talks, start=1):

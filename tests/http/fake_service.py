@@ -123,15 +123,15 @@ class FakeService:
     A server that plays a script for each request, the same for every tenant.
 
     Attributes:
-        scripts: played in order; the last one again and again.
+        scripts: played in order; the last one is repeated.
         refusal: raised on entering, if set.
-        commands: what was asked for.
-        tenants: whose each of these commands was.
+        commands: those that were received.
+        tenants: the tenant of each command.
         entered, left: how many requests were entered and left.
         leaves: set once a request was left.
-        tokens: how many every prompt has that is counted.
-        turns: that are kept, by tenant and request.
-        agents: that are there, of all tenants.
+        tokens: the length of every counted prompt.
+        turns: the stored ones, by tenant and request.
+        agents: the agents of all tenants.
         used: how much of the context conversations have filled, by tenant.
         aliases: of the model that is loaded.
         others: models that are not loaded, by name.

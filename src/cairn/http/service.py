@@ -84,7 +84,7 @@ class Service(Protocol):
 
     async def count(self, command: Generate) -> int:
         """
-        The number of tokens of a prompt, however long it is. Puts nothing on record.
+        The number of tokens of a prompt, however long it is. Journals nothing.
 
         Raises:
             RefusalError: the prompt cannot be rendered or tokenised, or too many requests wait.
@@ -109,5 +109,5 @@ class Service(Protocol):
         Delete the stored turn of a request. False if the tenant has none.
 
         Raises:
-            RefusalError: that cannot be put on record now.
+            RefusalError: the deletion cannot be journaled now.
         """

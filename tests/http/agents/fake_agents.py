@@ -37,9 +37,9 @@ class FakeAgents:
     The agents that a test set.
 
     Attributes:
-        held: by tenant and name.
-        busy: those that are at work.
-        made: the facts of those that were created or forked, by name.
+        held: all agents, by tenant and name.
+        busy: the names of agents with a request in progress.
+        made: the facts of agents that were created or forked, by name.
     """
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ def calm(seed: int, *, thinks: bool = False) -> Iterator[Body]:
     by a user message or by the next answer.
 
     Args:
-        thinks: whether something was thought before each answer.
+        thinks: whether there is reasoning before each answer.
     """
     draw = random.Random(seed)
 

@@ -74,7 +74,6 @@ def test_what_an_answer_is_held_to(fields: dict[str, Any], expected: Constraint 
     assert asked.command.conversation is not None
     # A named tool stays among the others, so that the prompt is the same as in other turns. So do
     # all tools when none may be called.
-    # So do all of them where none may be called.
     choice = fields.get("tool_choice", {"type": "auto"})["type"]
     shown = [tool["function"]["name"] for tool in asked.command.conversation.tools]
     known = [one["name"] for one in fields.get("tools", []) if one["name"] in BOTH]

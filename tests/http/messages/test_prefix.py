@@ -193,7 +193,6 @@ def assert_grows(tokenizer: Any, turns: list[Conversation]) -> None:
         assert parts == conversation_parts(other)[: len(parts)]
         # The template drops the reasoning of earlier turns as soon as the user sends a message,
         # which no adapter can change: such turns are compared by their parts only.
-        # adapter can help: they are looked at as parts only.
         said = [render(tokenizer, _without_thoughts(turn)) for turn in (one, other)]
         before, begins, _ = said[0].rpartition(BEGINNING)
         assert begins

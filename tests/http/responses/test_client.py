@@ -294,7 +294,7 @@ async def test_an_answer_that_is_not_complete(replies: tuple[Reply, ...]):
         chunks.done()
 
 
-# --- stored responses ---------------------------------------------------------------------------
+# --- stored responses ------------------------------------------------------------------------
 
 
 async def test_looked_up(serve: Serve):

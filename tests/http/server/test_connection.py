@@ -60,8 +60,8 @@ def http2(*, window: int = 65_535, pieces: int = 0, **changes: bytes) -> bytes:
     The beginning of HTTP/2 from a client that ignores the rules, with a request.
 
     Args:
-        window: so many bytes of an answer are taken.
-        pieces: of a body that does not end.
+        window: how many bytes of an answer the client accepts.
+        pieces: how many parts of an unfinished body are sent.
     """
     fields = {"method": b"GET", "path": b"/health", "scheme": b"http", "authority": b"localhost"}
     config = h2.config.H2Configuration(

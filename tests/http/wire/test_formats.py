@@ -73,7 +73,6 @@ def test_what_an_answer_is_held_to(fields: dict[str, Any], expected: Constraint 
     assert asked.conversation is not None
     # A named tool stays among the others, so that the prompt is the same as in other turns. So do
     # all tools when none may be called.
-    # So do all of them where none may be called.
     assert len(fields.get("tools", ())) == len(asked.conversation.tools)
     assert (fields.get("tool_choice") != "none") == asked.conversation.calls
 

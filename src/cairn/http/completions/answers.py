@@ -212,7 +212,6 @@ def _text_logprobs(tokens: Sequence[TokenInfo], offsets: _Offsets) -> TextLogpro
 def _token_name(text: str, raw: bytes | None) -> str:
     # Tokens that are part of a character all have the same text, U+FFFD, so their bytes are used as
     # names, as OpenAI does.
-    # bytes, as OpenAI does.
     try:
         (raw or b"").decode()
     except UnicodeDecodeError:

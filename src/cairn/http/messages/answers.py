@@ -44,7 +44,7 @@ from cairn.http.wire.answers import (
 )
 from cairn.http.wire.json import encode
 
-#: Clients send back only thoughts that have a signature.
+#: Clients send back reasoning only if it has a signature.
 SIGNATURE = "unsigned"
 
 

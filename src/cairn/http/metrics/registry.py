@@ -57,9 +57,8 @@ from cairn.journal.events import (
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.paths import Reason
 
-# Without a second sample for the creation time of each series: the journal has the time of the
-# first event. The setting belongs to the library and applies to the whole process.
-# event. The setting is the library's and applies to the whole process.
+# Without this, each series would have a second sample with its creation time; the journal has the
+# time of the first event. The setting belongs to the library and applies to the whole process.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 #: Every kind of violation: an alert on a rate needs the series to exist before the first one.

@@ -62,7 +62,7 @@ class Form:
     Attributes:
         echo: the parameters that the response repeats.
         model: the name of the model that answers.
-        summarised: whether reasoning is sent as its own summary, since there is no other.
+        summarised: whether reasoning is sent as its own summary, because there is no other.
         sealed: whether reasoning is also sent as ``encrypted_content``, for clients that send back
             nothing else of it.
     """
