@@ -43,7 +43,7 @@ pytestmark = pytest.mark.trio
 
 WORDS = "Take the lower path, and count the cairns on the way. " * 8
 TALK = Conversation(messages=(Message(role="user", content=WORDS),))
-# Who has a row is seated a step later, so it is open how many of the three are.
+# A session takes up a request a step after it gets a row, so the state of the three varies.
 BUSY = r"running: [012], waiting: [123]\) and has no room for 1 more; try again"
 HOT = generate(TALK, sampling=Sampling(temperature=1.0), seed=7, max_tokens=8)
 
@@ -59,8 +59,7 @@ async def test_a_seed_that_is_drawn_can_be_sent_back(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, given: int | None
 ) -> None:
     """
-    JavaScript reads all seeds of a request exactly, also where the largest one was drawn. One that
-    a client gives stays as it is.
+    JavaScript reads every drawn seed exactly, even the largest one. A seed from a client is kept.
     """
     monkeypatch.setattr("cairn.actors.requests.prepare.secrets.randbits", lambda bits: 2**bits - 1)
     store = MemoryStore()
@@ -79,8 +78,8 @@ async def test_a_seed_that_is_drawn_can_be_sent_back(
 
 async def test_each_answer_is_that_of_its_seed_alone(model_directory: Path) -> None:
     """
-    Three answers have the tokens and log-probabilities of three requests with the seeds that
-    follow; the prompt's full chunks are prefilled once, and each is a request on record.
+    Three answers have the tokens and log-probabilities of three requests with consecutive seeds.
+    The prompt's full chunks are prefilled once, and each answer is a request on record.
     """
     store = MemoryStore()
     tokens: dict[int, list[Any]] = {0: [], 1: [], 2: []}
@@ -125,8 +124,9 @@ async def test_each_answer_is_that_of_its_seed_alone(model_directory: Path) -> N
 
 async def test_answers_take_as_many_places_and_leave_together(model_directory: Path) -> None:
     """
-    More answers than there is room for are refused as a whole; a client that leaves ends them all.
-    More than there ever are places for are the client's mistake.
+    A request for more answers than there are free places is refused as a whole, and a client that
+    disconnects ends all of its answers. More answers than an idle server has places for are the
+    client's mistake.
     """
     limits = Limits(queue=1)
     async with serving(model_directory, limits=limits, decode_rows=2) as server:
@@ -145,7 +145,7 @@ async def test_answers_take_as_many_places_and_leave_together(model_directory: P
 async def test_what_breaks_behind_an_answer_ends_no_other(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first answer is whole when its session breaks: the second one comes to its end, too."""
+    """The first answer is complete when its session breaks; the second one is still completed."""
     next_turn = Prewarm.next_turn
 
     async def breaks(self: Prewarm, ticket: Any, message: Any) -> bool:
@@ -165,13 +165,13 @@ async def test_what_breaks_behind_an_answer_ends_no_other(
 
 @pytest.fixture(name="numbers")
 def numbers_(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a model would be that is not needed. It decodes four rows."""
+    """A path in place of a model that is not needed. The fake decodes four rows."""
     monkeypatch.setattr(loading, "_start", started)
     return Path("numbers")
 
 
 async def heard(server: Server, command: Generate) -> dict[int, list[Any]]:
-    """The tokens of each answer, which all come to their end."""
+    """The replies of each answer. All of them must complete."""
     tokens: dict[int, list[Any]] = {choice: [] for choice in range(command.choices)}
     ends: set[int] = set()
     with trio.fail_after(300):
@@ -192,8 +192,8 @@ async def heard(server: Server, command: Generate) -> dict[int, list[Any]]:
 @pytest.mark.parametrize("slabs", [1, 2])
 async def test_answers_wait_for_each_others_slabs(model_directory: Path, slabs: int) -> None:
     """
-    Where the pool has fewer slabs than there are answers they come one after the other, each with
-    the bits of its seed alone, and the prompt's chunks are prefilled once.
+    If the pool has fewer slabs than there are answers, they run one after the other, each with the
+    bits of its seed alone, and the prompt's chunks are prefilled once.
     """
     store = MemoryStore()
     async with serving(model_directory, store, pool_slabs=slabs, decode_rows=4) as server:
@@ -212,7 +212,7 @@ async def test_answers_wait_for_each_others_slabs(model_directory: Path, slabs: 
 
 
 async def reached(hold: Hold, requests: int) -> None:
-    """Wait until the engine is held, and sessions have so many requests in hand."""
+    """Wait until the engine is held and sessions serve a number of requests."""
     await hold.wait()
     with trio.fail_after(60):
         while requests != len(hold.server.loaded.sequencer.state.requests):
@@ -223,8 +223,8 @@ async def test_answers_wait_beside_others_too(
     numbers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Two clients want three answers each of a pool of two slabs, and have them all. The first answers
-    have the slabs, and are at work, when the others come.
+    Two clients ask for three answers each on a pool of two slabs, and get all of them. The first
+    answers hold the slabs and are running when the others come.
     """
     prefill = Generation.prefill
 
@@ -250,8 +250,9 @@ async def test_answers_wait_beside_others_too(
 
 async def test_the_first_answer_does_not_wait(numbers: Path) -> None:
     """
-    Where others hold all slabs the request is refused as a whole, as one of a single answer is. No
-    other answer begins behind that, even though its client has not read of it yet.
+    If other requests hold all slabs, the request is refused as a whole, like one for a single
+    answer. None of its other answers begins afterwards, even before its client has read the
+    refusal.
     """
     store = MemoryStore()
     async with serving(numbers, store, pool_slabs=1) as server, trio.open_nursery() as nursery:
@@ -272,7 +273,7 @@ async def test_the_first_answer_does_not_wait(numbers: Path) -> None:
 
 
 async def test_a_client_that_leaves_takes_those_along_that_wait(numbers: Path) -> None:
-    """Some wait for a slab, in the midst of their session, and some for a row: none is left."""
+    """Some wait for a slab, in the middle of their session, and some for a row: all of them end."""
     store = MemoryStore()
     async with serving(numbers, store, pool_slabs=1) as server:
         stuck = Hold(server, "decode")
@@ -293,8 +294,8 @@ async def test_what_ends_with_a_sister_says_so(
     numbers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The first answer fails behind its prompt: those that wait for its slab, and those that wait for
-    a row, end with it. It is on record that no client left.
+    The first answer fails after its prompt: the answers that wait for its slab, and those that wait
+    for a row, end with it. The journal records that no client disconnected.
     """
 
     async def fails(self: Generation, first: Any) -> Any:
@@ -317,7 +318,7 @@ async def test_what_ends_with_a_sister_says_so(
 
 
 async def test_who_waits_for_a_slab_ends_with_the_server(numbers: Path) -> None:
-    """A server that stops has no patience with an answer that waits for a slab."""
+    """A server that stops does not wait for an answer that waits for a slab."""
     store = MemoryStore()
 
     async def asks(server: Server) -> None:
@@ -340,7 +341,7 @@ async def test_who_waits_for_a_slab_ends_with_the_server(numbers: Path) -> None:
 
 
 class Slow:
-    """A tokenizer's thread that is kept busy until it is let go."""
+    """Keeps a tokenizer's thread busy until it is released."""
 
     def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
@@ -356,8 +357,8 @@ async def test_what_is_being_read_counts_as_waiting(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Requests and counts whose prompts are not read yet have places too; behind the last one there
-    is none, and what is refused of a count is not on record.
+    Requests and counts whose prompts are not tokenised yet take places, too. Once all places are
+    taken, the next one is refused, and a refused count is not recorded.
     """
     store = MemoryStore()
     async with serving(model_directory, store, limits=Limits(queue=1), decode_rows=1) as server:
@@ -378,8 +379,8 @@ async def test_what_waits_to_be_read_ends_with_its_time(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    A request that is not read in its time is refused, and so is a count; what a thread has in hand
-    is brought to its end first.
+    A request or count that is not tokenised in time is refused. A thread that has begun finishes
+    first.
     """
     store = MemoryStore()
     async with serving(model_directory, store, limits=Limits(request_s=0.05)) as server:

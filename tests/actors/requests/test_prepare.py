@@ -1,4 +1,4 @@
-"""What a server does with a prompt before a session takes it."""
+"""Preparing a request before a session takes it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ WORDS = "Take the lower path, and count the cairns on the way. " * 8
 
 
 def figures(now: Statistics) -> tuple[int, int, int]:
-    """What is counted of prompts."""
+    """Characters of prompts that were encoded, and that were cached."""
     return now.encoded_characters, now.cached_characters, now.text_cache_bytes
 
 
 def user(text: str) -> Message:
-    """What a user says."""
+    """A user's message."""
     return Message(role="user", content=text)
 
 
 def test_a_turn_tokenises_what_is_new_and_has_the_ids_of_the_whole(model_directory: Path) -> None:
     """
-    A second turn sends what is new in it through the tokenizer, another tenant's same words all of
-    them, and a raw prompt all of it; and each prompt is as long as it is as a whole.
+    For a second turn only the new part is tokenised; for a different tenant's same conversation all
+    of it, and for a raw prompt all of it. Each prompt has the ids of the whole.
     """
     first = Conversation(messages=(user(WORDS),))
     encoded: list[int] = []
@@ -79,8 +79,8 @@ def test_a_turn_tokenises_what_is_new_and_has_the_ids_of_the_whole(model_directo
 
 def test_a_turn_hashes_what_is_new(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Of the keys of a second turn's prompt, those of the first one's full chunks are known; the
-    conversation is built on all of them.
+    The block keys of the first turn's full chunks are known in the second turn; the rest is hashed
+    on top of them.
     """
     known: list[int] = []
 
@@ -110,7 +110,9 @@ def test_a_turn_hashes_what_is_new(model_directory: Path, monkeypatch: pytest.Mo
 def test_a_tokenizer_that_cannot_be_cut_is_told_once(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log says why every prompt is tokenised as a whole; and requests are served as ever."""
+    """
+    The log says once why every prompt is tokenised as a whole, and requests are served as before.
+    """
     monkeypatch.setattr("cairn.engine.prompt.cuts._MODELS", frozenset[str]())
 
     async def main() -> None:
@@ -130,8 +132,8 @@ def test_a_count_of_tokens_is_the_prompts_and_leaves_nothing_on_record(
     model_directory: Path,
 ) -> None:
     """
-    It is as long as the prompt of the same request, also where that is too long to be answered; and
-    a conversation that the template refuses is refused.
+    The count equals the prompt of the same request, even if that is too long to be answered. A
+    conversation that the template refuses is refused.
     """
     plain = generate(Conversation(messages=(user(WORDS),)), max_tokens=2)
     long = generate(Conversation(messages=(user(WORDS * 400),)))
@@ -148,7 +150,7 @@ def test_a_count_of_tokens_is_the_prompts_and_leaves_nothing_on_record(
             with pytest.raises(PromptTooLong) as refused:
                 await ask(server, long)
             assert refused.value.prompt_tokens == counted[1] > server.facts.context_tokens
-            assert "--pool-mb" not in refused.value.message  # the model's own context ends there
+            assert "--pool-mb" not in refused.value.message  # the limit is the model's own context
             nobody = Conversation(messages=(Message(role="nobody", content="x"),))
             with pytest.raises(PromptRefused):
                 await local(server).count(generate(nobody))
@@ -160,7 +162,7 @@ def test_a_count_of_tokens_is_the_prompts_and_leaves_nothing_on_record(
 
 
 def test_tools_that_a_message_offers_can_be_called(model_directory: Path) -> None:
-    """The answer's calls are read with them, and the prompt is what it is without them."""
+    """The answer's calls are parsed with them, and the prompt is the same as without them."""
     first, later = (
         {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
         for name in ("first", "later")
@@ -182,8 +184,8 @@ def test_tools_that_a_message_offers_can_be_called(model_directory: Path) -> Non
 
 def test_what_a_client_is_told_at_the_end(model_directory: Path) -> None:
     """
-    What of its prompt became blocks, which on the second time is nothing; and the text that ended
-    the answer.
+    The number of prompt tokens that became blocks, which is 0 the second time, and the stop text
+    that ended the answer.
     """
     command = generate(Conversation(messages=(user(WORDS),)), max_tokens=24)
 

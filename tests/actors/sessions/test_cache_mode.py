@@ -1,4 +1,4 @@
-"""``cache_mode``: a request that goes on from no session, built on shared blocks alone."""
+"""``cache_mode``: a request that continues no session and reuses shared blocks alone."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ C = 64
 
 @pytest.fixture(name="setup")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """One where no model is needed."""
+    """A setup without a model."""
     monkeypatch.setattr(loading, "_start", started)
     return Journaled(model=Path("numbers"))
 
 
 def first(**changes: Any) -> Generate:
-    """A conversation's first request: some chunks long."""
+    """A conversation's first request, several chunks long."""
     message = Message(role="user", content=words(1, 60))
     return generate(Conversation(messages=(message,)), max_tokens=4, **changes)
 
@@ -42,8 +42,8 @@ def told(said: Said) -> tuple[str, str | None]:
 
 async def test_a_new_session_is_built_on_shared_blocks(setup: Journaled) -> None:
     """
-    It goes on from no session that is there, reuses all full chunks as copies, and what it computes
-    is kept: the next turn goes on from it.
+    It continues no existing session and reuses all full chunks as copies. What it computes is kept:
+    the next turn continues from it.
     """
     async with setup.serving() as server:
         said = await ask(server, first())
@@ -69,8 +69,8 @@ async def test_a_new_session_is_built_on_shared_blocks(setup: Journaled) -> None
 
 async def test_a_named_session_serves_it_without_its_slab(setup: Journaled) -> None:
     """
-    A name is strict: its session serves the request, and nothing that lies in its slab is kept.
-    What was asked after it goes on as ever.
+    A name is strict: its session serves the request without reusing its slab. Later requests
+    continue the session as before.
     """
     async with setup.serving() as server:
         mine = first(session_name="mine")
@@ -92,7 +92,7 @@ async def test_a_named_session_serves_it_without_its_slab(setup: Journaled) -> N
 
 
 async def test_no_cache_goes_before_a_mode(setup: Journaled) -> None:
-    """With ``cache_prompt`` false nothing is reused, whichever mode is named beside it."""
+    """With ``cache_prompt`` false nothing is reused, whatever mode is given."""
     async with setup.serving() as server:
         await ask(server, first())
         await at_rest(server)

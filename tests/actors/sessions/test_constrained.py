@@ -1,5 +1,5 @@
 """
-An answer that its grammar can hold no further ends alone, with a reason, and nothing is broken.
+An answer that its grammar can no longer constrain ends alone, with a reason, and nothing breaks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.in_process_server import Said, ask, generate, serving
 
 
 def command(text: str, **changes: Any) -> Generate:
-    """A request of one message, for no thoughts."""
+    """A request of one message, with thinking switched off."""
     message = Message(role="user", content=text)
     conversation = Conversation(messages=(message,), template={"enable_thinking": False})
     return generate(conversation, **changes)
@@ -39,8 +39,8 @@ def test_an_answer_that_can_be_held_no_further(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, tokens: int
 ) -> None:
     """
-    Its client hears why, the journal says so, the one beside it goes on with the same bits, and its
-    own session takes the next request.
+    Its client gets the reason, the journal records it, the answer next to it continues with the
+    same bits, and its session serves the next request.
     """
     allowed = GrammarMatcher.allowed
     failing = False
@@ -99,7 +99,7 @@ def test_an_answer_that_can_be_held_no_further(
 
 
 def test_the_bytes_of_tokens_join_to_the_text(model_directory: Path) -> None:
-    """Also where a character is several tokens, of each of which the text is U+FFFD."""
+    """This also holds if a character is several tokens, each of which has the text U+FFFD."""
     stone = Constraint(schema={"const": "\U0001faa8"}, strict=True)
     said: list[Said] = []
 

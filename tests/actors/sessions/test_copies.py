@@ -47,7 +47,7 @@ DECODE = "decode"
 
 
 class LoggingEngine(FakeEngine):
-    """Notes the order of calls."""
+    """Records the order of calls."""
 
     decode_rows = 1
 
@@ -56,7 +56,7 @@ class LoggingEngine(FakeEngine):
         self.did: list[str] = []
 
     def decode(self, rows: Sequence[DecodeRow | None]) -> list[RowReport]:
-        """One token."""
+        """Decode one token."""
         self.did.append(DECODE)
         drawn = Drawn(token=7, logprob=-1.0)
         return [
@@ -67,7 +67,7 @@ class LoggingEngine(FakeEngine):
 
 @attrs.frozen
 class Shop:
-    """A thread that begins with what it was asked for when it is let go."""
+    """A thread that is held in its first job, and then runs what was requested meanwhile."""
 
     thread: EngineThread
     device: LoggingEngine
@@ -84,7 +84,7 @@ class Shop:
         return run, self.recorded.append
 
     def decodes(self, passes: int) -> None:
-        """Somebody decodes."""
+        """Start an answer of a number of decode passes."""
         row = DecodeRow(slab=1, token=1, draw=DrawSpec(sampling=Sampling(), seed=0))
         self.thread.decode(lambda token: row, token=1, left=passes, ends=frozenset())
 
@@ -104,7 +104,7 @@ async def shop() -> AsyncIterator[Shop]:
             made.go.wait(60)
 
         nursery.start_soon(thread.call, held, lambda _: None)
-        # What is asked from here on is taken in together, behind it.
+        # What is requested from here on is taken in together, after that job.
         assert await trio.to_thread.run_sync(begun.wait, 60)
         try:
             yield made
@@ -114,7 +114,7 @@ async def shop() -> AsyncIterator[Shop]:
 
 
 async def test_decode_passes_go_between_two_parts_and_no_prefill() -> None:
-    """A part at a time; the chunk that was asked for before waits for a few of them."""
+    """One part at a time; a prefill pass that was requested earlier waits for a few of them."""
     async with shop() as made:
         made.decodes(6)
         async with trio.open_nursery() as nursery:
@@ -200,8 +200,8 @@ async def test_a_copy_ends_once_it_is_no_longer_needed() -> None:
 @pytest.mark.parametrize("where", ["run", "record"])
 async def test_what_goes_wrong_ends_it(where: str) -> None:
     """
-    Behind a part that fails nothing runs, or nothing that ran is recorded: what came of the first
-    fault is on record already. It is told to whoever asked.
+    After a part that fails no part runs, or none that ran is recorded, because the first failure is
+    on record already. The caller gets that failure.
     """
 
     def fails(_: Any) -> Any:
@@ -219,7 +219,7 @@ async def test_what_goes_wrong_ends_it(where: str) -> None:
 
 
 async def test_a_copy_that_is_cancelled_ends_with_the_part_in_hand() -> None:
-    """It is recorded, and nothing begins behind it."""
+    """The running part is recorded, and none begins after it."""
     async with shop() as made:
         held, reached = threading.Event(), threading.Event()
 
@@ -241,7 +241,9 @@ async def test_a_copy_that_is_cancelled_ends_with_the_part_in_hand() -> None:
 
 
 async def test_a_copy_that_is_cancelled_while_it_is_asked_for() -> None:
-    """Nothing begins behind that, also where the engine's thread is told that it is wanted."""
+    """
+    No part begins afterwards, even if the engine's thread is notified that the copy is needed.
+    """
     async with shop() as made:
         held, reached = threading.Event(), threading.Event()
 
@@ -271,14 +273,14 @@ async def _set_behind(held: threading.Event) -> None:
 
 @pytest.fixture(name="setup")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """One where no model is needed, and where a part is two blocks."""
+    """A setup without a model in which a part is two blocks."""
     monkeypatch.setattr(loading, "_start", started)
     monkeypatch.setattr(schedule, "COPIED_AT_ONCE_BYTES", 2 * BLOCK)
     return Journaled(model=Path("numbers"))
 
 
 def question(place: int = 1, count: int = 150, **changes: Any) -> Generate:
-    """A conversation's first request, of some chunks."""
+    """A conversation's first request, several chunks long."""
     message = Message(role="user", content=words(place, count))
     return generate(Conversation(messages=(message,)), **changes)
 
@@ -286,9 +288,9 @@ def question(place: int = 1, count: int = 150, **changes: Any) -> Generate:
 @attrs.define
 class Order:
     """
-    The order of decode passes and of the parts of copies in a server. Whoever decodes alone goes on
-    when somebody else has a job for the engine: however slowly others get to ask, the answer does
-    not come to its end meanwhile.
+    The order of decode passes and of parts of copies in a server. An answer that decodes alone
+    waits until another job is queued for the engine: so it does not end before other requests have
+    queued theirs, however slow they are.
 
     Attributes:
         decodes: set in the first pass.
@@ -319,14 +321,14 @@ class Order:
         device.share, device.decode = shared, decoded
 
     def _is_asked(self) -> bool:
-        """Whether something waits for the engine."""
+        """Whether a job waits for the engine."""
         engine = self.server.loaded.engine
         waits = any(job.result is None for job in list(engine._open))
         return waits or not engine._inbox.empty()
 
 
 async def test_others_decode_while_a_history_is_copied(setup: Journaled) -> None:
-    """Between any two parts of it there is a pass for those who are in the midst of an answer."""
+    """Between any two parts there is a decode pass for the answers in progress."""
     async with setup.serving(limits=Limits(slab_idle_s=0.0)) as server:
         first = await ask(server, question())
         await without_slabs(server)
@@ -358,7 +360,7 @@ async def test_others_decode_while_a_history_is_copied(setup: Journaled) -> None
 
 
 async def test_who_leaves_between_two_parts_leaves_the_first_ones(setup: Journaled) -> None:
-    """The request is cancelled, the session rests with what was copied, and goes on from there."""
+    """The request is cancelled, the session keeps the copied parts, and continues from there."""
     async with setup.serving() as server:
         first = await ask(server, question())
         await at_rest(server)
@@ -393,8 +395,8 @@ async def test_who_leaves_between_two_parts_leaves_the_first_ones(setup: Journal
 
 async def test_a_block_that_is_found_wrong_in_the_midst_of_its_copy(setup: Journaled) -> None:
     """
-    No further part of it is copied: the request ends with the bug, the same for all who meet it,
-    and the session goes on. The next request does without the block.
+    No further part of it is copied: the request ends with the bug, as does any other that meets it,
+    and the session continues. The next request does not reuse the block.
     """
     async with setup.serving() as server:
         first = await ask(server, question())
@@ -430,22 +432,20 @@ async def test_a_block_that_is_found_wrong_in_the_midst_of_its_copy(setup: Journ
 
 async def copied_ahead(server: Server) -> tuple[Hold, Generate, Said]:
     """
-    A session for whose next turn much is to be copied: what holds the engine in that, what was
-    asked, and the answer.
+    A session whose next prompt needs much copying: the hold on the engine during that copy, the
+    request, and the answer.
     """
     told = question(max_tokens=400)
     await ask(server, attrs.evolve(told, session_name="one"))
     await at_rest(server)
     between = hold_in_copy(server)
-    # A longer answer: what is there of it is copied, and the rest would be computed.
+    # A longer answer: its existing blocks are copied, and the rest would be computed.
     command = attrs.evolve(told, session_name="two", cache_prompt=False, max_tokens=500)
     return between, command, await ask(server, command)
 
 
 async def test_a_request_ends_a_copy_ahead(setup: Journaled) -> None:
-    """
-    What is copied for the next turn gives way behind the part in hand, and what was copied is used.
-    """
+    """A prewarming copy ends after the running part, and the copied parts are used."""
     async with setup.serving() as server:
         between, command, second = await copied_ahead(server)
         answers = []
@@ -474,7 +474,7 @@ async def test_a_request_ends_a_copy_ahead(setup: Journaled) -> None:
 
 
 async def test_a_block_that_is_found_wrong_ends_a_copy_ahead(setup: Journaled) -> None:
-    """No part behind the one in hand is copied, and the session rests with what it has."""
+    """No part after the running one is copied, and the session becomes idle with what it has."""
     async with setup.serving() as server:
         between, *_ = await copied_ahead(server)
         await between.wait()

@@ -1,6 +1,7 @@
 """
-Each invariant can fail: the real thing is damaged in a running server, the checks catch it before
-anything of it is emitted, replay finds the same at the same row, and nobody else notices.
+Each invariant can fail: the real data is damaged in a running server, the checks catch it before
+anything of it is sent, replay finds the same violation at the same row, and no other request is
+affected.
 
 The damages are those of `ops drill`, where they can be had by anybody; here is what no drill shows.
 """
@@ -31,7 +32,7 @@ def test_a_drill_passes(
     model_directory: Path, undisturbed: Reference, tmp_path: Path, name: str
 ) -> None:
     """
-    The damage is caught, journaled, counted, logged, answered as promised, confined and replayed.
+    The damage is caught, journaled, counted, logged, answered as documented, confined and replayed.
     """
     scene = Scene(directory=tmp_path, model=model_directory, reference=undisturbed)
     outcome = trio.run(DRILLS[name].play, scene)
@@ -41,8 +42,8 @@ def test_a_drill_passes(
 
 def test_a_request_that_ends_twice(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    INV-6: what is wrong after the answer breaks the session and not the answer, which was complete;
-    whoever names the session next hears of the bug.
+    INV-6: a failure after the answer breaks the session and not the answer, which was complete. The
+    next request that names the session gets the bug.
     """
     store = MemoryStore()
     conversation = Conversation(messages=(Message(role="user", content="Victim speaking."),))

@@ -1,6 +1,6 @@
 """
 An idle session gives up its slab after a while if all of it is in blocks: memory holds a
-conversation once, and the next turn goes on from the blocks.
+conversation once, and the next turn continues from the blocks.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ AT_REST = "idle, and all of it is in blocks"
 
 @pytest.fixture(name="setup")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """One where no model is needed."""
+    """A setup without a model."""
     monkeypatch.setattr(loading, "_start", started)
     return Journaled(model=Path("numbers"))
 
 
 def question(place: int = 1, count: int = 60) -> Generate:
-    """A conversation's first request, of some chunks."""
+    """A conversation's first request, several chunks long."""
     return generate(Conversation(messages=(Message(role="user", content=words(place, count)),)))
 
 
 def rests(seconds: float) -> Limits:
-    """How long slabs are kept."""
+    """Limits that keep the slabs of idle sessions for so long."""
     return Limits(slab_idle_s=seconds)
 
 
 async def unmoved(server: Server) -> None:
-    """Wait until all sessions rest and no task of theirs has anything to do."""
+    """Wait until all sessions are idle and none of their tasks has anything left to do."""
     await at_rest(server)
     with trio.fail_after(120):
         while server.loaded.activity.at_work:
@@ -76,8 +76,8 @@ def slab_of(server: Server, said: Said) -> int | None:
 
 async def test_an_idle_conversation_is_in_memory_once(setup: Journaled) -> None:
     """
-    With no time to keep it, the slab goes when the session rests, the freed memory is given back,
-    and what is left are the blocks: no more than the tokens take.
+    With an idle limit of 0 the slab is released when the session becomes idle, and the freed memory
+    is returned. The blocks remain: no more bytes than the tokens take.
     """
     async with setup.serving(limits=rests(0)) as server:
         said = await ask(server, question())
@@ -95,7 +95,9 @@ async def test_an_idle_conversation_is_in_memory_once(setup: Journaled) -> None:
 
 
 async def test_at_work_memory_has_it_twice(setup: Journaled) -> None:
-    """The control: with time to keep it, slab and blocks are there, and the figures say so."""
+    """
+    The control: with a longer idle limit slab and blocks both exist, and the statistics show it.
+    """
     async with setup.serving(limits=rests(60)) as server:
         await ask(server, question())
         await unmoved(server)
@@ -113,7 +115,7 @@ async def test_at_work_memory_has_it_twice(setup: Journaled) -> None:
 async def test_the_next_turn_goes_on_from_the_blocks(
     setup: Journaled, seconds: float, kept: bool
 ) -> None:
-    """As much is reused as of a slab that was kept, on the same path; it is copied."""
+    """It reuses as many tokens as from a kept slab, on the same path; they are copied."""
     async with setup.serving(limits=rests(seconds)) as server:
         first = await ask(server, question())
         await (unmoved if kept else without_slabs)(server)
@@ -132,8 +134,8 @@ async def test_it_is_kept_for_as_long_as_the_option_says(
     setup: Journaled, mock_clock: trio.testing.MockClock
 ) -> None:
     """
-    A slab is there until the last moment, and gone after it. A request in between has it, and the
-    time begins anew with its own rest.
+    The slab exists until the limit and is gone after it. A request before that uses it, and the
+    time starts again when the session is idle again.
     """
     async with setup.serving(limits=rests(60)) as server:
         asked = question()
@@ -161,8 +163,8 @@ async def test_no_request_waits_for_memory_that_is_given_back(
     setup: Journaled, mock_clock: trio.testing.MockClock
 ) -> None:
     """
-    While a request is under way a slab is given up, and its memory stays for whoever comes; the
-    session's own next turn is served meanwhile. It leaves the process when all is calm.
+    A slab that is given up while a request is in flight leaves its memory to other sessions, and
+    the session's own next turn is served meanwhile. The memory is returned when the server is idle.
     """
     async with setup.serving(limits=rests(60)) as server:
         first = await ask(server, question())
@@ -189,7 +191,7 @@ async def test_no_request_waits_for_memory_that_is_given_back(
 
 
 async def test_who_wants_the_slab_meanwhile_has_it_at_once(setup: Journaled) -> None:
-    """The time is the session's own: another one that finds no slab does not wait for its end."""
+    """A different session that finds no slab does not wait for the end of the idle limit."""
     async with setup.serving(limits=rests(3600), pool_slabs=1) as server:
         first = await ask(server, question())
         await unmoved(server)
@@ -205,8 +207,8 @@ async def test_who_wants_the_slab_meanwhile_has_it_at_once(setup: Journaled) -> 
 @pytest.mark.parametrize("blocks", [3, 100])
 async def test_tokens_that_are_in_no_block_stay_in_the_slab(setup: Journaled, blocks: int) -> None:
     """
-    Where memory for blocks does not hold all of a conversation, its slab is the one place where
-    the rest is, and is kept.
+    If memory for blocks does not hold a whole conversation, its slab is the only place of the rest,
+    and is kept.
     """
     async with setup.serving(limits=rests(0), blocks_bytes=blocks * BLOCK) as server:
         said = await ask(server, question())
@@ -227,7 +229,7 @@ async def test_the_slab_stays_if_a_block_is_evicted_meanwhile(
     setup: Journaled, mock_clock: trio.testing.MockClock
 ) -> None:
     """
-    It is checked again at the end of the wait: by then another conversation has evicted a block.
+    The session checks again after the wait: by then a different conversation has evicted a block.
     """
     async with setup.serving(limits=rests(60), blocks_bytes=8 * BLOCK) as server:
         first = await ask(server, question())
@@ -236,7 +238,8 @@ async def test_the_slab_stays_if_a_block_is_evicted_meanwhile(
         await ask(server, question(7, count=90))
         await unmoved(server)
         assert setup.events(ev.BlockEvicted)
-        mock_clock.jump(31)  # the first has rested for longer than it need, the second has not
+        # the first one has been idle for longer than the limit, the second one has not
+        mock_clock.jump(31)
         await unmoved(server)
         assert slab_of(server, first) is not None
     assert [] == setup.events(ev.SlabReleased)
@@ -247,8 +250,8 @@ async def test_a_slab_that_cannot_be_given_up_ends_one_session(
     setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    What goes wrong is that session's bug: it is out of service, and others are served, from its
-    blocks too. The books have what is there.
+    The failure is a bug of that session alone, which is quarantined. Other sessions are served,
+    from its blocks too, and the totals are right.
     """
     async with setup.serving(limits=rests(0)) as server:
 
@@ -279,7 +282,7 @@ def story(place: int) -> Generate:
 async def test_the_bits_are_the_same(model_directory: Path) -> None:
     """
     An answer from blocks, after the slab was given up, has the tokens and log-probabilities of one
-    that reused nothing; and a shadow check of it finds them too.
+    that reused nothing, and a shadow check of it passes.
     """
     store = MemoryStore()
     settings: dict[str, Any] = {"block_tokens": 16, "shadow_share": 1.0}
@@ -308,7 +311,7 @@ async def test_files_are_written_before_the_slab_goes(
     model_directory: Path, tmp_path: Path
 ) -> None:
     """
-    A session does not rest before its blocks are in files: giving the slab up cuts nothing short.
+    A session is not idle before its blocks are in files: giving up the slab interrupts no write.
     """
     store = MemoryStore()
     settings: dict[str, Any] = {"blocks_folder": tmp_path / "blocks", "disk_bytes": 64 * MIB}

@@ -62,23 +62,23 @@ class Cache:
         return True
 
     async def trim(self, end: int, reason: str) -> None:
-        """A cut."""
+        """Remove tokens."""
         self.did.append(f"trim to {end}")
 
     async def seal(self, key: str, start: int, end: int, *, prewarmed: bool) -> None:
-        """A block."""
+        """Seal a block."""
         self.did.append(f"seal {key} of {start} to {end}")
 
 
 def idle_time(
     activity: Activity, inbox: Inbox | None = None, patience_s: float = 1000.0
 ) -> IdleTime:
-    """That of a session."""
+    """The idle time of a session."""
     return IdleTime(activity, inbox or Inbox(), patience_s)
 
 
 async def computed(activity: Activity, cache: Cache) -> str | None:
-    """What comes of a block in the middle of a sequence."""
+    """The result of computing a block in the middle of a sequence."""
     time = idle_time(activity)
     return await compute_block(cast("SessionCache", cache), time, range(12), "key", 1)
 
@@ -240,7 +240,7 @@ async def test_leaving_service_ends_idle_time_until_it_is_taken_out() -> None:
 
 
 async def test_a_block_is_computed_and_sealed() -> None:
-    """It is the one at its place in the sequence."""
+    """It is the block at its place in the sequence."""
     cache = Cache()
     found = await computed(Activity(), cache)
     assert "sealed" == found
@@ -248,7 +248,7 @@ async def test_a_block_is_computed_and_sealed() -> None:
 
 
 async def test_a_block_quarantined_during_the_wait_is_not_computed() -> None:
-    """It is checked after the wait, in which another session found it wrong."""
+    """It is checked after the wait, during which a different session found it wrong."""
     activity, cache, found = in_flight(1), Cache(), list[str | None]()
 
     async def settle() -> None:

@@ -1,5 +1,5 @@
 """
-Prompts that are only read: a client asks for an answer of no tokens, so that their KV is there.
+Prompts that are only prefilled: a client asks for an answer of no tokens, so that their KV exists.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def command(ids: tuple[int, ...], **changes: Any) -> Generate:
 @pytest.mark.parametrize("prewarm", [False, True], ids=["settled", "anticipated"])
 def test_a_prompt_is_read_for_its_kv_alone(model_directory: Path, over: int, prewarm: bool) -> None:
     """
-    Nothing is answered, billed or checked by a shadow check; the next request with that prompt
-    reuses its chunks and has the bits of a cold answer; the journal holds.
+    No token is answered, billed or shadow checked. The next request with that prompt reuses its
+    chunks and has the bits of a cold answer, and the journal verifies.
     """
     ids = tuple(range(20, 20 + 4 * C + over))
     store = MemoryStore()
@@ -68,7 +68,7 @@ def test_a_conversation_is_read_for_its_kv_alone(
     model_directory: Path, changes: dict[str, Any]
 ) -> None:
     """
-    It goes on warm, whatever its answer would have been held to, and however many there would be.
+    The next request continues it warm, whatever constraint its answer had and however many choices.
     """
     store = MemoryStore()
     said = (Message(role="user", content="Stone on stone on stone. " * 12),)

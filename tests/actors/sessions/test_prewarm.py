@@ -51,14 +51,14 @@ TOOLS = ({"type": "function", "function": {"name": "weigh_stone"}},)
 
 @pytest.fixture(name="setup")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """One that nobody has lived in, where no model is needed."""
+    """A new setup without a model."""
     monkeypatch.setattr(loading, "_start", started)
     return Journaled(model=Path("numbers"))
 
 
 @pytest.fixture(name="gated")
 def gated_() -> Iterator[Callable[[Server], Hold]]:
-    """Holds a server's engine in what it prewarms; all are let go in the end."""
+    """Holds a server's engine while it prewarms; all are released at the end."""
     gates: list[Hold] = []
 
     def make(server: Server) -> Hold:
@@ -75,8 +75,9 @@ async def test_the_next_turn_prefills_its_own_tokens_and_at_most_a_block(
     setup: Journaled, tenant: str
 ) -> None:
     """
-    The template drops 200 tokens of thinking from the middle, and all behind them was computed
-    before the user spoke. The journal says so, and what was used of it. So for any tenant.
+    The template drops 200 tokens of thinking from the middle, and everything after them was
+    computed before the user's next message. The journal records that, and how much of it was used.
+    The same holds for any tenant.
     """
     async with setup.serving() as server:
         first = await ask(server, thinking(), tenant)
@@ -103,7 +104,7 @@ async def test_the_next_turn_prefills_its_own_tokens_and_at_most_a_block(
 
 
 async def test_switched_off_the_next_turn_prefills_what_was_dropped(setup: Journaled) -> None:
-    """The control: what was generated is settled, and of it the next prompt has little."""
+    """The control: what was generated is settled, and the next prompt reuses little of it."""
     async with setup.serving(prewarm=False) as server:
         first = await ask(server, thinking(max_tokens=80))
         await at_rest(server)
@@ -120,8 +121,8 @@ async def test_switched_off_the_next_turn_prefills_what_was_dropped(setup: Journ
 
 async def test_an_empty_thought_is_dropped_too(setup: Journaled) -> None:
     """
-    Who switches thinking off has an empty one in the prompt, which is not in the next one: all of
-    the answer is computed anew, before the user speaks.
+    With thinking switched off the prompt has an empty thought, which the next prompt does not have:
+    the whole answer is computed again before the user's next message.
     """
     told = Conversation(
         messages=(Message(role="user", content=words(1, 20)),), template={"enable_thinking": False}
@@ -143,8 +144,8 @@ async def test_an_empty_thought_is_dropped_too(setup: Journaled) -> None:
 
 async def test_what_is_there_is_not_computed_again(setup: Journaled) -> None:
     """
-    Another session has had the same conversation: its blocks are shared, and what is told first of
-    them is computed once.
+    A different session has had the same conversation: its blocks are shared, and the beginning that
+    both expect is computed once.
     """
     async with setup.serving() as server:
         first = await ask(server, thinking(session_name="one"))
@@ -168,8 +169,8 @@ async def test_what_is_there_is_not_computed_again(setup: Journaled) -> None:
 
 async def test_a_request_goes_first(setup: Journaled, gated: Callable[[Server], Hold]) -> None:
     """
-    A request that comes in the middle of a pass is served after that pass, and the rest is given
-    up. What was computed stays, and is used.
+    A request that comes in the middle of a pass is served after that pass, and the rest is
+    abandoned. What was computed stays, and is used.
     """
     answers: list[Said] = []
     async with setup.serving() as server:
@@ -206,8 +207,8 @@ async def test_a_request_goes_first(setup: Journaled, gated: Callable[[Server], 
 
 async def test_other_sessions_go_first(setup: Journaled, gated: Callable[[Server], Hold]) -> None:
     """
-    Between a request of another session and its end there is no pass over what is anticipated but
-    the one in hand; it goes on behind that, and comes to its end.
+    Between a request of a different session and its end no prewarming pass runs except the one that
+    is running. Afterwards prewarming continues and completes.
     """
     async with setup.serving() as server:
         gate = gated(server)
@@ -245,7 +246,7 @@ async def test_who_needs_the_slab_gets_it(
     setup: Journaled, gated: Callable[[Server], Hold]
 ) -> None:
     """
-    With one slab, what is anticipated is given up for who is asked something; the blocks stay.
+    With one slab, prewarming is abandoned for a request of a different session; the blocks stay.
     """
     async with setup.serving(pool_slabs=1) as server:
         gate = gated(server)
@@ -303,8 +304,8 @@ async def test_a_rendering_does_not_delay_the_release_of_a_slab(
 
 async def test_no_request_ever_pauses(setup: Journaled) -> None:
     """
-    A session whose patience ends comes to rest with what it has, and lets go of its blocks, though
-    somebody else's request is under way; with what was said it is the same.
+    A session whose patience ends becomes idle with what it has and unpins its blocks, although a
+    request of a different session is in flight. Its next turn has the same bits.
     """
     async with setup.serving(limits=Limits(patience_s=2.0)) as server:
         with server.loaded.activity.preparing():
@@ -322,7 +323,10 @@ async def test_no_request_ever_pauses(setup: Journaled) -> None:
 async def test_it_gives_up_where_the_load_does_not_end(
     setup: Journaled, gated: Callable[[Server], Hold]
 ) -> None:
-    """Half-way, it says so: busy. A request that is only being read counts as one."""
+    """
+    When it is abandoned half-way, the reason is ``busy``. A request that is still being tokenised
+    counts as load.
+    """
     async with setup.serving(limits=Limits(patience_s=2.0)) as server:
         gate = gated(server)
         await ask(server, thinking())
@@ -339,8 +343,8 @@ async def test_a_quarantined_block_ends_it(
     setup: Journaled, gated: Callable[[Server], Hold]
 ) -> None:
     """
-    What it is built on is found wrong while it computes. Nothing is sealed on that, and what was
-    run is cut off; the session rests, and serves.
+    A block that it is built on is quarantined during a pass. Nothing is sealed on top of it, and
+    the pass is trimmed. The session becomes idle, and serves.
     """
     async with setup.serving() as server:
         gate = gated(server)
@@ -365,8 +369,8 @@ async def test_a_failure_in_the_middle_of_it_ends_it_on_record(
     setup: Journaled, gated: Callable[[Server], Hold], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The memory of blocks does not add up: the anticipation has its end, and the session rests, with
-    no slab.
+    The measured bytes of blocks do not add up: prewarming ends on record, and the session becomes
+    idle without a slab.
     """
     async with setup.serving() as server:
         gate = gated(server)
@@ -392,8 +396,8 @@ async def test_a_failure_in_the_middle_of_it_ends_it_on_record(
 
 async def test_who_speaks_next_is_a_guess(setup: Journaled) -> None:
     """
-    The answer calls a tool, before whose result the template keeps what was thought. The user
-    speaks all the same: that costs reuse, and nothing else.
+    The answer calls a tool, and before a tool's result the template would keep the thinking. The
+    user speaks instead: that costs reuse, and nothing else.
     """
     asked = thinking(max_tokens=80)
     assert asked.conversation is not None
@@ -412,7 +416,7 @@ async def test_who_speaks_next_is_a_guess(setup: Journaled) -> None:
 
 
 async def test_a_stop_goes_first(setup: Journaled, gated: Callable[[Server], Hold]) -> None:
-    """A server that stops computes nothing more for a request that will not come."""
+    """A server that stops computes nothing for a request that will not come."""
     async with setup.serving() as server:
         gate = gated(server)
         await ask(server, thinking())
@@ -430,7 +434,7 @@ async def test_a_stop_goes_first(setup: Journaled, gated: Callable[[Server], Hol
 
 
 async def test_several_sessions_at_once(setup: Journaled) -> None:
-    """Four conversations, each with thoughts of its own, side by side."""
+    """Four conversations, each with its own thinking, at the same time."""
     second: dict[int, Said] = {}
 
     async def talk(server: Server, place: int, first: dict[int, Said]) -> None:
@@ -455,8 +459,8 @@ async def test_several_sessions_at_once(setup: Journaled) -> None:
 
 async def test_it_outlives_a_restart(model_directory: Path, tmp_path: Path) -> None:
     """
-    What was computed ahead is in files; the server of after goes on with it, and counts it. Here
-    there is a model.
+    Prewarmed blocks are in files; after a restart the server reuses and counts them. This test uses
+    a model.
     """
     setup = Journaled(model=model_directory)
     files = {"blocks_folder": tmp_path / "blocks", "disk_bytes": 64 * MIB}
@@ -474,8 +478,8 @@ async def test_it_outlives_a_restart(model_directory: Path, tmp_path: Path) -> N
 
 async def test_nothing_in_use_leaves_for_it(setup: Journaled) -> None:
     """
-    Memory has room for two prompts and hardly more. What one session prewarms takes no block
-    from another that is held ready in its slab; the session has its own in its slab all the same.
+    Memory has room for little more than two prompts. What one session prewarms evicts no block that
+    a different session also holds in its slab; the session itself keeps its own in its slab.
     """
     room = 28
     block = C * 4 * 2 * 4 * 32 * 4
@@ -502,7 +506,9 @@ async def test_nothing_in_use_leaves_for_it(setup: Journaled) -> None:
 
 
 async def test_a_raw_prompt_is_settled_as_it_was(setup: Journaled) -> None:
-    """There is no template between a raw prompt and the next one: prompt and answer are settled."""
+    """
+    There is no template between a raw prompt and the next one, so prompt and answer are settled.
+    """
     command = attrs.evolve(thinking(max_tokens=80), conversation=None, prompt=words(1, 20))
     async with setup.serving() as server:
         await ask(server, command)
@@ -516,8 +522,8 @@ async def test_what_cannot_be_rendered_is_not_anticipated(
     setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    A template that refuses the conversation with an answer in it is told of, and prompt and answer
-    are settled.
+    If the template cannot render a conversation with an answer in it, that is logged, and prompt
+    and answer are settled.
     """
 
     async def refuse(self: object, *asked: object) -> tuple[int, ...]:
@@ -536,13 +542,13 @@ async def test_what_cannot_be_rendered_is_not_anticipated(
 async def test_nothing_follows_an_answer_that_was_cut_off(
     setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that went away may send anything next: nothing is computed for it."""
+    """After a disconnect the next prompt is unknown, so nothing is computed for it."""
     stopped, passes = threading.Event(), itertools.count()
     run, stop = FakeEngine.decode, EngineThread.stop
 
     def slow(self: FakeEngine, rows: Any) -> Any:
-        # The answer is not at its end before the session has heard that its client has gone: it
-        # hears that at its next pass, so passes go on, four a second.
+        # The session must notice at its next pass that the client disconnected, before the answer
+        # ends. So passes continue, four a second.
         if next(passes) >= 20:
             stopped.wait(0.25)
         return run(self, rows)

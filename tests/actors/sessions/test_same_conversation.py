@@ -1,4 +1,4 @@
-"""A client may drop what was thought, and switch thinking on and off: its conversation goes on."""
+"""A conversation continues even if its client drops the thinking, or switches it on and off."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ C = 64
 
 @pytest.fixture(name="setup")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """One where no model is needed."""
+    """A setup without a model."""
     monkeypatch.setattr(loading, "_start", started)
     return Journaled(model=Path("numbers"))
 
 
 def onward(before: Generate, said: Said, thought: str | None, *, thinks: bool = True) -> Generate:
-    """The turn behind an answer, whose client says what was thought before it."""
+    """The turn after an answer, with the thinking that the client sends back for it."""
     conversation = before.conversation
     assert conversation is not None
     more = (
@@ -48,7 +48,7 @@ def onward(before: Generate, said: Said, thought: str | None, *, thinks: bool = 
 
 
 def without_thoughts(command: Generate) -> Generate:
-    """The same conversation of which nothing was thought."""
+    """The same conversation without any thinking."""
     assert command.conversation is not None
     messages = tuple(attrs.evolve(one, reasoning=None) for one in command.conversation.messages)
     return attrs.evolve(command, conversation=attrs.evolve(command.conversation, messages=messages))
@@ -56,8 +56,8 @@ def without_thoughts(command: Generate) -> Generate:
 
 async def test_thoughts_that_are_dropped_later(setup: Journaled) -> None:
     """
-    Turns that have them and turns that have them no more are one session, which reuses all but the
-    last chunk and what is new, since the template renders both alike.
+    Turns with and without earlier thinking are one session, which reuses all but the last chunk and
+    the new tokens, because the template renders both alike.
     """
     first = generate(
         Conversation(messages=(Message(role="user", content=words(1, 60)),)), max_tokens=4
@@ -77,8 +77,8 @@ async def test_thoughts_that_are_dropped_later(setup: Journaled) -> None:
 
 async def test_a_turn_that_may_call_nothing(setup: Journaled) -> None:
     """
-    It has the prompt of the others, which goes on from it and is gone on from, and the model's call
-    is text; the token with which one begins is as good as forbidden.
+    It has the same prompt as the others, continues from them and is continued. A call in its answer
+    is text, and the token that begins one is all but forbidden.
     """
     tool = {"type": "function", "function": {"name": "weigh_stone"}}
     asked = generate(
@@ -105,7 +105,7 @@ async def test_a_turn_that_may_call_nothing(setup: Journaled) -> None:
 
 
 async def test_thinking_that_is_switched(setup: Journaled) -> None:
-    """On, off and on again is one session, though each prompt ends in another way."""
+    """On, off and on again is one session, although the prompts end differently."""
     asked = generate(
         Conversation(
             messages=(Message(role="user", content=words(1, 60)),),

@@ -52,8 +52,8 @@ class HeldStore(MemoryStore):
 
 def test_no_token_leaves_before_its_commit(model_directory: Path) -> None:
     """
-    P2: while the journal cannot commit, the engine may run ahead but the client hears nothing; when
-    it can, every token comes, and each was committed before it came.
+    P2: while the journal cannot commit, the engine may run ahead but no token is sent. Once it can,
+    every token is sent, each after its commit.
     """
     store = HeldStore()
     heard: list[str] = []
@@ -73,7 +73,7 @@ def test_no_token_leaves_before_its_commit(model_directory: Path) -> None:
             store.open.clear()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(listen)
-                # The whole answer is made and in the fold; not a row of it is in the store.
+                # The whole answer is computed and in the fold; none of its rows is in the store.
                 with trio.fail_after(60):
                     while server.statistics().sessions.get("idle") != 1:
                         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -92,8 +92,8 @@ def test_a_request_in_an_inbox_ends_with_its_server(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
 ) -> None:
     """
-    Where a server dies before a session takes up what is in its inbox, the request ends. It does
-    not look for another session among those that die as well, for ever.
+    If a server dies before a session takes up a request in its inbox, the request ends. It does not
+    look for a different session among those that die too, for ever.
     """
     served: list[str] = []
     serve = SessionActor.serve
@@ -122,8 +122,8 @@ def test_a_bug_id_is_heard_when_it_can_be_looked_up(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    P3: while the journal cannot commit, nobody hears of a bug, neither who met it nor who names its
-    session afterwards; both hear of it when the violation is on record.
+    P3: while the journal cannot commit, no client gets a bug id, neither the one whose request met
+    the bug nor one that names the session later. Both get it once the violation is on record.
     """
     store = HeldStore()
     heard: list[str] = []
@@ -164,8 +164,8 @@ def test_a_block_that_was_wrong_from_the_start_does_not_take_its_prefix_along(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    INV-3: when a second digest shows up under a key, that request ends with a bug. From then on the
-    prefix is computed and not reused, and whoever asks is answered, also after a restart.
+    INV-3: when a second digest appears under a key, that request ends with a bug. From then on the
+    prefix is computed and not reused, and requests for it are answered, also after a restart.
     """
     store = MemoryStore()
     answers: list[Said] = []
@@ -205,8 +205,8 @@ def test_wrong_totals_are_one_bug_for_all_requests_that_wait(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    INV-5: one wrong measure is one bug; requests that wait are refused with its id and leave
-    neither session nor actor behind.
+    INV-5: one wrong measurement is one bug. Waiting requests are refused with its id and leave
+    neither session nor actor.
     """
     store = MemoryStore()
     bugs: list[str] = []
@@ -234,7 +234,7 @@ def test_wrong_totals_are_one_bug_for_all_requests_that_wait(
             assert len(server.loaded.sequencer.state.faults) == 1
             assert set(bugs) == {server.statistics().admission_bug}
             told = [decode(row).event for row in store.rows if row.kind == "request_rejected"]
-            assert [] == told  # who was told of a bug did not go away by itself
+            assert [] == told  # a client that got a bug did not disconnect
             assert set(server.statistics().sessions) <= {"idle", "settling"}
             assert all(actor.opened for actor in server.loaded.sessions.actors.values())
 
@@ -248,8 +248,8 @@ def test_a_wrong_eviction_ends_the_request_that_needed_the_room(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    INV-5 on an eviction, which belongs to no session: the request that wanted room ends with the
-    bug, its session gives its slab back and comes to rest, and engine and journal hold the same.
+    INV-5 on an eviction, which belongs to no session: the request that needed the room ends with
+    the bug, its session releases its slab and becomes idle, and engine and journal agree.
     """
     store = MemoryStore()
 
@@ -282,7 +282,7 @@ def test_a_wrong_eviction_ends_the_request_that_needed_the_room(
 def test_a_quarantined_session_is_not_forgotten(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who names a broken session hears of its bug, however many others have been served since."""
+    """A request that names a quarantined session gets its bug, however many sessions came since."""
 
     async def main() -> None:
         async with serving(model_directory, limits=Limits(sessions=2)) as server:
@@ -308,8 +308,8 @@ def test_a_row_without_a_slab_ends_its_own_session(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    A fault of one row of a decode pass is that session's bug; the others in the pass go on with the
-    bits that they have alone.
+    A failure of one row of a decode pass is a bug of that session. The other rows of the pass
+    continue with the bits that they have alone.
     """
     answers: dict[str, Said] = {}
     bugs: list[str] = []
@@ -391,8 +391,8 @@ def passed(start: int, *ends: int) -> PassReport:
 
 def test_passes_are_one_event_only_if_their_measurements_follow() -> None:
     """
-    Decode passes that come together are one event where each adds one token to every layer; one
-    that measured something else stands by itself, so that the checks see it.
+    Decode passes that arrive together are one event if each adds one token to every layer. One that
+    measured something else is an event of its own, so that the checks see it.
     """
     fine = [passed(8, 9, 9), passed(9, 10, 10), passed(10, 11, 11)]
     short = [passed(8, 9, 9), passed(9, 10, 9), passed(10, 11, 11)]

@@ -1,6 +1,6 @@
 """
-Of prompts that are shorter than the operator's least one nothing is kept for others: no block is
-sealed, and the next turn hears why it reuses nothing.
+Prompts below the operator's minimum leave nothing for other requests: no block is sealed, and the
+next turn gets the reason why it reuses nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ C = 64
 
 @pytest.fixture(name="setup")
 def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """One where no model is needed."""
+    """A setup without a model."""
     monkeypatch.setattr(loading, "_start", started)
     return Journaled(model=Path("numbers"))
 
@@ -37,8 +37,8 @@ def told(said: Said) -> tuple[str, str | None]:
 @pytest.mark.parametrize("prewarm", [True, False])
 async def test_a_short_conversation_is_in_no_index(setup: Journaled, prewarm: bool) -> None:
     """
-    It begins anew at each turn, since it is too short; when it has grown, all of it is kept. The
-    answers stand in a journal that holds.
+    While it is too short, each turn starts cold. Once it is long enough, all of it is kept. The
+    journal of these answers verifies.
     """
     least = 10 * C
     message = Message(role="user", content=words(1, 60))
@@ -71,7 +71,7 @@ async def test_a_short_conversation_is_in_no_index(setup: Journaled, prewarm: bo
 
 
 async def test_what_is_there_is_reused_by_the_short_too(setup: Journaled) -> None:
-    """What a long prompt left is reused whoever begins so."""
+    """Blocks of a long prompt are reused by any prompt with the same beginning."""
     system = Message(role="system", content=words(1, 100))
     long = generate(
         Conversation(messages=(system, Message(role="user", content=words(2, 100)))), max_tokens=4
