@@ -668,7 +668,7 @@ class TokensEmitted(Event):
 @attrs.frozen(kw_only=True)
 class CallRejected(Event):
     """
-    What began as a tool call is none; the client gets it as text.
+    Text that began like a tool call is not a valid one; the client gets it as text.
 
     Attributes:
         reason: ``truncated``: the answer ended inside it; ``unparsable``: it is not in the model's
