@@ -206,8 +206,8 @@ class Serving:
 
     def requests(self, *, after: int) -> list[ev.Event]:
         """
-        The events of requests after a position. Events of earlier sessions that became idle or
-        expired in the meantime are left out.
+        The events of requests after a position. Other events are left out, such as those of
+        earlier sessions that give up their slabs in the meantime.
         """
         found = (place.event for place in self.recorded() if place.position > after)
         return [event for event in found if getattr(event, "request", None) is not None]

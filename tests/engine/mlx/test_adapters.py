@@ -1,4 +1,4 @@
-"""Adapters that cannot be served: a sentence each."""
+"""Adapters that cannot be served are refused with a message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def whole(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def configured(**changes: object) -> Callable[[Path], None]:
-    """Another adapter_config.json."""
+    """Change the adapter_config.json."""
 
     def change(adapter: Path) -> None:
         config = json.loads((adapter / CONFIG).read_text())
@@ -35,22 +35,22 @@ def configured(**changes: object) -> Callable[[Path], None]:
 
 
 def without(name: str) -> Callable[[Path], None]:
-    """A file is missing."""
+    """Remove a file."""
     return lambda adapter: (adapter / name).unlink()
 
 
 def peft(adapter: Path) -> None:
-    """An adapter of another library's."""
+    """Make it an adapter of a different library."""
     (adapter / WEIGHTS).rename(adapter / "adapter_model.safetensors")
 
 
 def cut(adapter: Path) -> None:
-    """The last byte of the weights is missing."""
+    """Remove the last byte of the weights."""
     (adapter / WEIGHTS).write_bytes((adapter / WEIGHTS).read_bytes()[:-1])
 
 
 def weights(**arrays: mx.array) -> Callable[[Path], None]:
-    """Other weights."""
+    """Replace the weights."""
     return lambda adapter: mx.save_safetensors(
         str(adapter / WEIGHTS), {name.replace("__", "."): array for name, array in arrays.items()}
     )
@@ -74,7 +74,7 @@ def weights(**arrays: mx.array) -> Callable[[Path], None]:
 def test_a_broken_adapter_is_refused_with_a_sentence(
     model_directory: Path, whole: Path, tmp_path: Path, damage: Callable[[Path], None], says: str
 ) -> None:
-    """What is missing, or of another model, is said with the place where it lies."""
+    """The message names what is missing or belongs to a different model, and its path."""
     adapter = tmp_path / "adapter"
     shutil.copytree(whole, adapter)
     damage(adapter)
@@ -88,5 +88,5 @@ def test_a_broken_adapter_is_refused_with_a_sentence(
 
 
 def test_a_whole_one_is_loaded(model_directory: Path, whole: Path) -> None:
-    """What is refused above is refused for the damage alone."""
+    """The control: without the damage, the adapter above is loaded."""
     assert whole == load_model(str(model_directory), adapter=str(whole)).adapter

@@ -1,6 +1,6 @@
 """
-Block files: what is written comes back, what is not as it was written does not, and a folder is
-what its scan says.
+Block files: what is written can be read, damaged files are rejected, and a scan reports the
+contents of a folder.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def block_of(seed: int, dtype: mx.Dtype = mx.float32, value_dim: int = 8) -> Sea
 
 
 def write(files: BlockFiles, seed: int, most: int = MOST, **of: Any) -> tuple[str, str, int]:
-    """Write the block of a seed; gives its key, its digest and the file's size."""
+    """Write the block of a seed; returns its key, its digest and the file's size."""
     block = block_of(seed, **of)
     found = digest(block)
     return KEYS[seed], found, files.write(KEYS[seed], block, found, (0, 16), most)
 
 
 def path_of(folder: Path, key: str) -> Path:
-    """Where a block's file lies."""
+    """The path of a block's file."""
     return folder / FINGERPRINT / key[:2] / f"{key}.safetensors"
 
 
 @pytest.fixture(name="folder")
 def folder_(tmp_path: Path) -> Path:
-    """A folder of blocks that is not there yet."""
+    """A folder of blocks that does not exist yet."""
     return tmp_path / "blocks"
 
 
@@ -65,7 +65,7 @@ def files_(folder: Path) -> BlockFiles:
 def test_what_is_written_comes_back(
     folder: Path, files: BlockFiles, dtype: mx.Dtype, value_dim: int
 ):
-    """Every bit of every array, by the digest of sealing, at the place that the key gives it."""
+    """All arrays come back bit for bit, and the file is at the path that its key determines."""
     key, found, size = write(files, 1, dtype=dtype, value_dim=value_dim)
     block, again = files.read(key, found)
     assert found == again == digest(block)
@@ -78,7 +78,7 @@ def test_what_is_written_comes_back(
 
 
 def test_files_are_their_owners_alone(folder: Path, files: BlockFiles):
-    """Nobody else may read what a conversation can be guessed from, whatever the umask."""
+    """Other users cannot read block files, regardless of the umask."""
     before = os.umask(0)
     try:
         key, _, _ = write(files, 1)
@@ -102,7 +102,7 @@ def flip(offset: int) -> Callable[[Path, Path], None]:
 
 
 def cut(length: int) -> Callable[[Path, Path], None]:
-    """Leave so many bytes of a file."""
+    """Cut a file off after ``length`` bytes."""
 
     def damage(path: Path, other: Path) -> None:
         path.write_bytes(path.read_bytes()[:length])
@@ -111,27 +111,27 @@ def cut(length: int) -> Callable[[Path, Path], None]:
 
 
 def swap(path: Path, other: Path) -> None:
-    """Another block's file."""
+    """Replace it by another block's file."""
     path.write_bytes(other.read_bytes())
 
 
 def forge(path: Path, other: Path) -> None:
-    """Another block's file, that says it is this one's."""
+    """Replace it by another block's file whose metadata names this block."""
     path.write_bytes(other.read_bytes().replace(other.stem.encode(), path.stem.encode()))
 
 
 def reprint(path: Path, other: Path) -> None:
-    """A file that was written under another fingerprint."""
+    """Replace it by a file that was written under a different fingerprint."""
     path.write_bytes(path.read_bytes().replace(FINGERPRINT.encode(), b"f" * 16))
 
 
 def noise(path: Path, other: Path) -> None:
-    """No file of this kind."""
+    """Replace it by something that is not a block file."""
     path.write_bytes(bytes(range(256)) * 20)
 
 
 def fewer(path: Path, other: Path) -> None:
-    """A file that lacks an array."""
+    """Remove an array from the file."""
     loaded: Any = mx.load(str(path), return_metadata=True)
     arrays, metadata = loaded
     del arrays["keys.0"]
@@ -157,7 +157,7 @@ DAMAGES: dict[str, tuple[Callable[[Path, Path], None], str]] = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_what_was_damaged_is_set_aside(folder: Path, files: BlockFiles, name: str):
-    """Nothing of it is given out; it has another name, and counts no more. Others are as before."""
+    """A damaged file is not returned, is renamed and no longer counts. Others are not affected."""
     damage, reason = DAMAGES[name]
     key, found, _ = write(files, 1)
     other, other_found, other_size = write(files, 2)
@@ -180,20 +180,20 @@ def test_what_was_damaged_is_set_aside(folder: Path, files: BlockFiles, name: st
 
 
 def put_a_folder(path: Path) -> None:
-    """A folder has its name."""
+    """Put a folder at its path."""
     path.unlink()
     path.mkdir()
 
 
 def put_a_link(path: Path) -> None:
-    """It lies elsewhere, whole, and a link leads there."""
+    """Move it elsewhere, and put a link to it at its path."""
     elsewhere = path.with_name("elsewhere")
     path.rename(elsewhere)
     path.symlink_to(elsewhere)
 
 
 def put_a_pipe(path: Path) -> None:
-    """A pipe has its name, into which nobody writes."""
+    """Put a pipe without a writer at its path."""
     path.unlink()
     os.mkfifo(path)
 
@@ -202,7 +202,7 @@ def put_a_pipe(path: Path) -> None:
 def test_what_is_no_file_is_not_read(
     folder: Path, files: BlockFiles, change: Callable[[Path], None]
 ):
-    """It is not followed and not waited for. It counts no more, and stays where it is."""
+    """Links are not followed and pipes do not block. They no longer count, and stay."""
     key, found, _ = write(files, 1)
     path = path_of(folder, key)
     change(path)
@@ -219,10 +219,10 @@ def test_what_is_no_file_is_not_read(
 def test_a_file_of_another_size_is_not_loaded(
     folder: Path, files: BlockFiles, monkeypatch: pytest.MonkeyPatch
 ):
-    """What has grown is set aside before MLX sees it: it may be larger than memory."""
+    """A file that has grown is set aside unread, because it may be larger than memory."""
     key, found, _ = write(files, 1)
     with path_of(folder, key).open("r+b") as file:
-        file.truncate(1 << 40)  # of which nothing is on the disk
+        file.truncate(1 << 40)  # sparse: takes no space on the disk
 
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("it was loaded")
@@ -235,7 +235,7 @@ def test_a_file_of_another_size_is_not_loaded(
 
 
 def test_few_files_are_set_aside(folder: Path, files: BlockFiles):
-    """What is kept for people to look at is bounded; the rest is removed."""
+    """The number of files that are set aside is limited; further ones are removed."""
     reports = []
     for seed in range(ASIDE_MOST + 2):
         key, found, _ = write(files, seed)
@@ -248,13 +248,13 @@ def test_few_files_are_set_aside(folder: Path, files: BlockFiles):
 
 
 class Full:
-    """A disk without room for all that is flushed to it."""
+    """A disk that is full when files are synced."""
 
     def __init__(self, number: int) -> None:
         self._number = number
 
     def __call__(self, descriptor: int) -> None:
-        """What ``os.fsync`` does there."""
+        """Replaces ``os.fsync``."""
         raise OSError(self._number, os.strerror(self._number))
 
 
@@ -262,7 +262,7 @@ class Full:
 def test_a_file_that_cannot_be_written(
     folder: Path, files: BlockFiles, monkeypatch: pytest.MonkeyPatch, number: int
 ):
-    """The error comes through, nothing of the file is left, and the next one is written."""
+    """The error is raised, no part of the file remains, and the next file is written."""
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", Full(number))
         with pytest.raises(OSError, match=os.strerror(number)):
@@ -273,7 +273,7 @@ def test_a_file_that_cannot_be_written(
 
 
 def test_the_disk_keeps_a_reserve(folder: Path, files: BlockFiles, monkeypatch: pytest.MonkeyPatch):
-    """Where little would be left for the journal, nothing is written."""
+    """If too little space would be left for the journal, nothing is written."""
     monkeypatch.setattr(mlx_files, "RESERVE_BYTES", 1 << 60)
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         write(files, 1)
@@ -281,7 +281,7 @@ def test_the_disk_keeps_a_reserve(folder: Path, files: BlockFiles, monkeypatch: 
 
 
 def test_the_budget_is_looked_at_again(folder: Path, files: BlockFiles):
-    """A file that would be over the budget by now is not kept."""
+    """A file that turns out to exceed the budget is not kept."""
     key, _, size = write(files, 1)
     with pytest.raises(NoRoom):
         write(files, 2, most=2 * size - 1)
@@ -292,7 +292,7 @@ def test_the_budget_is_looked_at_again(folder: Path, files: BlockFiles):
 
 
 def test_a_file_is_removed(folder: Path, files: BlockFiles):
-    """What is dropped is gone, and counts no more."""
+    """A dropped file is removed and no longer counts."""
     key, _, size = write(files, 1)
     assert size == files.drop(key)
     assert not path_of(folder, key).exists()
@@ -303,9 +303,9 @@ def test_a_file_is_removed(folder: Path, files: BlockFiles):
 
 def test_a_scan_finds_what_is_there(folder: Path, files: BlockFiles):
     """
-    Files on record are found by name and size, whatever fingerprint they are of. One that is gone
-    and one of another size are rejected. Of this journal's runs, unfinished files and those of no
-    record are removed; what was set aside stays.
+    Files on record are found by name and size, whatever their fingerprint. A missing file and one
+    of a different size are rejected. Unfinished files and files without a record are removed if a
+    run of this journal wrote them. Files that were set aside stay.
     """
     on_record = {key: size for key, _, size in (write(files, seed) for seed in range(4))}
     elsewhere = BlockFiles(folder, "f" * 16, RUN)
@@ -314,7 +314,7 @@ def test_a_scan_finds_what_is_there(folder: Path, files: BlockFiles):
     on_record[key] = size
     path_of(folder, KEYS[0]).unlink()
     cut(-1)(path_of(folder, KEYS[1]), folder)
-    write(files, 5)  # of no record
+    write(files, 5)  # not on record
     leftover = path_of(folder, KEYS[6])
     leftover.parent.mkdir()
     leftover.with_name(f"{KEYS[6]}.{RUN}.unfinished").write_bytes(b"half")
@@ -363,7 +363,7 @@ def _other_aside(path: Path) -> None:
 
 def _linked_folder(path: Path) -> None:
     out = path.parents[3] / "elsewhere" / path.parent.name
-    _text(out / f"{path.stem}.{RUN}.unfinished")  # ours, were it followed
+    _text(out / f"{path.stem}.{RUN}.unfinished")  # would be ours if the link were followed
     path.parents[2].mkdir(parents=True, exist_ok=True)
     path.parents[1].symlink_to(out.parent)
 
@@ -386,8 +386,8 @@ FOREIGN: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("name", FOREIGN)
 def test_what_others_left_stays(folder: Path, tmp_path: Path, name: str):
     """
-    What no run of this journal wrote is left as it is, whatever is on record and whatever is asked
-    for later; it is counted, and the block that it keeps out is told as one that has no room.
+    Files that no run of this journal wrote are never changed, whatever is on record and whatever is
+    called later. They are counted, and writing a block to such a path fails like a full disk.
     """
     path = path_of(folder, KEYS[1])
     FOREIGN[name](path)
@@ -414,7 +414,7 @@ def test_what_others_left_stays(folder: Path, tmp_path: Path, name: str):
 
 
 def test_what_is_on_record_and_no_file_is_missing(folder: Path, files: BlockFiles):
-    """A link in the place of a file on record is left alone, and the block counts as missing."""
+    """A link at the path of a file on record stays, and the block is reported as missing."""
     key, _, size = write(files, 1)
     path = path_of(folder, key)
     path.rename(folder.parent / "moved")
@@ -426,7 +426,7 @@ def test_what_is_on_record_and_no_file_is_missing(folder: Path, files: BlockFile
 
 
 def test_nothing_set_aside_is_kept_where_nothing_is_to_be_kept(folder: Path, files: BlockFiles):
-    """The scan removes what was set aside too, where that is asked for."""
+    """On request, the scan also removes files that were set aside."""
     key, found, _ = write(files, 1)
     flip(-1)(path_of(folder, key), folder)
     with pytest.raises(Rejected):
@@ -437,7 +437,7 @@ def test_nothing_set_aside_is_kept_where_nothing_is_to_be_kept(folder: Path, fil
 
 
 def test_a_scan_counts_what_was_set_aside(folder: Path, files: BlockFiles):
-    """The bound on what is kept for people to look at goes over runs, without a look each time."""
+    """The limit on files that are set aside holds across runs, without a scan each time."""
     for seed in range(ASIDE_MOST):
         key, found, _ = write(files, seed)
         flip(-1)(path_of(folder, key), folder)
@@ -455,7 +455,7 @@ def test_a_scan_counts_what_was_set_aside(folder: Path, files: BlockFiles):
 def test_setting_aside_looks_at_one_file(
     folder: Path, files: BlockFiles, monkeypatch: pytest.MonkeyPatch
 ):
-    """It does not walk the folder, which may be large: requests wait meanwhile."""
+    """It does not walk the folder, which may be large, because requests wait meanwhile."""
     key, found, _ = write(files, 1)
     flip(-1)(path_of(folder, key), folder)
     walked: list[Any] = []
@@ -468,7 +468,7 @@ def test_setting_aside_looks_at_one_file(
 def test_what_is_no_error_of_the_systems(
     folder: Path, files: BlockFiles, monkeypatch: pytest.MonkeyPatch
 ):
-    """MLX may fail with an error of its own while a file is written; that is told like a disk's."""
+    """An error of MLX's own while a file is written is reported like a disk error."""
 
     def failing(*of: Any, **named: Any) -> None:
         raise RuntimeError("[save_safetensors] failed")
@@ -482,7 +482,7 @@ def test_what_is_no_error_of_the_systems(
 
 
 def test_a_file_that_no_block_can_be_in(folder: Path, files: BlockFiles):
-    """Arrays without a shape, which a digest cannot be taken of, are a damaged file like others."""
+    """Arrays that cannot be hashed, because they have no shape, count as a damaged file."""
     key, found, _ = write(files, 1)
     metadata = {"key": key, "fingerprint": FINGERPRINT, "digest": found, "tokens": "0-16"}
     scalars = {"keys.0": mx.array(1.0), "values.0": mx.array(1.0)}
@@ -495,7 +495,7 @@ def test_a_file_that_no_block_can_be_in(folder: Path, files: BlockFiles):
 def test_a_disk_that_fails_at_a_look(
     folder: Path, files: BlockFiles, monkeypatch: pytest.MonkeyPatch
 ):
-    """A file that the disk tells nothing about stops no scan: it is rejected, the others found."""
+    """A file whose size cannot be read does not stop a scan: it is rejected, others are found."""
     on_record = {key: size for key, _, size in (write(files, seed) for seed in range(2))}
     plain = Path.stat
 
@@ -512,7 +512,7 @@ def test_a_disk_that_fails_at_a_look(
 def test_what_cannot_be_removed_counts(
     folder: Path, files: BlockFiles, monkeypatch: pytest.MonkeyPatch
 ):
-    """A file that stays is told, and is still there by the count; one that is gone is no fault."""
+    """A file that cannot be removed is reported and still counts; a missing one is no error."""
     key, _, size = write(files, 1)
 
     def failing(self: Path, missing_ok: bool = False) -> None:
@@ -529,7 +529,7 @@ def test_what_cannot_be_removed_counts(
 
 
 def test_a_folder_that_is_not_there(folder: Path, files: BlockFiles):
-    """A first start finds nothing and makes nothing."""
+    """The first start finds nothing and creates nothing."""
     report = files.scan({KEYS[1]: 10})
     assert ["missing"] == [one.reason for one in report.rejected]
     assert (0, 0, 0) == (report.removed_files, report.disk_blocks, report.disk_bytes)

@@ -1,4 +1,4 @@
-"""Models that cannot be served: a sentence each, before anything is journaled as loaded."""
+"""Models that cannot be served are refused with a message before they are journaled as loaded."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ OFFSETS = (
 
 
 def cut_weights(model: Path) -> None:
-    """Weights of which the header's end is missing."""
+    """Cut the weights off within their header."""
     cut(model / "model.safetensors", 1000)
 
 
 def cut_data(model: Path) -> None:
-    """Weights of which the last byte is missing, which nobody would notice but by their size."""
+    """Remove the last byte of the weights, which only their size shows."""
     cut(model / "model.safetensors", -1)
 
 
@@ -48,19 +48,19 @@ def cut(path: Path, end: int) -> None:
 
 
 def no_header(model: Path) -> None:
-    """Weights that are something else."""
+    """Replace the weights by a file of a different kind."""
     (model / "model.safetensors").write_text("<!DOCTYPE html><html>Sign in</html>")
 
 
 def missing_shard(model: Path) -> None:
-    """An index that names a file which is not there."""
+    """Write an index that names a missing file."""
     names = {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}
     index = json.dumps({"metadata": {}, "weight_map": names})
     (model / "model.safetensors.index.json").write_text(index)
 
 
 def other_shapes(model: Path) -> None:
-    """A config.json that belongs to another model."""
+    """Replace config.json by that of a different model."""
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "intermediate_size": 32}))
 
@@ -73,7 +73,7 @@ def only_gguf(model: Path) -> None:
 
 
 def generation_config(text: str) -> Callable[[Path], None]:
-    """Another generation_config.json."""
+    """Replace the generation_config.json."""
 
     def write(model: Path) -> None:
         (model / "generation_config.json").write_text(text)
@@ -82,7 +82,7 @@ def generation_config(text: str) -> Callable[[Path], None]:
 
 
 def header(text: str) -> Callable[[Path], None]:
-    """Weights with another header."""
+    """Replace the header of the weights."""
 
     def write(model: Path) -> None:
         (model / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text.encode())
@@ -105,7 +105,7 @@ def index(text: str) -> Callable[[Path], None]:
 
 
 def config(text: str) -> Callable[[Path], None]:
-    """Another config.json."""
+    """Replace the config.json."""
 
     def write(model: Path) -> None:
         (model / "config.json").write_text(text)
@@ -149,7 +149,7 @@ def no_config(model: Path) -> None:
 
 
 def broken_config(model: Path) -> None:
-    """A config.json that is no JSON."""
+    """Write a config.json that is not JSON."""
     (model / "config.json").write_text("{")
 
 
@@ -201,7 +201,7 @@ def unknown_type(model: Path) -> None:
 def test_a_broken_model_is_refused_with_a_sentence(
     model_directory: Path, tmp_path: Path, damage: Callable[[Path], None], says: str
 ) -> None:
-    """Whatever is missing or broken, loading ends with what, where and what is needed."""
+    """Whatever is missing or broken, the message says what, where and what is needed."""
     model = tmp_path / "model"
     shutil.copytree(model_directory, model)
     damage(model)
@@ -214,7 +214,7 @@ def test_a_broken_model_is_refused_with_a_sentence(
 
 
 def test_a_gguf_file_is_told_from_a_hubs_model(tmp_path: Path) -> None:
-    """A name that ends like one is a place, there or not; the sentence says how to convert it."""
+    """A name with that suffix is a path, even if missing; the message says how to convert it."""
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
 
@@ -225,7 +225,7 @@ def test_a_gguf_file_is_told_from_a_hubs_model(tmp_path: Path) -> None:
 
 
 def test_the_bytes_of_weights_are_known_before_they_are_read(tmp_path: Path) -> None:
-    """They stand in the headers; the data need not be there."""
+    """The headers have the sizes; the data is not read."""
     for place, size in enumerate((7 << 40, 12)):
         tensors = {"t": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
         header = json.dumps({"__metadata__": {"format": "mlx"}, **tensors}).encode()
@@ -236,7 +236,7 @@ def test_the_bytes_of_weights_are_known_before_they_are_read(tmp_path: Path) -> 
 
 
 def test_a_path_is_never_asked_of_a_hub(tmp_path: Path) -> None:
-    """What looks like a path is a path: a typo in it is said at once."""
+    """A name that looks like a path is a path, so that a typo in it is reported at once."""
     missing = tmp_path / "missing"
 
     assert all(map(is_path, (str(missing), "./model", "~/model", "")))
@@ -253,7 +253,7 @@ def test_a_path_is_never_asked_of_a_hub(tmp_path: Path) -> None:
     ids=["long", "home"],
 )
 def test_a_place_that_cannot_be(where: str, says: str) -> None:
-    """A path that no machine has is refused with a sentence too, of a model and of an adapter."""
+    """Impossible paths are refused with a message too, for models and for adapters."""
     assert is_path(where)
     assert f"{where} {says}" == directory_fault(where)
     assert f"{where} {says}" == adapter_fault(where)
@@ -265,7 +265,7 @@ def test_a_place_that_cannot_be(where: str, says: str) -> None:
 def test_a_directory_that_may_not_be_read(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not taken for one that lacks something."""
+    """The message does not claim that a file is missing."""
 
     def denied(path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))

@@ -49,7 +49,7 @@ def prompt_ids(loaded: LoadedModel, text: str) -> list[int]:
 
 
 def over_slabs(loaded: LoadedModel, ids: list[int], rows: int) -> list[Drawn]:
-    """A greedy answer over Cairn's slabs."""
+    """A greedy answer on Cairn's slabs."""
     engine = MlxEngine(loaded, decode_rows=rows)
     slab = engine.open_slab(2048).slab
     report: Any = None
@@ -67,7 +67,7 @@ def over_slabs(loaded: LoadedModel, ids: list[int], rows: int) -> list[Drawn]:
 
 def over_mlx_lm(loaded: LoadedModel, ids: list[int], rows: int) -> list[tuple[int, float]]:
     """
-    The same answer over mlx-lm's own growing caches, by a loop that shares no code with the engine.
+    The same answer on mlx-lm's own growing caches, by a loop that shares no code with the engine.
     """
     caches = make_prompt_cache(loaded.model)
     assert {type(cache) for cache in caches} == {KVCache}
@@ -91,7 +91,7 @@ def over_mlx_lm(loaded: LoadedModel, ids: list[int], rows: int) -> list[tuple[in
 @pytest.mark.parametrize("text", PROMPTS.values(), ids=PROMPTS.keys())
 def test_slabs_give_the_bits_of_mlx_lms_caches(loaded: LoadedModel, text: str, rows: int) -> None:
     """
-    Greedy tokens and log-probabilities over slabs are those over mlx-lm's KVCache, bit for bit.
+    Greedy tokens and log-probabilities on slabs equal those on mlx-lm's KVCache, bit for bit.
     """
     ids = prompt_ids(loaded, text)
 
@@ -101,15 +101,15 @@ def test_slabs_give_the_bits_of_mlx_lms_caches(loaded: LoadedModel, text: str, r
 
 
 def test_one_prompt_is_long() -> None:
-    """At least three prompts are compared, and one has 256 tokens or more."""
+    """At least three prompts are compared, of which one has 256 tokens or more."""
     assert len(PROMPTS) >= 3
     assert max(len(text.split()) for text in PROMPTS.values()) >= 256
 
 
 def test_serving_on_mlx_lms_classes(model_directory: Path) -> None:
     """
-    ``--kv-cache mlx-lm`` serves a conversation on mlx-lm's own classes, with the same bits and the
-    same reuse, under a fingerprint of its own.
+    ``--kv-cache mlx-lm`` serves a conversation on mlx-lm's own classes, with the same bits and
+    reuse, but a different fingerprint.
     """
     talks: dict[str, list[Any]] = {"slab": [], "mlx-lm": []}
     fingerprints = set()
@@ -121,7 +121,7 @@ def test_serving_on_mlx_lms_classes(model_directory: Path) -> None:
             for turn in range(3):
                 messages.append(Message(role="user", content=f"{turn} " + "stone on stone " * 20))
                 said = await ask(server, generate(Conversation(messages=tuple(messages))))
-                await at_rest(server)  # what it settles in its own time is reused, too
+                await at_rest(server)  # what it settles while idle is reused too
                 messages.append(Message(role="assistant", content=said.text))
                 talks[kv_cache].append((said.tokens, said.accepted.cached_tokens))
 
@@ -134,7 +134,7 @@ def test_serving_on_mlx_lms_classes(model_directory: Path) -> None:
 
 
 def test_a_slab_does_not_grow() -> None:
-    """Rows that do not fit a slab are refused, and the slab stays as it was."""
+    """Rows that do not fit into a slab are refused, and the slab does not change."""
     zeros: Callable[..., mx.array] = mx.zeros
     cache = SlabCache(zeros((1, 2, 8, 4)), zeros((1, 2, 8, 4)))
     cache.update_and_fetch(zeros((1, 2, 6, 4)), zeros((1, 2, 6, 4)))
@@ -148,8 +148,8 @@ def test_a_slab_does_not_grow() -> None:
 
 def test_a_window_gives_what_mlx_lms_gives() -> None:
     """
-    Chunks, single tokens, and a cut back: the keys that a window shows are those of mlx-lm's window
-    in their order, and its masks are the same.
+    With chunks, single tokens and a trim, a window shows the same keys as mlx-lm's, in the same
+    order, and has the same masks.
     """
     window, capacity = 10, 64
     rows = mx.random.normal((1, 2, capacity, 4))
@@ -162,7 +162,7 @@ def test_a_window_gives_what_mlx_lms_gives() -> None:
         return mask, keys, values
 
     for cuts in ([0, 8, 16, 24, 32, 35], [0, 8, 13, 14, 15, 16], [0, 8, 16, 24, 32, 33, 34, 35]):
-        # As a session does whose next prompt differs from there on.
+        # As in a session whose next prompt diverges at this position.
         ours.trim(max(0, ours.offset - 8))
         theirs = RotatingKVCache(max_size=window)
         for start, end in pairwise(cuts):
@@ -176,7 +176,7 @@ def test_a_window_gives_what_mlx_lms_gives() -> None:
                 assert mx.array_equal(values, own_values)
                 assert type(mask) is type(own_mask)
                 assert mask == own_mask if isinstance(mask, str) else mx.array_equal(mask, own_mask)
-            else:  # mlx-lm's lie in a ring by then
+            else:  # by then mlx-lm's keys are in a ring buffer
                 assert own_mask is None
                 first = max(0, end - window)
                 assert mx.array_equal(own_keys, rows[..., first:end, :])
@@ -185,8 +185,8 @@ def test_a_window_gives_what_mlx_lms_gives() -> None:
 
 def test_a_mask_over_more_than_the_window_is_a_fault() -> None:
     """
-    A model whose layers contradict each other is not served: what it attends to would depend on how
-    its prompt was cut.
+    A model whose layers contradict each other is refused, because what it attends to would depend
+    on how its prompt was divided.
     """
     cache = WindowCache(mx.zeros((1, 2, 16, 4)), mx.zeros((1, 2, 16, 4)), 10)
 

@@ -1,5 +1,5 @@
 """
-What may be drawn: `top_p`, `min_p` and `top_k` by their definitions, and nothing compiled for them.
+`top_p`, `min_p` and `top_k` follow their definitions, and nothing is compiled for their values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHOSEN = [
 
 
 def by_hand(row: np.ndarray, sampling: Sampling) -> set[int]:
-    """What the definitions keep, token by token from the likeliest on."""
+    """The tokens that the definitions keep, computed one by one from the likeliest on."""
     order = [int(token) for token in np.argsort(-row)]
     odds = np.exp(row.astype(np.float64))
     kept, mass = [], 0.0
@@ -47,7 +47,7 @@ def by_hand(row: np.ndarray, sampling: Sampling) -> set[int]:
 @pytest.mark.parametrize("row", ROWS, ids=["flat", "steep"])
 def test_what_may_be_drawn(row: np.ndarray, sampling: Sampling) -> None:
     """
-    The tokens that the definitions keep have their log-probabilities to the bit; no other can come.
+    The tokens that the definitions keep have unchanged log-probabilities; no other can be drawn.
     """
     logprobs = log_probabilities(mx.array(row.astype(np.float32)))
     before, kept = np.array(logprobs), np.array(candidates(logprobs, sampling))
@@ -55,11 +55,11 @@ def test_what_may_be_drawn(row: np.ndarray, sampling: Sampling) -> None:
     expected = by_hand(before, sampling)
     assert expected == set(np.flatnonzero(kept > -math.inf).tolist())
     assert all(before[token] == kept[token] for token in expected)
-    assert np.array_equal(before, np.array(logprobs))  # the row itself is as it was
+    assert np.array_equal(before, np.array(logprobs))  # the row itself did not change
 
 
 def test_equals_at_the_edge_of_top_p_stay_together() -> None:
-    """Of tokens that are equally likely none is preferred, so all of them are kept."""
+    """If tokens at the limit are equally likely, all of them are kept."""
     logprobs = log_probabilities(mx.array([2.0, 1.0, 1.0, 1.0, -3.0]))
     kept = np.array(candidates(logprobs, Sampling(top_p=0.5)))
 
@@ -68,7 +68,7 @@ def test_equals_at_the_edge_of_top_p_stay_together() -> None:
 
 @pytest.mark.parametrize("sampling", CHOSEN, ids=str)
 def test_nothing_is_compiled_for_what_a_request_chooses(tmp_path: Path, sampling: Sampling) -> None:
-    """No step of a draw is one that MLX compiled: on a CPU each value would run a C++ compiler."""
+    """A draw uses no compiled functions: on a CPU each value would run a C++ compiler."""
     logprobs = log_probabilities(mx.array(ROWS[0].astype(np.float32)))
     mx.eval(logprobs)
     graph = tmp_path / "graph.dot"

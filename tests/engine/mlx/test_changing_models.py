@@ -1,6 +1,6 @@
 """
-A model whose files change while they are read: what is in memory and what was hashed of it would
-not belong together, and blocks would be kept under a name that is not theirs.
+A model whose files change while they are read is refused. Otherwise the weights in memory could
+differ from those that were hashed, and blocks would be kept under a wrong fingerprint.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def start(where: Path, progress: Callable[[str, int, int], None], **more: Any) -
 
 
 def unwatched(what: str, done: int, total: int) -> None:
-    """Nothing changes."""
+    """Change nothing."""
 
 
 def at(moment: tuple[str, bool], change: Callable[[], None]) -> Callable[[str, int, int], None]:
-    """A progress that changes something once: at the beginning of a step, or at its end."""
+    """A progress callback that changes something once, at the beginning or end of a step."""
     done: list[str] = []
 
     def progress(what: str, so_far: int, total: int) -> None:
@@ -66,7 +66,7 @@ def at(moment: tuple[str, bool], change: Callable[[], None]) -> Callable[[str, i
 
 
 def write_in_place(path: Path) -> None:
-    """One bit of it is another, and its times are what they were."""
+    """Flip one bit, and restore the file's times."""
     before = path.stat()
     with path.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
@@ -77,7 +77,7 @@ def write_in_place(path: Path) -> None:
 
 
 def put_another(path: Path) -> None:
-    """Another file gets its name, as a download does it: as long, and with the same times."""
+    """Replace it by a different file, as a download does, with the same size and times."""
     other = path.with_name("other")
     shutil.copy2(path, other)
     write_in_place(other)
@@ -85,17 +85,17 @@ def put_another(path: Path) -> None:
 
 
 def cut_off(path: Path) -> None:
-    """Half of it is missing."""
+    """Cut the file off in the middle."""
     os.truncate(path, path.stat().st_size // 2)
 
 
 def remove(path: Path) -> None:
-    """It is gone."""
+    """Remove the file."""
     path.unlink()
 
 
 def add(path: Path) -> None:
-    """There is one more of its kind."""
+    """Add one more file of its kind."""
     shutil.copy(path, path.with_name(f"model-2{path.suffix}"))
 
 
@@ -109,7 +109,7 @@ def test_weights_that_change_while_they_are_read(
     model: Path, change: Callable[[Path], None], moment: tuple[str, bool]
 ) -> None:
     """
-    Whatever becomes of them, and when: the model is refused with a sentence that names the file.
+    However and whenever they change, the model is refused with a message that names the file.
     """
     weights = model / "model.safetensors"
 
@@ -123,13 +123,13 @@ def test_weights_that_change_while_they_are_read(
     "name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
 )
 def test_other_files_of_the_model(model: Path, name: str) -> None:
-    """What is hashed beside the weights is watched like them."""
+    """The other files that are hashed are checked like the weights."""
     with pytest.raises(ModelRefused, match=f"{name} changed while the model was read"):
         start(model, at((LOADING, True), lambda: put_another(model / name)))
 
 
 def test_a_file_that_goes_while_others_are_hashed(model: Path) -> None:
-    """One that was found and cannot be opened any more is told as one that changed."""
+    """A file that disappears after it was found is reported as changed."""
     shutil.copy(model / "model.safetensors", model / "first.safetensors")
 
     with pytest.raises(ModelRefused, match=r"model\.safetensors changed while the model was read"):
@@ -137,7 +137,7 @@ def test_a_file_that_goes_while_others_are_hashed(model: Path) -> None:
 
 
 def test_the_adapter(model: Path, tmp_path: Path) -> None:
-    """An adapter's weights are watched too."""
+    """An adapter's weights are checked too."""
     adapter = make_adapter(model, tmp_path / "adapter", seed=1)
     weights = adapter / "adapters.safetensors"
 
@@ -147,7 +147,7 @@ def test_the_adapter(model: Path, tmp_path: Path) -> None:
 
 def test_what_nobody_reads_may_change(model: Path) -> None:
     """
-    A file that is none of the model's changes nothing, and neither does one that is only read.
+    A change of a file that is not part of the model is ignored, and so is reading a file.
     """
 
     def change() -> None:
@@ -162,7 +162,7 @@ def test_what_nobody_reads_may_change(model: Path) -> None:
 
 
 def test_a_model_may_change_once_it_is_read(model: Path) -> None:
-    """During the self-test nothing is read any more: the model has the fingerprint of before."""
+    """A change during the self-test has no effect, because nothing is read any more."""
     calm = start(model, unwatched)
     change = at((TESTING, False), lambda: put_another(model / "model.safetensors"))
     started = start(model, change, already_tested=lambda fingerprint: False)
@@ -174,7 +174,7 @@ def test_a_model_may_change_once_it_is_read(model: Path) -> None:
 
 
 def test_a_disk_that_fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that cannot be read, in files that nobody changed, are told as that."""
+    """Weights that cannot be read although the files did not change are reported as such."""
 
     def fails(arrays: Any) -> None:
         raise RuntimeError("[read] Unable to read from file.")
@@ -191,7 +191,7 @@ def test_a_disk_that_fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_look_reads_nothing_and_misses_nothing(model: Path) -> None:
     """
-    Two looks at the same files are equal; a link to another directory of the same names is not.
+    ``seen`` is equal for the same files, but not for a link to a directory with the same names.
     """
     before = seen(model)
     assert before == seen(model)

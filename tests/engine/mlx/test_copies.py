@@ -1,4 +1,4 @@
-"""Blocks in a slab: they are hashed where they lie, and no more memory moves than has to."""
+"""Blocks in a slab are hashed in place, and no more memory is copied than necessary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZE = Size(layers=2, hidden_size=64, intermediate_size=96, heads=2, kv_heads=2,
 def test_rows_in_a_slab_have_the_digest_of_their_copy(
     dtype: mx.Dtype, heads: int, start: int
 ) -> None:
-    """Wherever they lie, of however many heads; one bit that is another changes it."""
+    """At any position, with any number of heads; a single different bit changes the digest."""
     shape = LayerShape(kv_heads=heads, key_dim=16, value_dim=8, dtype=dtype)
     state = StateShape(arrays=(((1, 3, 8), mx.float32),))
     slab = SlabPool((shape, state), own_classes=True, growing=list).open(3 * C)
@@ -45,8 +45,8 @@ def test_rows_in_a_slab_have_the_digest_of_their_copy(
 
 def test_a_copy_takes_no_memory_besides(model_directory: Path, tmp_path: Path) -> None:
     """
-    While 15 MiB are copied and hashed the process holds no MiB more: nothing is put together
-    first, cut out again, or copied with the whole slab.
+    While 15 MiB are copied and hashed, the process takes less than 1 MiB more: nothing is
+    concatenated first, cut out again, or copied with the whole slab.
     """
     directory = tmp_path / "model"
     make_sized_model(directory, SIZE, source=model_directory)
@@ -57,7 +57,7 @@ def test_a_copy_takes_no_memory_besides(model_directory: Path, tmp_path: Path) -
     for key in keys:
         engine.seal(slab, key, 0, C, store=True)
     _, size = engine.blocks.measure()
-    # What is measured is the whole process: what other tests left behind may not leave meanwhile.
+    # The whole process is measured, so objects of other tests must not be freed in the meantime.
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""In which dtype a model is served: what is faster here and fits, and a sentence for why."""
+"""The dtype that a model is served in: the fastest one that fits, with the reason."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def made(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 @pytest.fixture
 def load(made: dict[str, Path]) -> Callable[[str], Any]:
-    """Loads one, as it is."""
+    """Loads one without changes."""
 
     def load(kind: str) -> Any:
         found: Any = mlx_lm.load(str(made[kind]), lazy=True)
@@ -49,7 +49,7 @@ def load(made: dict[str, Path]) -> Callable[[str], Any]:
 
 
 def settled(model: Any, asked: DtypeSetting = "auto", **here: Any) -> str:
-    """The choice on a CPU with a real BLAS and much memory, unless it is told otherwise."""
+    """The choice, by default on a CPU with a real BLAS and enough memory."""
     usual: dict[str, Any] = {"on_cpu": True, "real_blas": True, "fault": lambda size: None}
     return settle_dtype(model, asked, **{**usual, **here})
 
@@ -64,7 +64,7 @@ def size_of(model: Any) -> int:
 @pytest.mark.parametrize("asked", ["auto", "float32"])
 def test_a_cpu_has_float32(load: Callable[[str], Any], kind: str, asked: DtypeSetting) -> None:
     """
-    The weights are the numbers that they were, in float32, and take as much as was told before.
+    The weights have the same values in float32, and take as much memory as was computed before.
     """
     model, own = load(kind), load(kind)
     expected_bytes = float32_bytes(model)
@@ -96,8 +96,8 @@ def test_where_float32_is_not_the_faster_one(
     load: Callable[[str], Any], kind: str, here: dict[str, Any], why: str
 ) -> None:
     """
-    On a GPU, without a real BLAS, and where there is no room the weights stay as they are; the
-    sentence says why.
+    On a GPU, without a real BLAS or without enough memory, the weights are not converted; the
+    message says why.
     """
     model = load(kind)
     before = size_of(model)
@@ -107,7 +107,7 @@ def test_where_float32_is_not_the_faster_one(
 
 
 def test_four_bits_are_slow_with_any_blas(load: Callable[[str], Any]) -> None:
-    """Quantised weights are unpacked also where float32 has but the reference BLAS."""
+    """Quantised weights are unpacked even if float32 has only the reference BLAS."""
     assert settled(load(FOUR_BITS), real_blas=False).startswith("float32, made of 4-bit")
 
 
@@ -125,8 +125,8 @@ def test_what_cannot_be_unpacked_stays_or_is_refused(
     load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Weights in a format that mlx-lm does not unpack stay as they are where nobody insists on
-    float32, with the reason; where somebody does, that fails.
+    Weights in a format that mlx-lm does not unpack are not converted, and the message says why. If
+    float32 was requested, that is an error.
     """
 
     def fails(model: Any) -> Any:
@@ -158,9 +158,9 @@ def start(where: Path, dtype: DtypeSetting, **more: Any) -> mlx_start.Started:
 @pytest.mark.parametrize("kind", KINDS)
 def test_float32_reaches_the_blas(made: dict[str, Path], kind: str) -> None:
     """
-    The self-test holds in either dtype. The naive way differs in float32 alone, which shows that
-    matrix products went to the BLAS; the fingerprints are not the same, and each tells how to come
-    by its dtypes again.
+    The self-test passes in either dtype. The naive schedule differs only in float32, which shows
+    that matrix products use the BLAS. The fingerprints differ, and each gives the setting that
+    leads to its dtypes.
     """
     wide, own = start(made[kind], "auto"), start(made[kind], "model")
 
@@ -179,8 +179,8 @@ def test_room_is_that_of_float32(
     made: dict[str, Path], model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    On a machine that has room for the weights as they are and not in float32, who asks for float32
-    is refused with the figures; a machine that chooses keeps what it has.
+    If the weights fit in their own dtype but not in float32, a request for float32 is refused with
+    the figures, and ``auto`` keeps the own dtype.
     """
     wide = sum(path.stat().st_size for path in model_directory.glob("*.safetensors"))
     monkeypatch.setattr(mlx_start, "machine_memory", lambda: wide + 16 * MIB)

@@ -1,6 +1,6 @@
 """
-What the engine measures and draws: digests are of the bytes that are there, and every token has a
-random key of its own.
+What the engine measures and draws: digests cover the actual bytes, and every token has its own
+random key.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def sealed(engine: MlxEngine) -> tuple[str, ...]:
 
 
 def test_shared_blocks_have_the_digests_of_sealed_ones(loaded: LoadedModel) -> None:
-    """A slab that blocks were copied into holds their bytes, each block at its place."""
+    """A slab holds the bytes of the blocks that were copied into it, each at its position."""
     engine = MlxEngine(loaded, decode_rows=1)
     expected = sealed(engine)
 
@@ -65,8 +65,8 @@ def test_a_copy_that_went_wrong_has_another_digest(
     damaged: int,
 ) -> None:
     """
-    What the slab holds is hashed, not what the store has: one number that is wrong after the copy
-    changes the digest of its block, and of no other.
+    The contents of the slab are hashed, not those of the store. One wrong number after the copy
+    changes the digest of its block and of no other.
     """
     engine = MlxEngine(loaded, decode_rows=1)
     expected = sealed(engine)
@@ -84,7 +84,7 @@ def test_a_copy_that_went_wrong_has_another_digest(
 
 
 def block(*, keys: mx.array | None = None, values: mx.array | None = None) -> SealedBlock:
-    """A block of two layers; what is given stands in its second one."""
+    """A block of two layers; the arguments are used for the second one."""
     plain = mx.arange(24, dtype=mx.float32).reshape(2, 4, 3)
     return SealedBlock(
         keys=(plain, plain if keys is None else keys),
@@ -109,7 +109,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("other", CHANGED.values(), ids=CHANGED.keys())
 def test_a_digest_is_of_keys_values_shapes_and_types(other: SealedBlock) -> None:
-    """Blocks that differ in any of it have other digests, though the bytes may be the same."""
+    """Blocks that differ in any of these have different digests, even if the bytes are equal."""
     assert digest(block()) == digest(block())
     assert digest(block()) != digest(other)
 
@@ -117,7 +117,7 @@ def test_a_digest_is_of_keys_values_shapes_and_types(other: SealedBlock) -> None
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 @pytest.mark.parametrize("part", ["keys", "values"])
 def test_a_digest_sees_the_last_bit(dtype: mx.Dtype, part: str) -> None:
-    """The lowest bit of the last number counts, in every type that a cache may have."""
+    """The lowest bit of the last number counts, for every dtype of a cache."""
     plain = mx.ones((1, 2, 3), dtype)
     octets = plain.view(mx.uint8)
     octets[0, 1, -2] = octets[0, 1, -2] ^ 1
@@ -134,7 +134,7 @@ Asked = tuple[int, int, int]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
-    """(seed, choice, position) of each random key that the engine asks for from now on."""
+    """(seed, choice, position) of each random key that the engine computes from now on."""
     found: list[Asked] = []
 
     def recording(seed: int, choice: int, position: int) -> int:
@@ -162,8 +162,8 @@ def test_every_token_is_drawn_at_its_own_position(
     loaded: LoadedModel, asked: list[Asked], rows: int, tokens: int
 ) -> None:
     """
-    The first token after a prompt of n has position n, and each decode step the next one: no two
-    tokens of an answer share a random key.
+    The first token after a prompt of n tokens has position n, and each decode step the next one, so
+    no two tokens of an answer share a random key.
     """
     engine = MlxEngine(loaded, decode_rows=rows)
     draw = DrawSpec(sampling=WARM, seed=11, choice=2)
@@ -181,7 +181,7 @@ def test_every_token_is_drawn_at_its_own_position(
 def test_each_row_draws_by_its_own_seed_and_position(
     loaded: LoadedModel, asked: list[Asked]
 ) -> None:
-    """Sessions that decode side by side draw as if each were alone, wherever they are seated."""
+    """Sessions that decode together draw as if each were alone, whatever their rows."""
     engine = MlxEngine(loaded, decode_rows=4)
     one, other = DrawSpec(sampling=WARM, seed=1), DrawSpec(sampling=WARM, seed=2, choice=1)
     first, token = prefilled(engine, IDS[:10], one)

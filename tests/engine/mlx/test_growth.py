@@ -1,5 +1,5 @@
 """
-What caches that grow take is known before they do: never less than they come to, and hardly more.
+The size of growing caches is known in advance: never less than they take, and hardly more.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ Families that keep much and compute little: two that are always cold, and two th
 
 class Gathers:
     """
-    A cache that no class of mlx-lm's is: a window of five rows, a row for each group of six tokens,
-    and those of the group that is still open.
+    A cache unlike any of mlx-lm's: a window of five rows, a row for each group of six tokens, and
+    the rows of the incomplete group.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Gathers:
         self.kept: dict[str, list[mx.array]] = {"window": [], "groups": [], "open": []}
 
     def update(self, rows: int) -> None:
-        """So many tokens more."""
+        """Add rows."""
         self.offset += rows
         sizes = (min(5, self.offset), self.offset // 6, self.offset % 6)
         for name, size in zip(self.kept, sizes, strict=True):
@@ -71,7 +71,7 @@ class Gathers:
 
     @property
     def state(self) -> list[mx.array]:
-        """All of it."""
+        """All arrays."""
         return [array for arrays in self.kept.values() for array in arrays]
 
 
@@ -82,11 +82,11 @@ class Keeper:
         self._made = made
 
     def make_cache(self) -> list[Any]:
-        """That of its one layer."""
+        """The cache of its only layer."""
         return [self._made()]
 
     def __call__(self, ids: mx.array, cache: list[Any]) -> None:
-        """A pass."""
+        """Run a pass."""
         rows = ids.shape[1]
         for one in cache:
             if isinstance(one, Gathers):
@@ -101,7 +101,7 @@ class Keeper:
 
 
 def loaded_with(made: Callable[[], Any], context_tokens: int = 4096) -> LoadedModel:
-    """Such a model, as far as one looks at it."""
+    """Such a model, with the attributes that are read."""
     facts = {"name": "keeper", "config": {"model_type": "keeper"}}
     model = Keeper(made)
     return cast("LoadedModel", SimpleNamespace(model=model, context_tokens=context_tokens, **facts))
@@ -133,7 +133,7 @@ MADE: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("chunk", [64, 96, 256, 512])
 @pytest.mark.parametrize("name", MADE)
 def test_no_pass_takes_more(name: str, chunk: int) -> None:
-    """Whatever the prompt and however long the answer."""
+    """No pass exceeds the bound, for any prompt and any length of the answer."""
     loaded = loaded_with(MADE[name])
     growth = measured_growth(loaded, chunk)
     draw = random.Random(f"{name} {chunk}")
@@ -155,13 +155,13 @@ def test_no_pass_takes_more(name: str, chunk: int) -> None:
     ],
 )
 def test_what_is_known_of_mlx_lms_classes(name: str, chunk: int, expected: list[int]) -> None:
-    """Rows in steps, up to what a window or a chunk bounds."""
+    """Rows grow in steps, up to the bound of a window or a chunk."""
     growth = measured_growth(loaded_with(MADE[name]), chunk)
     assert expected == [growth.bytes_at(tokens) for tokens in (200, 300, 2048)]
 
 
 def test_what_is_found_of_another_class() -> None:
-    """A long prompt is within 5 % of what is there; a short one within a step."""
+    """The bound is within 5 % of the actual size for a long prompt, within a step for a short."""
     loaded = loaded_with(Gathers)
     growth = measured_growth(loaded, 64)
     found = dict(after_each_pass(loaded, 4096, 0, 64))
@@ -170,7 +170,7 @@ def test_what_is_found_of_another_class() -> None:
 
 
 def test_a_context_that_is_shorter_than_what_is_tried() -> None:
-    """No longer prompt is run than the model takes."""
+    """The measurement runs no prompt longer than the model's context."""
     for context in (5, 200, 300):
         loaded = loaded_with(Gathers, context)
         growth = measured_growth(loaded, 64)
@@ -179,7 +179,7 @@ def test_a_context_that_is_shorter_than_what_is_tried() -> None:
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
-    """By the family's name: a cache that keeps what nobody can count, and code that fails."""
+    """A cache whose size cannot be measured and code that fails are refused by family name."""
 
     class Hides(Gathers):
         def update(self, rows: int) -> None:
@@ -197,7 +197,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 @pytest.mark.parametrize("chunk", [64, 96])
 def test_the_longest_context_within_a_budget(chunk: int) -> None:
-    """All of it fits, and a chunk more would not; nothing bounds what fits as a whole."""
+    """The context fits, and one more chunk would not; if everything fits, there is no limit."""
     growth = Growth(
         layers=(
             LayerGrowth(constant_bytes=70, step_bytes=300),
@@ -225,7 +225,7 @@ def cold(
 
 
 def filled(engine: MlxEngine, tokens: int) -> int:
-    """A slab of so many tokens."""
+    """A slab with this many tokens."""
     slab = engine.open_slab(tokens).slab
     run(engine, slab, tokens)
     return slab
@@ -240,8 +240,8 @@ def run(engine: MlxEngine, slab: int, tokens: int) -> None:
 
 def test_a_familys_bytes_are_those_that_mlx_counts(cold: LoadedModel) -> None:
     """
-    What was set apart for a slab, what its arrays say and what MLX counts are within 5 % of each
-    other once it is full; and all of it is given back.
+    For a full slab, the reserved bytes, the sizes of its arrays and MLX's count are within 5 % of
+    each other. Closing it releases all of them.
     """
     growth = measured_growth(cold, C)
     watched = Watched(cold, growth)
@@ -266,7 +266,7 @@ def test_a_familys_bytes_are_those_that_mlx_counts(cold: LoadedModel) -> None:
 def test_control_slices_that_hold_what_they_were_cut_from(
     cold: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MLX's count is another one where a slice of a chunk is all that the books know of it."""
+    """The control: if arrays are slices of larger ones, MLX's count differs from the report."""
     monkeypatch.setattr("cairn.engine.mlx.cache.HeldSlab.compact", lambda slab: None)
     watched = Watched(cold, measured_growth(cold, C))
     filled(watched.engine, SHORT)
@@ -276,8 +276,8 @@ def test_control_slices_that_hold_what_they_were_cut_from(
 
 def test_caches_that_outgrow_what_was_set_apart(cold: LoadedModel) -> None:
     """
-    The pass that does it says so, and a slab that was given back is larger than the one that was
-    opened: INV-5 finds it.
+    The pass in which it happens raises, and the slab is larger when it is closed than when it was
+    opened, which INV-5 detects.
     """
     right = measured_growth(cold, C)
     short = Growth(
@@ -300,6 +300,6 @@ def test_caches_that_outgrow_what_was_set_apart(cold: LoadedModel) -> None:
 
 
 def test_nobody_serves_caches_that_were_not_measured(cold: LoadedModel) -> None:
-    """An engine over them wants to know what they take."""
+    """An engine on growing caches requires their measured size."""
     with pytest.raises(ValueError, match="nobody has measured"):
         MlxEngine(cold, decode_rows=1)

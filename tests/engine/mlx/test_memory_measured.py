@@ -1,4 +1,4 @@
-"""What the engine says it holds: within 5 % of what the shapes give, and of what MLX counts."""
+"""The engine's memory report is within 5 % of the sizes by shape and of MLX's count."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEYS = tuple(f"block {place}" for place in range(LONG // C))
 
 @pytest.fixture(scope="module")
 def model(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose KV is much and whose passes are little."""
+    """A model with large KV and small passes."""
     directory = tmp_path_factory.mktemp("sized") / "model"
     make_sized_model(directory, SIZE, source=model_directory)
     return directory
@@ -37,25 +37,25 @@ def model(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def loaded(model: Path) -> LoadedModel:
-    """It in memory."""
+    """The model in memory."""
     return load_model(str(model))
 
 
 class Watched:
-    """An engine, and what MLX had in this process before it."""
+    """An engine, and MLX's count in this process before it."""
 
     def __init__(self, loaded: LoadedModel, growth: Growth | None = None) -> None:
-        gc.collect()  # what other tests left must not go while this one measures
+        gc.collect()  # objects of other tests must not be freed during the measurement
         self.engine = MlxEngine(loaded, decode_rows=1, growth=growth)
         memory = self.engine.memory()
         self._others = memory.active_bytes - memory.weights_bytes
 
     def adds_up(self, *, slab_tokens: int | None, block_tokens: int) -> MemoryReport:
         """
-        Fails where what is held is 5 % away from what the shapes give, or from MLX's count.
+        Fail if the report is more than 5 % off the sizes by shape, or off MLX's count.
 
         Args:
-            slab_tokens: None where the shapes tell nothing of them.
+            slab_tokens: the tokens of all slabs; None if shapes do not determine their size.
         """
         memory = self.engine.memory()
         held = memory.slab_bytes + memory.block_bytes
@@ -68,8 +68,8 @@ class Watched:
 
     def filled(self) -> int:
         """
-        A slab of 8,192 tokens, and a block for each chunk. Only the first is run: the others are
-        copies of it.
+        A slab of 8,192 tokens, and a block for each chunk. Only the first chunk is run; the others
+        are copies of it.
         """
         slab = self.engine.open_slab(LONG).slab
         self.engine.run_chunk(slab, IDS, None)
@@ -80,7 +80,7 @@ class Watched:
 
 
 def test_weights_are_those_of_the_file(loaded: LoadedModel, model: Path) -> None:
-    """Their bytes are those of the tensors that were read."""
+    """The reported bytes are those of the tensors in the file."""
     tensors = load_file(model / "model.safetensors").values()
     expected = sum(tensor.nbytes for tensor in tensors)
     assert expected == MlxEngine(loaded, decode_rows=1).memory().weights_bytes
@@ -88,8 +88,8 @@ def test_weights_are_those_of_the_file(loaded: LoadedModel, model: Path) -> None
 
 def test_sessions_of_8192_tokens(loaded: LoadedModel) -> None:
     """
-    With one, two, four and eight slabs full, and with the blocks alone once they are closed: no
-    byte more than 5 % over what the shapes give, by the arrays and by MLX.
+    With one, two, four and eight full slabs, and with only the blocks after they are closed, the
+    arrays and MLX's count are within 5 % of the sizes by shape.
     """
     watched = Watched(loaded)
     slabs = [watched.filled()]
@@ -113,8 +113,8 @@ def test_a_slab_that_is_closed_and_stays_is_seen(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The control: somebody has a closed slab's arrays still. The books say that nothing is held, and
-    only MLX's count tells.
+    The control: something still references a closed slab's arrays. The engine's own count does not
+    include them; only MLX's count does.
     """
     watched, kept = Watched(loaded), []
     close = SlabPool.close
@@ -146,7 +146,7 @@ def test_a_slab_that_is_copied_is_seen(loaded: LoadedModel) -> None:
 
 
 def test_caches_that_grow_are_measured_too(loaded: LoadedModel) -> None:
-    """The pool counts what is set apart for them; what they have by now is measured."""
+    """The pool counts what is reserved for them; their current size is measured."""
     cold = loaded.served_cold()
     watched = Watched(cold, measured_growth(cold, C))
     slab = watched.engine.open_slab(LONG).slab

@@ -1,6 +1,6 @@
 """
-Models with recurrent states on mlx-lm's own caches, which cannot be cut back: they are served cold,
-and P1 holds for them too.
+Models with recurrent states on mlx-lm's own caches, which cannot be trimmed, are served cold, and
+P1 holds for them too.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def family_directory(request: pytest.FixtureRequest, model_directory: Path, tmp_
 @pytest.mark.gate
 def test_served_cold_with_the_same_bits(family_directory: Path) -> None:
     """
-    A conversation is served turn by turn with nothing reused; each answer has the bits of a server
-    that knows nothing, and the journal holds.
+    A conversation is served turn by turn without reuse. Each answer has the same bits as that of a
+    fresh server, and the journal is valid.
     """
     store = MemoryStore()
     talk: list[tuple[Conversation, Said]] = []
@@ -61,7 +61,7 @@ def test_served_cold_with_the_same_bits(family_directory: Path) -> None:
 
 @pytest.mark.gate
 def test_the_shadow_check_of_an_answer_without_blocks(family_directory: Path) -> None:
-    """Where nothing is sealed, the tokens and log-probabilities of an answer are compared."""
+    """If nothing is sealed, the tokens and log-probabilities of an answer are compared."""
     store = MemoryStore()
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Biases and penalties: what they do to logits, and that they touch nothing else."""
+"""Biases and penalties change logits by their definitions, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cairn.engine.sampling import Sampling
 
 GREEDY = Sampling(temperature=0.0)
 PROMPT = (3, 9, 9, 4, 30)
-# More than the twenty tokens that mlx-lm looks back by itself.
+# More than the 20 tokens of mlx-lm's default context.
 ANSWER = (7, 3, *range(40, 70), 7, 12, 7)
 ALL = Sampling(
     repetition_penalty=1.3,
@@ -30,7 +30,7 @@ ALL = Sampling(
 def by_hand(
     row: np.ndarray, sampling: Sampling, prompt: tuple[int, ...], answer: tuple[int, ...]
 ) -> np.ndarray:
-    """What the definitions say, token by token."""
+    """The definitions, applied token by token."""
     counted = Counter(answer)
     expected = row.astype(np.float32).copy()
     for token, bias in sampling.logit_bias:
@@ -64,8 +64,8 @@ def test_the_logits_are_what_the_definitions_say(
     sampling: Sampling, answer: tuple[int, ...]
 ) -> None:
     """
-    Repetition counts prompt and answer, presence and frequency the answer alone, all of them to
-    the beginning; the row that the model gave is left as it was.
+    The repetition penalty counts prompt and answer, presence and frequency only the answer, all
+    from the beginning. The model's own row does not change.
     """
     row = np.random.default_rng(5).normal(0, 4, 128).astype(np.float32)
     logits = mx.array(row)
@@ -105,8 +105,8 @@ def answer_of(engine: MlxEngine, prompt: list[int], sampling: Sampling, tokens: 
 
 def test_penalties_change_the_choice_and_not_what_is_reported(model_directory: Path) -> None:
     """
-    With the likeliest first token banned another one is drawn, and the log-probabilities reported
-    for that row stay the model's own.
+    If the likeliest first token is banned, a different one is drawn, but the reported
+    log-probabilities are still the model's own.
     """
     engine = MlxEngine(load_model(str(model_directory)), decode_rows=4)
     prompt = list(range(20, 50))
@@ -120,7 +120,7 @@ def test_penalties_change_the_choice_and_not_what_is_reported(model_directory: P
 
 
 def test_no_token_comes_twice_where_that_costs_too_much(model_directory: Path) -> None:
-    """Under the strongest penalty on what was said, each decoded token is a new one."""
+    """With the largest penalty, no token of the answer occurs twice."""
     engine = MlxEngine(load_model(str(model_directory)), decode_rows=4)
     prompt = list(range(20, 50))
     strong = Sampling(temperature=0.0, repetition_penalty=100.0, presence_penalty=2.0)

@@ -1,4 +1,4 @@
-"""The random key of a token: it follows from (seed, choice, position), and from all three."""
+"""The random key of a token depends on seed, choice and position, and on nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PINNED = {
     (-1, 0, 0): 6938274995047710919,
     (2**63 - 1, 0, 5): 6000286928789319409,
 }
-"""Written down once: another value would give other answers for the seeds of old journals."""
+"""Pinned: different values would give different answers for the seeds of old journals."""
 
 
 @pytest.mark.parametrize(("asked", "expected"), PINNED.items(), ids=str)
@@ -27,7 +27,7 @@ def test_keys_are_pinned(asked: tuple[int, int, int], expected: int) -> None:
 
 
 def test_no_key_comes_twice() -> None:
-    """All tokens of an answer, of its alternatives and of other seeds have keys of their own."""
+    """Keys differ for all tokens of an answer, for all choices and for different seeds."""
     asked = [
         (seed, choice, position)
         for seed in (0, 1, 12, 2**63 - 1)
@@ -46,14 +46,14 @@ def test_a_key_has_64_bits_and_is_nobody_elses(
     one: tuple[int, int, int], other: tuple[int, int, int]
 ) -> None:
     """
-    Two tokens share a key only if seed, choice and position are equal, digits run together or not.
+    Two tokens share a key only if seed, choice and position are equal, even if their digits join.
     """
     assert 0 <= token_key(*one) < 2**64
     assert (one == other) == (token_key(*one) == token_key(*other))
 
 
 def test_seeds_that_follow_stay_seeds() -> None:
-    """Behind the last one comes the first; the told seed can be asked for."""
+    """Seeds wrap around after the largest, and the reported seed can be used in a request."""
     assert [5, -3, 2**64 - 1, 0] == [
         seed_of_choice(5, 0),
         seed_of_choice(-5, 2),

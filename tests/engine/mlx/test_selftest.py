@@ -1,4 +1,4 @@
-"""What the engine's own measurement keeps of what was raised in the midst of it."""
+"""What the self-test reports about an exception that ended a check."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def measured(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, *, alone: bool
 ) -> SelfTestReport:
     """
-    The self-test of a model that decodes several at once, where passes fail that have anything in
-    another row than the first, or with ``alone`` all.
+    The self-test of a model with several rows, in which every pass fails that uses a row other than
+    the first, or with ``alone`` every pass.
     """
     loaded = load_model(str(model_directory))
     engine = MlxEngine(loaded, decode_rows=2)
@@ -44,7 +44,7 @@ def measured(
 def test_what_was_raised_is_kept(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, alone: bool, found: tuple[str, ...]
 ) -> None:
-    """Rows are not kept apart then: one may do. What was raised is told, and where."""
+    """The check of rows fails, so one row may work. The report has the error and its place."""
     tested = measured(model_directory, monkeypatch, alone=alone)
 
     assert (found, False) == (tuple(tested.findings), tested.passed)
@@ -56,7 +56,7 @@ def test_what_was_raised_is_kept(
 
 
 class Raised(Exception):
-    """One of which is told whether it is still there."""
+    """An exception that shows whether it is still alive."""
 
     def __init__(self, held: list[weakref.ref[Raised]]) -> None:
         super().__init__("rows are not kept apart")
@@ -66,7 +66,7 @@ class Raised(Exception):
 def test_nothing_that_was_raised_is_held(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error knows the frames that it went through, and these the engine with all its memory."""
+    """An exception's traceback references frames, and these the engine with all its memory."""
     held: list[weakref.ref[Raised]] = []
 
     loaded = load_model(str(model_directory))
@@ -83,7 +83,7 @@ def test_nothing_that_was_raised_is_held(
 
 
 def test_without_a_fault(model_directory: Path) -> None:
-    """Nothing was raised: all is looked at, and nothing else is told."""
+    """If nothing is raised, all checks run and no fault is reported."""
     loaded = load_model(str(model_directory))
     tested = run_self_test(loaded, MlxEngine(loaded, decode_rows=2), 16)
 
