@@ -1,6 +1,6 @@
 """
-Blocks between memory and files in a running server: what is loaded before a decision, what stops
-that, what is written when, and what happens where something goes wrong.
+Blocks between memory and files in a running server: what is loaded before a decision, what ends the
+loading, what is written when, and what happens if something fails.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Setup:
     store: MemoryStore = attrs.field(factory=MemoryStore)
 
     def serving(self, **changes: Any) -> Any:
-        """A server over the two."""
+        """A server over both."""
         usual = {"blocks_folder": self.folder, "disk_bytes": 64 * MIB}
         return serving(self.model, self.store, **{**usual, **changes})
 
@@ -56,29 +56,29 @@ class Setup:
         return [path for path in self.folder.rglob("*") if path.is_file()]
 
     def holds(self) -> bool:
-        """Whether the journal has no violation, on record or not."""
+        """Whether the journal has no violation, recorded or not."""
         return replay(self.store.read()).findings == ()
 
 
 @pytest.fixture(name="setup")
 def house_(model_directory: Path, tmp_path: Path) -> Setup:
-    """One that nobody has lived in."""
+    """A new setup."""
     return Setup(model=model_directory, folder=tmp_path / "blocks")
 
 
 def tells(place: int, length: int = 60, **changes: Any) -> Generate:
-    """A request with a long text; one of 60 words has four blocks."""
+    """A request with a long text. One of 60 words has four blocks."""
     message = Message(role="user", content=words(place, length))
     return generate(Conversation(messages=(message,)), **{"max_tokens": 2, **changes})
 
 
 def device(server: Server) -> Any:
-    """The engine behind its thread."""
+    """The engine of the engine's thread."""
     return server.loaded.engine._device
 
 
 async def test_a_stop_writes_what_memory_holds(setup: Setup):
-    """After a stop every sealed block has its file, and the next run has them all on record."""
+    """After a stop every sealed block has its file, and the next run has all of them on record."""
     async with setup.serving() as server:
         await ask(server, tells(1))
     sealed = {event.key for event in setup.events(ev.BlockSealed)}
@@ -101,7 +101,7 @@ async def test_a_stop_writes_what_memory_holds(setup: Setup):
 
 
 async def test_a_stop_writes_chains_from_their_front(setup: Setup, monkeypatch: pytest.MonkeyPatch):
-    """The last conversation comes first, and of each the block that all others need."""
+    """The last conversation is written first, and of each conversation its first block."""
     async with setup.serving() as server:
         monkeypatch.setattr(type(server.loaded.memory), "write_through", _not_now)
         await ask(server, tells(1))
@@ -115,7 +115,7 @@ async def test_a_stop_writes_chains_from_their_front(setup: Setup, monkeypatch: 
 
 
 async def test_blocks_are_written_when_nobody_wants_anything(setup: Setup):
-    """A server that is lost has written what its last conversation sealed: nothing need stop it."""
+    """A server that is killed has written what its last conversation sealed, without a stop."""
     async with setup.serving() as server:
         await ask(server, tells(1))
         sealed = {event.key for event in setup.events(ev.BlockSealed)}
@@ -126,7 +126,10 @@ async def test_blocks_are_written_when_nobody_wants_anything(setup: Setup):
 
 
 async def test_whoever_leaves_stops_the_loading(setup: Setup):
-    """A client that goes away while blocks are loaded for it has no more loaded, and no session."""
+    """
+    When a client disconnects while its blocks are loaded, no more are loaded, and no session
+    remains.
+    """
     async with setup.serving() as server:
         await ask(server, tells(1))
     reached, go = threading.Event(), threading.Event()
@@ -162,7 +165,7 @@ async def test_whoever_leaves_stops_the_loading(setup: Setup):
 
 
 async def test_others_decode_while_blocks_are_loaded(setup: Setup):
-    """Between two blocks that are read there is a decode pass of those that are at work."""
+    """Between two loads of blocks there is a decode pass of the answers in progress."""
     async with setup.serving() as server:
         await ask(server, tells(1))
     async with setup.serving() as server:
@@ -201,11 +204,11 @@ async def test_the_cold_path_loads_nothing(setup: Setup):
 
 
 async def test_what_the_slab_holds_is_not_loaded(setup: Setup):
-    """A session whose slab holds its blocks goes on without a look at their files."""
+    """A session whose slab holds its blocks continues without reading their files."""
     async with setup.serving(blocks_bytes=MIB, pool_slabs=2) as server:
         first = await ask(server, tells(1))
         await at_rest(server)
-        await ask(server, tells(2))  # pushes the blocks out of memory
+        await ask(server, tells(2))  # evicts the blocks from memory
         conversation = tells(1).conversation
         assert conversation is not None
         more = (
@@ -221,7 +224,7 @@ async def test_what_the_slab_holds_is_not_loaded(setup: Setup):
 
 
 async def test_files_keep_their_budget(setup: Setup):
-    """The files of what was used longest ago make room; the last conversation is kept whole."""
+    """The least recently used files are removed; the last conversation is kept as a whole."""
     async with setup.serving(disk_bytes=3 * MIB) as server:
         for place in range(4):
             await ask(server, tells(place))
@@ -238,7 +241,7 @@ async def test_files_keep_their_budget(setup: Setup):
 
 
 async def test_no_budget_means_no_files(setup: Setup):
-    """With a budget of nothing the files of earlier runs are removed, and none is written."""
+    """With a budget of 0 the files of earlier runs are removed, and none is written."""
     async with setup.serving() as server:
         await ask(server, tells(1))
     assert setup.files()
@@ -252,8 +255,8 @@ async def test_no_budget_means_no_files(setup: Setup):
 
 async def test_a_full_disk(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """
-    A block that cannot be written is on record and served from memory; nothing half is left, and
-    requests are answered. With room again, blocks are written.
+    A block that cannot be written is on record and served from memory. No partial file is left, and
+    requests are answered. Once there is room again, blocks are written.
     """
 
     def full(descriptor: int) -> None:
@@ -265,8 +268,8 @@ async def test_a_full_disk(setup: Setup, monkeypatch: pytest.MonkeyPatch):
             one = await ask(server, tells(1))
             await ask(server, tells(2))
             again = await ask(server, tells(1))
-            # Under the full disk still: blocks are written when nobody asks for anything, and one
-            # may be in hand.
+            # The disk is still full: blocks are written in idle time, and one write may be in
+            # progress.
             with trio.fail_after(60):
                 while setup.files():
                     await trio.testing.wait_all_tasks_blocked()
@@ -295,8 +298,9 @@ async def test_a_block_that_changed_in_memory_is_not_written(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    INV-3: it is found when it is to be written, and no file of it ever is. It and what was built on
-    it are reused no more, and who only wanted its room is answered.
+    INV-3: the change is found when the block is to be written, and it is never written. The block
+    and those built on it are not reused any more, and a request that only needed the room is
+    answered.
     """
     written: list[str] = []
     async with setup.serving(blocks_bytes=MIB, pool_slabs=1) as server:
@@ -331,8 +335,8 @@ async def _not_now(*args: Any) -> bool:
 
 async def test_a_wrong_digest_is_never_used(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """
-    INV-3: were the reading of files to let other KV through, the journal would not take it. The
-    request ends with a bug id, memory does not keep the block, and the next one is served cold.
+    INV-3: if reading a file returned different KV, the journal would reject it. The request ends
+    with a bug id, memory does not keep the block, and the next request is served cold.
     """
     async with setup.serving() as server:
         first = await ask(server, tells(1))
@@ -358,8 +362,8 @@ async def test_a_wrong_digest_is_never_used(setup: Setup, monkeypatch: pytest.Mo
 
 async def test_many_at_once_over_little_memory(setup: Setup):
     """
-    Eight conversations that push each other out, load and seal at the same time: the budgets hold,
-    every answer is the one that it was the first time, and so it is from the files after a restart.
+    Eight conversations evict each other's blocks, load and seal at the same time. The budgets hold,
+    and every answer equals the first one, also from files after a restart.
     """
     answers: dict[int, list[Said]] = {}
 
@@ -375,8 +379,8 @@ async def test_many_at_once_over_little_memory(setup: Setup):
                     nursery.start_soon(talk, server, number)
         sealed = {event.key: event.bytes for event in setup.events(ev.BlockSealed)}
         assert server.statistics().block_bytes <= MIB < sum(sealed.values())
-    # Whether anything was evicted or loaded so far hangs on who came when: memory may have had many
-    # blocks in use, and kept no others. From empty memory something has to be loaded.
+    # Whether anything was evicted or loaded so far depends on the order of requests: memory may
+    # have had many blocks in use and kept no others. From empty memory something must be loaded.
     before = len(setup.events(ev.BlockLoaded))
     async with setup.serving() as server:
         for place, said in answers.items():
@@ -388,7 +392,7 @@ async def test_many_at_once_over_little_memory(setup: Setup):
 
 
 async def test_a_chain_keeps_its_front_on_disk(setup: Setup):
-    """A conversation longer than the budget is loaded as far as that went, not from a gap on."""
+    """A conversation longer than the budget is loaded up to its first missing block, not beyond."""
     async with setup.serving(disk_bytes=MIB) as server:
         await ask(server, tells(1, 110))
         blocks = server.loaded.sequencer.state.blocks
@@ -401,7 +405,10 @@ async def test_a_chain_keeps_its_front_on_disk(setup: Setup):
 
 
 async def test_another_conversation_goes_from_its_end(setup: Setup):
-    """Where two do not fit, the older one keeps its front: what is left of it is still of use."""
+    """
+    If two conversations do not fit, the older one keeps its first blocks, which can still be
+    reused.
+    """
     async with setup.serving(disk_bytes=2 * MIB) as server:
         await ask(server, tells(1))
         await at_rest(server)
@@ -418,7 +425,9 @@ async def test_another_conversation_goes_from_its_end(setup: Setup):
 async def test_what_others_put_into_the_folder_stays(
     setup: Setup, budget: int, capsys: pytest.CaptureFixture[str]
 ):
-    """It is logged in a sentence and left alone, whatever the budget; all else is as ever."""
+    """
+    A foreign file is logged once and not touched, whatever the budget. All else works as before.
+    """
     async with setup.serving() as server:
         await ask(server, tells(1))
     fingerprint = server.loaded._model.fingerprint
@@ -435,7 +444,7 @@ async def test_what_others_put_into_the_folder_stays(
 
 
 async def test_another_journals_files_stay(setup: Setup):
-    """Two journals over one folder: neither removes what the other wrote, and both hold."""
+    """Two journals over one folder: neither removes the files of the other, and both verify."""
     other = attrs.evolve(setup, store=MemoryStore())
     async with setup.serving() as server:
         await ask(server, tells(1))
@@ -453,7 +462,7 @@ async def test_another_journals_files_stay(setup: Setup):
 
 
 async def test_what_was_lost_before_its_row_is_removed(setup: Setup):
-    """A file that a lost run of this journal wrote, and whose row was lost with it, goes."""
+    """A file of a lost run of this journal, whose row was lost with the run, is removed."""
     async with setup.serving() as server:
         await ask(server, tells(1))
     rows = list(setup.store.rows)
@@ -475,14 +484,14 @@ async def test_what_was_lost_before_its_row_is_removed(setup: Setup):
     ],
 )
 async def test_a_run_is_known_by_what_is_left_of_it(event: ev.Event):
-    """A run whose beginning was pruned is one of this journal's all the same."""
+    """A run whose start was pruned still belongs to this journal."""
     runs = Runs()
     runs.see(ev.Recorded(position=9, stream="server", seq=9, event_id="id", time_us=0, event=event))
     assert {"one"} == runs.boots
 
 
 async def test_no_budget_leaves_nothing_that_was_set_aside(setup: Setup):
-    """With a budget of nothing what was set aside is removed too."""
+    """With a budget of 0, files that were set aside are removed too."""
     async with setup.serving() as server:
         await ask(server, tells(1))
     setup.files()[0].write_bytes(b"damaged")
@@ -497,7 +506,7 @@ async def test_no_budget_leaves_nothing_that_was_set_aside(setup: Setup):
 async def test_files_that_cannot_be_removed(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """The server starts, says so once, and tells no lie about what lies there."""
+    """The server starts, logs it once, and reports the files that exist."""
     async with setup.serving() as server:
         await ask(server, tells(1))
     files = setup.files()
@@ -521,8 +530,8 @@ async def test_what_fails_in_mlx_while_writing(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, where: str
 ):
     """
-    An error that is none of the system's is on record, once for a block, and ends nothing: requests
-    are answered, the server stops in order.
+    An error that is not an ``OSError`` is recorded once for each block and ends nothing: requests
+    are answered, and the server stops normally.
     """
 
     def failing(*of: Any, **named: Any) -> None:
@@ -562,7 +571,7 @@ def _digest_fails(engine: Any) -> Any:
 
 
 async def test_what_cannot_be_written_is_told_once(setup: Setup, monkeypatch: pytest.MonkeyPatch):
-    """A block that is tried again and again on a full disk has one row, until it is written."""
+    """A block that is tried repeatedly on a full disk has one row until it is written."""
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -581,7 +590,7 @@ async def test_what_cannot_be_written_is_told_once(setup: Setup, monkeypatch: py
 
 
 async def test_one_rotten_block_stops_no_other(setup: Setup, monkeypatch: pytest.MonkeyPatch):
-    """At the stop all is written but the block that changed and what is built on it."""
+    """The stop writes all blocks except the one that changed and those built on it."""
     async with setup.serving() as server:
         monkeypatch.setattr(type(server.loaded.memory), "write_through", _not_now)
         await ask(server, tells(1))
@@ -596,7 +605,7 @@ async def test_one_rotten_block_stops_no_other(setup: Setup, monkeypatch: pytest
 
 
 async def test_what_is_in_the_way_stops_no_other(setup: Setup, monkeypatch: pytest.MonkeyPatch):
-    """A folder where a block's file would be keeps out that block alone."""
+    """A folder at the path of a block's file prevents the write of that block alone."""
     async with setup.serving() as server:
         monkeypatch.setattr(type(server.loaded.memory), "write_through", _not_now)
         await ask(server, tells(1))

@@ -1,4 +1,4 @@
-"""Events are made of what the engine reports."""
+"""Events are made from the engine's reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REPORT = SlabReport(slab=3, capacity_tokens=64, bytes=512, pool_slabs=2, pool_by
 
 
 def test_fields_of_the_same_name_are_taken_over() -> None:
-    """Those that the event does not have are left out."""
+    """Fields that the event does not have are ignored."""
     event = measured(ev.SlabReleased, REPORT, session="s", reason="room")
     assert event == ev.SlabReleased(
         session="s", slab=3, bytes=512, pool_slabs=2, pool_bytes=1024, reason="room"
@@ -20,12 +20,12 @@ def test_fields_of_the_same_name_are_taken_over() -> None:
 
 
 def test_given_fields_go_before_those_of_the_report() -> None:
-    """So a caller may say what it knows better."""
+    """A caller may override a field of the report."""
     event = measured(ev.SlabReleased, REPORT, session="s", reason="room", bytes=0)
     assert 0 == event.bytes
 
 
 def test_a_field_that_neither_has_is_missed() -> None:
-    """As by the event itself."""
+    """The error is the event's own."""
     with pytest.raises(TypeError, match="reason"):
         measured(ev.SlabReleased, REPORT, session="s")

@@ -1,7 +1,7 @@
 """
-Slabs and blocks: budgets hold however many sessions ask at once, idle sessions give up slabs,
-pinned blocks stay, and the engine keeps nothing that the journal refused. The engine runs no model,
-on the real engine thread; the books take the place of the sequencer.
+Slabs and blocks: budgets hold however many sessions compete, idle sessions give up slabs, pinned
+blocks stay, and the engine keeps nothing that the journal refused. The engine runs no model, on the
+real engine thread; ``Books`` takes the place of the sequencer.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ class ScriptedEngine(FakeEngine):
         self.fault: Exception | None = None
 
     def open_slab(self, capacity_tokens: int) -> SlabReport:
-        """One slab more."""
+        """Open a slab."""
         self._fail()
         self.opened += 1
         self.slabs[self.opened] = capacity_tokens
         return self._slab_report(self.opened, capacity_tokens)
 
     def close_slab(self, slab: int) -> SlabReport:
-        """One slab less."""
+        """Close a slab."""
         return self._slab_report(slab, self.slabs.pop(slab))
 
     def memory(self) -> MemoryReport:
-        """Not looked at here."""
+        """Not used here."""
         return MemoryReport()
 
     def seal(self, slab: int, key: str, start: int, end: int, *, store: bool) -> SealReport:
-        """One block more, where it is to be kept."""
+        """Add a block, if it is to be stored."""
         self._fail()
         size = (end - start) * TOKEN_BYTES
         if store:
@@ -84,7 +84,7 @@ class ScriptedEngine(FakeEngine):
         )
 
     def evict(self, key: str) -> EvictReport:
-        """One block less."""
+        """Remove a block."""
         return EvictReport(
             key=key,
             bytes=self.blocks.pop(key),
@@ -147,7 +147,7 @@ class Books:
         )
 
     def append(self, *events: ev.Event, expected_seq: int | None = None) -> int:
-        """Take in what ``Memory`` itself appends: that a block left."""
+        """Take in what ``Memory`` itself appends: a block was evicted."""
         for event in events:
             assert isinstance(event, ev.BlockEvicted)
             self.evicted.append(event.key)
@@ -157,7 +157,7 @@ class Books:
 
     @property
     def order(self) -> Order:
-        """The order in which blocks leave, made anew."""
+        """The order of eviction, computed again each time."""
         return Order(self.state)
 
     @property
@@ -166,7 +166,7 @@ class Books:
         return self.state.pool.blocks, self.state.pool.block_bytes
 
     def session(self, name: str, state: SessionState, used: int = 0) -> None:
-        """A session comes to a step of its life."""
+        """Put a session into a state."""
         known = self.state.sessions.get(SessionId(name)) or Session(
             id=SessionId(name), tenant="t", fingerprint="f", group=None, named=True
         )
@@ -177,7 +177,7 @@ class Books:
         return {name for name, session in self.state.sessions.items() if session.slab is not None}
 
     def holds(self, name: str, *keys: str) -> None:
-        """What lies in a session's slab."""
+        """The blocks that a session's slab holds."""
         self._session(attrs.evolve(self.state.session(name), slab_keys=keys))
 
     def acquired(self, name: str) -> Callable[[SlabReport], None]:
@@ -191,7 +191,7 @@ class Books:
         return record
 
     def released(self, name: str) -> Callable[[SlabReport], None]:
-        """Records that a session gave its slab up."""
+        """Records that a session released its slab."""
 
         def record(report: SlabReport) -> None:
             self._session(attrs.evolve(self.state.session(name), slab=None))
@@ -200,7 +200,7 @@ class Books:
         return record
 
     def sealed(self, key: str, *, pins: int = 0, used: int = 0) -> Callable[[SealReport], None]:
-        """Records that there is a block."""
+        """Records that a block exists."""
 
         def record(report: SealReport) -> None:
             self._block(
@@ -252,14 +252,14 @@ class Setup:
     gave_up: list[str]
 
     async def open(self, name: str, tokens: int = SIZE) -> bool:
-        """A session that works asks for a slab."""
+        """A session with a request asks for a slab."""
         self.books.session(name, SessionState.RESTORING)
         return await self.memory.open_slab(tokens, self.books.acquired(name))
 
     async def seal(
         self, key: str, *, pins: int = 0, used: int = 0, prewarmed: bool = False
     ) -> None:
-        """A block is sealed."""
+        """Seal a block."""
         record = self.books.sealed(key, pins=pins, used=used)
         await self.memory.seal(1, key, 0, CHUNK, record, prewarmed=prewarmed)
 
@@ -285,7 +285,7 @@ class Owner:
     give_up: Callable[[str, str], Awaitable[None]]
 
     async def give_up_slab(self, reason: str) -> None:
-        """At once."""
+        """Release it at once."""
         await self.give_up(self.name, reason)
 
 
@@ -307,7 +307,7 @@ class Owners(Mapping[str, Owner]):
 
 @contextlib.asynccontextmanager
 async def setup(**budgets: int) -> AsyncIterator[Setup]:
-    """Memory over an engine's thread that runs."""
+    """Memory over a running engine thread."""
     books, scripted, thread = Books(**budgets), ScriptedEngine(), EngineThread()
     gave_up: list[str] = []
 
@@ -328,7 +328,7 @@ async def setup(**budgets: int) -> AsyncIterator[Setup]:
 
 
 def bug() -> BugError:
-    """What the sequencer raises where an invariant broke."""
+    """The error that the sequencer raises if an invariant breaks."""
     return BugError("bug-1", "INV-5", "memory does not add up")
 
 
@@ -342,8 +342,8 @@ def bug() -> BugError:
 )
 def test_many_ask_at_once(budget: dict[str, int]) -> None:
     """
-    However many ask, no more slabs are open than the budget has; each is served once one of the
-    others rests.
+    However many sessions ask, no more slabs are open than the budget allows. Each session is served
+    once one of the others is idle.
     """
     served: list[str] = []
 
@@ -373,7 +373,8 @@ def test_many_ask_at_once(budget: dict[str, int]) -> None:
 
 def test_nothing_to_take() -> None:
     """
-    Where all have a request in hand, whoever asks is told so, and nothing is opened or closed.
+    If all sessions have a request, a session that asks gets ``False``, and no slab is opened or
+    closed.
     """
 
     async def main() -> None:
@@ -409,7 +410,8 @@ def test_the_least_recently_used_idle_session_gives_up_its_slab() -> None:
 
 def test_a_session_that_settles_gives_way_last() -> None:
     """
-    One that settles is taken only where nobody rests, though it was used before those that do.
+    A settling session gives up its slab only if no session is idle, even if it was used less
+    recently than the idle ones.
     """
 
     async def main() -> None:
@@ -431,7 +433,7 @@ def test_a_session_that_settles_gives_way_last() -> None:
 
 
 def test_several_give_way_to_a_large_one() -> None:
-    """As many slabs are taken as a larger one needs, and no more."""
+    """As many slabs are released as a larger one needs, and no more."""
 
     async def main() -> None:
         async with setup(slabs=10, tokens=5 * SIZE) as home:
@@ -450,8 +452,8 @@ def test_several_give_way_to_a_large_one() -> None:
 @pytest.mark.parametrize("error", [bug(), ValueError("no event")], ids=["bug", "other"])
 def test_a_slab_that_the_journal_refused_is_closed(error: Exception) -> None:
     """
-    Where what was measured cannot be recorded, the engine gives the slab back, and who comes next
-    is served.
+    If the measurement cannot be recorded, the engine closes the slab again, and the next session is
+    served.
     """
 
     def refused(report: SlabReport) -> None:
@@ -473,7 +475,7 @@ def test_a_slab_that_the_journal_refused_is_closed(error: Exception) -> None:
 
 
 def test_a_request_goes_before_a_spare_slab() -> None:
-    """There was room when it was checked; a request has taken it when the turn comes."""
+    """There was room at the check; a request has taken it by the time the slab is opened."""
 
     async def main() -> None:
         spared: list[bool | None] = []
@@ -495,7 +497,7 @@ def test_a_request_goes_before_a_spare_slab() -> None:
 
 
 def test_a_slab_that_the_engine_refused() -> None:
-    """Where no slab was opened, none is closed, and the engine's word comes through."""
+    """If no slab was opened, none is closed, and the engine's error is raised."""
 
     async def main() -> None:
         async with setup() as home:
@@ -514,7 +516,7 @@ def test_a_slab_that_the_engine_refused() -> None:
 
 
 def test_a_full_store_lets_the_oldest_go() -> None:
-    """Blocks leave in the order of their last use until the new one fits."""
+    """Blocks are evicted in the order of their last use until the new one fits."""
 
     async def main() -> None:
         async with setup(blocks=4) as home:
@@ -532,8 +534,8 @@ def test_a_full_store_lets_the_oldest_go() -> None:
 
 def test_prewarmed_blocks_evict_no_block_that_a_slab_holds() -> None:
     """
-    What is computed ahead takes the room of blocks that lie in no slab. Where all do, it is not
-    kept, and nothing leaves; a request's block is kept all the same.
+    A prewarmed block evicts only blocks that no slab holds. If slabs hold all of them, it is not
+    stored and nothing is evicted; a request's block is stored anyway.
     """
 
     async def main() -> None:
@@ -557,7 +559,7 @@ def test_prewarmed_blocks_evict_no_block_that_a_slab_holds() -> None:
 
 
 def test_what_is_pinned_stays() -> None:
-    """A block that a session works with never leaves, though it was used longest ago."""
+    """A pinned block is never evicted, even if it is the least recently used one."""
 
     async def main() -> None:
         async with setup(blocks=4) as home:
@@ -575,7 +577,7 @@ def test_what_is_pinned_stays() -> None:
 
 
 def test_what_is_pinned_meanwhile_is_not_removed() -> None:
-    """A block's life is over. Who decides to build on it is faster than who removes it."""
+    """An expired block is pinned by a decision before the removal reaches it."""
 
     async def main() -> None:
         async with setup() as home:
@@ -598,7 +600,7 @@ def test_what_is_pinned_meanwhile_is_not_removed() -> None:
 
 
 def test_a_store_of_pinned_blocks() -> None:
-    """Where nothing can leave, the block is hashed and not kept."""
+    """If no block can be evicted, the new one is hashed and not stored."""
     reports: list[SealReport] = []
 
     async def main() -> None:
@@ -616,7 +618,7 @@ def test_a_store_of_pinned_blocks() -> None:
 
 
 def test_a_block_that_is_there_needs_no_room() -> None:
-    """Sealing a block again in a full store sends none away."""
+    """Sealing an existing block again in a full store evicts nothing."""
 
     async def main() -> None:
         async with setup(blocks=2) as home:
@@ -632,7 +634,8 @@ def test_a_block_that_is_there_needs_no_room() -> None:
 
 def test_many_seal_at_once() -> None:
     """
-    However many seal, the store never holds more than its budget, and no block is sent away twice.
+    However many sessions seal at once, the store never exceeds its budget, and no block is evicted
+    twice.
     """
 
     async def main() -> None:
@@ -653,8 +656,8 @@ def test_many_seal_at_once() -> None:
 @pytest.mark.parametrize("full", [False, True])
 def test_a_block_that_the_journal_refused_is_not_kept(error: Exception, full: bool) -> None:
     """
-    Where what was measured cannot be recorded, the store does not have the block; those that left
-    for it are on record as gone.
+    If the measurement cannot be recorded, the store does not keep the block; the evictions for it
+    are on record.
     """
 
     def refused(report: SealReport) -> None:
@@ -678,8 +681,8 @@ def test_a_block_that_the_journal_refused_is_not_kept(error: Exception, full: bo
 
 def test_a_block_that_was_there_before_a_refusal_stays() -> None:
     """
-    A block that the journal has stays in the store, though sealing it again was refused; and one
-    that was never stored is not sent away.
+    A block that is on record stays in the store, even if sealing it again was refused. A block that
+    was never stored is not evicted.
     """
 
     def refused(report: SealReport) -> None:
@@ -700,7 +703,7 @@ def test_a_block_that_was_there_before_a_refusal_stays() -> None:
 
 
 def test_a_block_that_the_engine_refused() -> None:
-    """Where nothing was sealed, nothing is sent away, and the engine's word comes through."""
+    """If nothing was sealed, nothing is evicted, and the engine's error is raised."""
 
     async def main() -> None:
         async with setup() as home:

@@ -1,5 +1,5 @@
 """
-A model on caches that grow, in a server: the pool knows what they will take, and they take no more.
+A server over a model whose caches grow: the pool accounts for their size, and they never exceed it.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from tests.support.in_process_server import MIB, ask, at_rest, generate, serving
 from tests.support.model_families import config_of, make_family_model
 
 ROW = 2 * 4 * 128 * 4  # of a layer: keys and values, four heads, floats
-BOUNDED = 3 * 356 * ROW  # three layers keep a chunk of 100 tokens, and a step besides
+BOUNDED = 3 * 356 * ROW  # three layers keep a chunk of 100 tokens, and one more step
 STEP = 256 * ROW
 
 
 @pytest.fixture(scope="module")
 def directory(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama 4, whose caches are served as they are."""
+    """A small Llama 4, whose caches are served unchanged."""
     config = config_of("llama4")
     config["text_config"] |= {"head_dim": 128, "num_key_value_heads": 4}
     return make_family_model(tmp_path_factory.mktemp("cold") / "model", model_directory, config)
 
 
 def says(words: int) -> Conversation:
-    """A conversation of so many words."""
+    """A conversation of a number of words."""
     return Conversation(messages=(Message(role="user", content="stone " * words),))
 
 
 def events_of(store: MemoryStore) -> list[ev.Event]:
-    """The journal."""
+    """The journal's events."""
     return [decode(row).event for row in store.rows]
 
 
 def test_a_small_pool_bounds_the_context(directory: Path) -> None:
     """
-    The model takes 4,096 tokens, and 8 MiB hold three steps: a longer prompt is refused with that
-    figure, and a shorter one is answered within the budget. What is held in the midst of it is what
-    is due, to 5 %, and never more than was set apart.
+    The model takes 4,096 tokens, and 8 MiB hold three steps. A longer prompt is refused with that
+    number, and a shorter one is answered within the budget. The bytes held meanwhile equal the
+    expected ones to 5 %, and never exceed the reserved ones.
     """
     store = MemoryStore()
     seen: list[Statistics] = []
@@ -92,14 +92,14 @@ def test_a_small_pool_bounds_the_context(directory: Path) -> None:
     (slab,) = [event for event in events_of(store) if isinstance(event, ev.SlabAcquired)]
     assert BOUNDED + -(-slab.capacity_tokens // 256) * STEP == slab.bytes == slab.pool_bytes
     assert slab.bytes <= 8 * MIB
-    # A figure is read some passes after its event, or behind the slab.
+    # A value is read some passes after its event, or after the slab was released.
     assert all(now.kv_expected_bytes <= slab.bytes for now in seen)
     assert {now.kv_live_bytes for now in seen} <= set(measured)
     passes = [event for event in events_of(store) if isinstance(event, ev.CacheExtended)]
     live, due = max(measured), max(growths[0].bytes_at(one.end) for one in passes)
     assert live == pytest.approx(due, rel=0.05) == pytest.approx(slab.bytes, rel=0.05)
     assert live <= slab.bytes
-    # Decode passes are measured too, each: the prompt was within the first step.
+    # Each decode pass is measured too: the prompt was within the first step.
     assert 120 == sum(len(one.sampled) for one in passes) < len(measured)
     assert BOUNDED + STEP in measured
     assert BOUNDED + 2 * STEP == live
@@ -107,7 +107,7 @@ def test_a_small_pool_bounds_the_context(directory: Path) -> None:
 
 
 def test_a_pool_that_holds_no_block_is_refused(directory: Path) -> None:
-    """With the bytes that a chunk takes, before anything is served."""
+    """The error names the bytes that a chunk takes, and the server does not start."""
 
     async def main() -> None:
         async with serving(directory, pool_bytes=MIB):
@@ -119,7 +119,7 @@ def test_a_pool_that_holds_no_block_is_refused(directory: Path) -> None:
 
 
 def test_a_pool_that_is_large_enough_changes_no_fingerprint(directory: Path) -> None:
-    """Only where it bounds the context does it."""
+    """The pool is part of the fingerprint only if it bounds the context."""
 
     def fingerprint(pool: int) -> str:
         store = MemoryStore()
@@ -138,8 +138,8 @@ def test_a_pool_that_is_large_enough_changes_no_fingerprint(directory: Path) -> 
 
 def test_caches_that_take_more_than_they_should_are_a_bug(directory: Path) -> None:
     """
-    INV-5: the answer ends with a bug where they do, and the sum that was acquired is not the one
-    that is given back, so that nobody new is let in.
+    INV-5: the answer ends with a bug, and the sum at release differs from the one at acquisition,
+    so admission is closed.
     """
     store = MemoryStore()
 
@@ -177,7 +177,8 @@ def rows(directory: Path) -> list[Row]:
 
 def uncounted(event: ev.Event) -> ev.Event:
     """
-    As it stood in the journal when nobody counted caches that grow: the pool bounded no context.
+    The event as an earlier version wrote it, which did not count growing caches: the pool bounded
+    no context.
     """
     if isinstance(event, ev.SlabAcquired | ev.SlabReleased):
         return attrs.evolve(event, bytes=0, pool_bytes=0)
@@ -193,7 +194,7 @@ def test_a_journal_of_before_is_replayed_as_it_is(rows: list[Row]) -> None:
 
 
 def test_a_slab_of_a_different_size_is_reported(rows: list[Row]) -> None:
-    """The control: what was counted is compared."""
+    """The control: the counted bytes are compared."""
 
     def other(event: ev.Event) -> ev.Event:
         return attrs.evolve(event, bytes=7) if isinstance(event, ev.SlabAcquired) else event

@@ -1,4 +1,4 @@
-"""One line a request, whatever became of it."""
+"""One log line for each request, however it ended."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ HELLO = Conversation(messages=(Message(role="user", content="Hello. " * 60),))
 
 def test_each_request_is_one_line(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    An answer, a request that was left and one that met a bug are each one line with their ids and
-    figures; the bug is a line of its own with its id.
+    An answer, a cancelled request and one that met a bug are each one line with their ids and
+    numbers. The bug is a line of its own with its id.
     """
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Tenants share no session and no block, and cannot tell what the others have."""
+"""Tenants share no session and no block, and cannot find out what the others have."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STORY = words(200)
 
 
 def command(*more: str, **changes: Any) -> Generate:
-    """A request: the story, and what was said after it."""
+    """A request: the story, and the messages after it."""
     roles = ("assistant", "user")
     said = [Message(role=roles[at % 2], content=text) for at, text in enumerate(more)]
     talk = Conversation(messages=(Message(role="user", content=STORY), *said))
@@ -41,7 +41,7 @@ def command(*more: str, **changes: Any) -> Generate:
 
 
 async def ask_as(server: Server, tenant: str, *more: str, **changes: Any) -> Said:
-    """Ask as a tenant."""
+    """Send a request as a tenant."""
     return await ask(server, command(*more, **changes), tenant)
 
 
@@ -58,8 +58,8 @@ def path(said: Said) -> tuple[str, str | None]:
 
 async def test_a_tenant_is_never_left_out() -> None:
     """
-    No function and no class of the product has a tenant with a default: a call that forgets the
-    tenant would be answered from another one's data.
+    No function and no class of the product has a default for the tenant: a call that forgets the
+    tenant would be answered from a different tenant's data.
     """
     assert {"tenant of f", "tenant of g", "tenant of C"} == tenants_with_a_default(
         ast.parse(
@@ -80,7 +80,7 @@ async def test_a_tenant_is_never_left_out() -> None:
 
 
 def tenants_with_a_default(tree: ast.AST) -> set[str]:
-    """The functions and classes that have a tenant which may be left out."""
+    """The functions and classes whose tenant has a default."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -106,7 +106,10 @@ def tenants_with_a_default(tree: ast.AST) -> set[str]:
 
 
 def assert_apart(store: MemoryStore) -> None:
-    """The journal holds, and no key of a block and no part is in requests of two tenants."""
+    """
+    Verify the journal, and that requests of two tenants share no block key and no conversation
+    part.
+    """
     assert () == replay(store.read()).findings
     named: dict[str, str] = {}
     for request in events(store, ev.RequestReceived):
@@ -116,8 +119,8 @@ def assert_apart(store: MemoryStore) -> None:
 
 async def test_another_tenants_words_are_unknown(model_directory: Any) -> None:
     """
-    What one tenant said is not found for another, by block or by conversation: the same words begin
-    cold. Within a tenant they are found: the control.
+    What one tenant said is not found for a different one, by block or by conversation: the same
+    words start cold. Within a tenant they are found: the control.
     """
     store = MemoryStore()
     async with serving(model_directory, store) as server:
@@ -146,8 +149,8 @@ async def test_another_tenants_words_are_unknown(model_directory: Any) -> None:
 
 async def test_another_tenants_name_is_another_session(model_directory: Any) -> None:
     """
-    Two tenants who call a session the same have one each. The second of them sees what anybody sees
-    who comes with a name that is new, and the first one's goes on as if nothing had been.
+    Two tenants that use the same session name have a session each. For the second one the name is
+    as new as any unused name, and the first one's session continues unchanged.
     """
     store = MemoryStore()
     async with serving(model_directory, store) as server:
@@ -172,7 +175,7 @@ async def test_another_tenants_name_is_another_session(model_directory: Any) -> 
 
 async def test_an_id_that_was_told_serves_its_tenant_alone(model_directory: Any) -> None:
     """
-    The id of a session that got no name goes on with it, for its own tenant; for another it is a
+    The id of an unnamed session continues it for its own tenant. For a different tenant it is a
     name like any other.
     """
     store = MemoryStore()
@@ -193,7 +196,9 @@ async def test_an_id_that_was_told_serves_its_tenant_alone(model_directory: Any)
 async def test_a_bug_of_one_tenants_session_is_not_told_to_another(
     model_directory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a tenant's session is out of service, another tenant's of the same name serves."""
+    """
+    While a tenant's session is quarantined, a different tenant's session of the same name serves.
+    """
     store = MemoryStore()
     async with serving(model_directory, store) as server:
 
@@ -214,8 +219,8 @@ async def test_an_id_that_lies_is_refused(
     model_directory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    In a journal in which an id does not say whose it is, its session serves nobody else; the
-    request ends, and does not look for another one for ever.
+    If an id in a journal does not contain its tenant, its session serves no other tenant. The
+    request ends, and does not look for another session for ever.
     """
     async with serving(model_directory) as server:
         with monkeypatch.context() as before:
@@ -226,7 +231,7 @@ async def test_an_id_that_lies_is_refused(
 
 
 async def test_a_rejected_request_has_its_tenant(model_directory: Any) -> None:
-    """The journal says whose request was turned away."""
+    """The journal records the tenant of a refused request."""
     store = MemoryStore()
     async with serving(model_directory, store, limits=Limits(queue=0), decode_rows=1) as server:
         alice = server.for_tenant("alice")
@@ -241,7 +246,7 @@ async def test_a_rejected_request_has_its_tenant(model_directory: Any) -> None:
 
 
 class NoWriter:
-    """A journal that has everything on disk at once."""
+    """A writer whose rows are committed at once."""
 
     async def wait_committed(self, receipt: int) -> None:
         """See ``JournalWriter.wait_committed``."""
@@ -250,10 +255,10 @@ class NoWriter:
 
 async def test_a_request_ends_with_its_time(autojump_clock: trio.testing.MockClock) -> None:
     """
-    Who waits hears so at each beat until the time of a request is over; then it ends, and its
-    session learns why.
+    A waiting client gets a keep-alive at each beat until the request times out. Then it ends, and
+    its session gets the reason.
     """
-    ticket = Ticket("r1", None, 0)  # type: ignore[arg-type]  # nothing is read of it here
+    ticket = Ticket("r1", None, 0)  # type: ignore[arg-type]  # none of it is read here
     deadline = trio.current_time() + 25.0
     replies = Replies(
         [ticket],
@@ -272,7 +277,7 @@ async def test_a_request_ends_with_its_time(autojump_clock: trio.testing.MockClo
 async def test_an_answer_that_keeps_coming_ends_with_its_time_too(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """That there is always something to tell is no way round the limit; before it, all is told."""
+    """Steady replies do not extend the limit. Before the limit, all of them are sent."""
     ticket = Ticket("r1", None, 0)  # type: ignore[arg-type]
     beat = Waiting(queued=False, prefilled_tokens=1)
     replies = Replies(

@@ -1,4 +1,4 @@
-"""A model that may not fit in memory: what the journal has of it."""
+"""A model that may not fit in memory: what is recorded about it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ async def test_who_accepts_it_goes_on_record(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The server stops before the model is loaded and says why; once an operator accepts the figures
-    they are on record, without a path, beside the budgets that hold.
+    The server stops before the model is loaded and says why. Once an operator accepts the numbers,
+    they are on record, without a path, next to the budgets in force.
     """
     monkeypatch.setattr(mlx_start, "machine_memory", lambda: 8 << 20)
     store = MemoryStore()

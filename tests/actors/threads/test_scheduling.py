@@ -1,4 +1,4 @@
-"""Which job the engine runs next: each rule of ``scheduling.py`` by itself."""
+"""Which job the engine runs next: one test for each rule of ``scheduling.py``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_decode_passes_follow_each_other_where_no_prompt_waits() -> None:
 
 
 def test_between_two_decode_passes_one_part_of_a_copy_runs() -> None:
-    """And no prefill pass beside it."""
+    """And no prefill pass in addition to it."""
     waiting = Waiting(decoding=1, copies=5, prefills=5)
     assert JobKind.COPY is next_job(attrs.evolve(waiting, decoded_last=True))
     assert JobKind.DECODE is next_job(waiting)

@@ -1,4 +1,4 @@
-"""The threads beside that of trio."""
+"""The threads next to trio's."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from cairn.engine.sampling import Sampling
 @pytest.mark.trio
 async def test_the_thread_has_ended_before_its_task() -> None:
     """
-    A process that ends while native code of a thread still runs is aborted: the thread ends first.
+    A process that ends while native code of a thread still runs is aborted, so the thread ends
+    first.
     """
     ended, seen, left = trio.Event(), threading.Event(), []
 
     def loop(token: trio.lowlevel.TrioToken) -> None:
         token.run_sync_soon(ended.set)
-        seen.wait(0.2)  # what a thread does on its way out
+        seen.wait(0.2)  # what a thread does before it ends
         left.append("thread")
 
     await run_thread("test", loop, ended, task_status=trio.TASK_STATUS_IGNORED)
@@ -35,8 +36,8 @@ async def test_the_thread_has_ended_before_its_task() -> None:
 @pytest.mark.trio
 async def test_decoding_on_a_thread_that_has_ended_fails() -> None:
     """
-    As who asks for a job: a session that has its first token by then would else wait for ever, and
-    the server with it.
+    As for a caller of ``call``: otherwise a session that has its first token by then would wait for
+    ever, and the server with it.
     """
     engine = EngineThread()
     async with trio.open_nursery() as nursery:
@@ -49,9 +50,9 @@ async def test_decoding_on_a_thread_that_has_ended_fails() -> None:
 
 def test_an_engine_that_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Who waits for a job hears at once that nothing comes of it, whether it has begun or not, and so
-    does who asks later. The thread ends by itself behind the job in hand, in silence, also when
-    there is no trio any more.
+    Callers that wait for a job get ``EngineGone`` at once, whether it has begun or not, and so do
+    later callers. The thread ends by itself after the running job, without an error, also after
+    trio ended.
     """
     go_on, threads = threading.Event(), list[threading.Thread]()
     faults: list[object] = []

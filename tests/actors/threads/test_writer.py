@@ -38,7 +38,7 @@ def rejected(request: str) -> ev.RequestRejected:
 
 
 class BrokenDisk(MemoryStore):
-    """A store that takes some rows and then fails for good."""
+    """A store that takes some rows and then always fails."""
 
     def __init__(self, room: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class FullDisk(MemoryStore):
 
 @pytest.mark.trio
 async def test_observers_see_committed_events_in_order(nursery: trio.Nursery) -> None:
-    """An observer is told of each event once, in the journal's order, and not before its commit."""
+    """An observer gets each event once, in the journal's order, and not before its commit."""
     store, seen = MemoryStore(), []
     writer = JournalWriter(store)
     sequencer = Sequencer(Ledger(clock()), writer)
@@ -115,8 +115,8 @@ async def test_no_receipt_is_given_for_rows_that_are_not_stored() -> None:
 @pytest.mark.trio
 async def test_a_full_disk_holds_rows_up_and_loses_none(nursery: trio.Nursery) -> None:
     """
-    While there is no room, who waits for a receipt is refused; when there is, the rows that waited
-    are stored in their order, and the receipts are good.
+    While there is no room, tasks that wait for a receipt are refused. Once there is room, the
+    waiting rows are stored in their order, and the receipts are valid.
     """
     store = FullDisk()
     writer = JournalWriter(store)
@@ -126,7 +126,7 @@ async def test_a_full_disk_holds_rows_up_and_loses_none(nursery: trio.Nursery) -
 
     class Observer:
         def stall_began(self) -> None:
-            """Not looked at here."""
+            """Not used here."""
 
         def stall_ended(self, stall: Stall) -> None:
             stalls.append(stall)
@@ -155,7 +155,7 @@ async def test_a_full_disk_holds_rows_up_and_loses_none(nursery: trio.Nursery) -
 
 @pytest.mark.trio
 async def test_room_that_comes_before_the_end_is_used(nursery: trio.Nursery) -> None:
-    """A writer that is closed while it stalls tries once more: what there is room for is stored."""
+    """A writer that is closed during a stall tries once more and stores what there is room for."""
     store = FullDisk()
     writer = JournalWriter(store)
     sequencer = Sequencer(Ledger(clock()), writer)
@@ -173,7 +173,7 @@ async def test_room_that_comes_before_the_end_is_used(nursery: trio.Nursery) -> 
 
 @pytest.mark.trio
 async def test_a_writer_that_is_closed_while_a_try_fails_tries_once_more() -> None:
-    """The try under way when the writer is closed does not count as the last one."""
+    """The try in progress when the writer is closed does not count as the last one."""
 
     class ClosedMeanwhile(FullDisk):
         def append(self, rows: Sequence[Row]) -> None:
@@ -196,7 +196,9 @@ async def test_a_writer_that_is_closed_while_a_try_fails_tries_once_more() -> No
 
 @pytest.mark.trio
 async def test_a_writer_that_is_closed_without_room_has_died() -> None:
-    """Closing does not wait for room: what is not stored is not, and that is told."""
+    """
+    Closing does not wait for room: rows that are not stored are lost, and the writer raises that.
+    """
     store = FullDisk()
     writer = JournalWriter(store)
     sequencer = Sequencer(Ledger(clock()), writer)
@@ -217,8 +219,8 @@ async def test_a_writer_that_is_closed_without_room_has_died() -> None:
 
 def test_no_room_ends_requests_and_room_brings_service_back(model_directory: Path) -> None:
     """
-    Without room a request in decode, one that waits and one that comes are refused, each at its
-    place; with room everything is on record, the sessions go on, and their bits are the same.
+    Without room a request in decode, a waiting one and a new one are refused, each at its place.
+    With room everything is on record, the sessions continue, and their bits are the same.
     """
     store = FullDisk()
     calm: list[Said] = []
@@ -269,8 +271,8 @@ def test_no_room_ends_requests_and_room_brings_service_back(model_directory: Pat
 
 def test_a_chain_that_was_cut_stops_the_server(model_directory: Path) -> None:
     """
-    INV-8: when the stored head is not what the server wrote, nothing is appended behind it, no
-    token leaves any more, and the server stops.
+    INV-8: if the stored head is not the one that the server wrote, nothing is appended after it, no
+    further token is sent, and the server stops.
     """
     store = MemoryStore()
     said: list[str] = []
