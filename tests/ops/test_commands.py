@@ -44,7 +44,7 @@ OURS = [name for name in COMMANDS if name != "serve"]
 
 @pytest.mark.parametrize("name", OURS)
 def test_help(run, name: str):
-    """Help says what the list of commands says, and ends with an example."""
+    """Help repeats the sentence of the list of commands, and ends with an example."""
     result = run(name, "--help")
     assert 0 == result.exit_code
     assert COMMANDS[name][1].rstrip(".") in " ".join(result.stdout.split())
@@ -52,7 +52,7 @@ def test_help(run, name: str):
 
 
 def test_the_list_loads_nothing(run):
-    """`ops --help` names all commands that are installed, and loads none of them."""
+    """`ops --help` lists all installed commands, and loads none of them."""
     listed = run("--help").stdout
     assert all(f"  {name} " in listed for name in COMMANDS)
     code = (
@@ -68,7 +68,7 @@ def test_the_list_loads_nothing(run):
 
 @pytest.mark.parametrize("name", ["bench", "conform"])
 def test_a_command_whose_package_is_not_installed(run, monkeypatch: pytest.MonkeyPatch, name: str):
-    """Help leaves it out, and the command itself says how to get it."""
+    """Help leaves it out, and the command itself says how to install it."""
     find = importlib.util.find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec",
@@ -131,7 +131,7 @@ def test_a_thread_in_native_code_does_not_abort_the_end():
     ],
 )
 def test_how_the_process_ends(raised: str, code: int, told: str):
-    """The exit code is Python's own, and what was printed comes out."""
+    """The exit code is Python's own, and all output is flushed."""
     program = (
         "from cairn.ops import cli\n"
         "def fails(prog_name):\n"
@@ -156,7 +156,7 @@ def test_how_the_process_ends(raised: str, code: int, told: str):
     ],
 )
 def test_the_launcher(tmp_path: Path, made: str, says: str):
-    """It says what to do where the environment is not there or not whole, however it was made."""
+    """It says what to do if the environment is missing or incomplete, however it was made."""
     launcher = shutil.copy(Path(__file__).parents[2] / "ops", tmp_path)
     python = tmp_path / ".venv" / "bin" / "python"
     if made != "nothing":
@@ -178,12 +178,12 @@ echo "$@"
 
 @pytest.mark.parametrize("words", ["verify -", "sessions -", "replay some-id -", "agents -"])
 def test_ctrl_c(words: str):
-    """It is no finding: 130, and one line."""
+    """It is no failed check: 130, and one line."""
     command = [sys.executable, "-P", "-m", "cairn.ops", *words.split()]
     piped = subprocess.PIPE
     process = subprocess.Popen(command, stdin=piped, stdout=piped, stderr=piped)
     assert process.stdin is not None
-    process.stdin.write(b"x" * 1_000_000)  # more than a pipe holds: it reads by now
+    process.stdin.write(b"x" * 1_000_000)  # more than a pipe holds: it is reading by now
     process.send_signal(signal.SIGINT)
     assert (b"", b"Stopped.\n") == process.communicate(timeout=30)
     assert 130 == process.returncode
@@ -197,7 +197,7 @@ def test_ctrl_c(words: str):
 def test_what_was_under_way_ends(
     run, stored, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, raised, code, told
 ):
-    """What a command reads from is closed before the process ends: a bar shows the cursor again."""
+    """A command's input is closed before the process ends: a bar shows the cursor again."""
     stored(healthy())
     monkeypatch.chdir(tmp_path)
     ended: list[bool] = []
@@ -219,14 +219,14 @@ def test_what_was_under_way_ends(
         "ops.journal.tail.to_line",
     ):
         monkeypatch.setattr(f"cairn.{name}", fails)
-    result = run(*words.split())  # holds the error, and all that the error holds
+    result = run(*words.split())  # holds the error, and everything that the error references
     assert (code, "", told) == (result.exit_code, result.stdout, result.stderr)
     assert [True] == ended
     assert [tmp_path / "data"] == list(tmp_path.iterdir())
 
 
 def test_unknown_command(run):
-    """A command that is none."""
+    """An unknown command."""
     assert 2 == run("dance").exit_code
 
 
@@ -259,7 +259,7 @@ def test_export(run, stored, tmp_path: Path):
 
 
 def test_export_of_a_session_without_contents(run, stored, tmp_path: Path):
-    """What is left out is left out, and hashes stay."""
+    """Omitted fields are left out, and hashes stay."""
     stored(healthy())
     path = tmp_path / "x.jsonl"
     run("export", "-o", path, "--session", "s1", "--no-private")
@@ -269,7 +269,7 @@ def test_export_of_a_session_without_contents(run, stored, tmp_path: Path):
 
 
 def test_export_of_a_session_by_the_beginning_of_its_id(run, talk: Path):
-    """What `ops sessions` shows on a terminal will do; what is shorter, or of several, will not."""
+    """The short id from `ops sessions` is enough; a shorter or an ambiguous one is not."""
     folder = ("--data-dir", talk)
     whole = run("export", *folder, "--session", TALK)
     assert (0, TALK) == (whole.exit_code, json.loads(whole.stdout.splitlines()[0])["stream"][8:])
@@ -280,7 +280,7 @@ def test_export_of_a_session_by_the_beginning_of_its_id(run, talk: Path):
 
 
 def test_export_of_one_of_several_sessions(run, stored):
-    """Which of them is meant has to be said; a whole id means itself."""
+    """An ambiguous id has to be completed; a whole id means itself."""
     builder = Builder()
     builder.start()
     names = ("session-1", "session-12", "session-2")
@@ -341,7 +341,7 @@ def lines_of_sessions(run, *arguments) -> dict[str, dict[str, str]]:
 
 
 def test_sessions_of_a_server_that_died(run, stored, tmp_path: Path):
-    """What it did is lost and its memory gone, unless somebody holds the journal."""
+    """Its work is lost and its memory gone, unless a server holds the journal."""
     rows = healthy()
     decoding = next(row.position for row in rows if row.kind == "cache_extended")
     folder = stored(rows[:decoding])
@@ -394,7 +394,7 @@ TALK = "f221b9a8-dec4-4006-b7c0-1964353c27be"
 
 
 def test_sessions_on_a_terminal(talk: Path):
-    """A line each, with short ids."""
+    """One line each, with short ids."""
     head, line = on_a_terminal(80, "sessions", "--data-dir", talk)
     assert ["id", "state", "requests", "in", "slab", "blocks"] == head.split()[:6]
     assert line.startswith("f221b9a8  ")
@@ -402,7 +402,7 @@ def test_sessions_on_a_terminal(talk: Path):
 
 
 def test_a_session_on_a_terminal(talk: Path):
-    """A line for each request; what there is no room for is named."""
+    """One line for each request; columns that do not fit are named."""
     for width, words in ((80, "a wider terminal also shows: sealed"), (120, "cold_start")):
         lines = on_a_terminal(width, "replay", TALK, "--data-dir", talk)
         assert lines[1].startswith("00000000 ")
@@ -412,7 +412,9 @@ def test_a_session_on_a_terminal(talk: Path):
 
 
 def test_times_and_tenants_for_people(capsys: pytest.CaptureFixture[str]):
-    """A date only where it is not today's; off a terminal, all in full."""
+    """
+    The date is shown only if it is not today; without a terminal, everything is shown in full.
+    """
     now = time.time_ns() // 1000
     shown = used(now)
     assert shown is not None
@@ -430,7 +432,7 @@ def test_times_and_tenants_for_people(capsys: pytest.CaptureFixture[str]):
 
 @pytest.fixture
 def healthy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here MLX works and there is a BLAS, whatever machine this is."""
+    """MLX works here and there is a BLAS, whatever machine this is."""
     for name in ("check_mlx", "check_blas"):
         monkeypatch.setattr(doctor, name, lambda: Found("ok", "works"))
 
@@ -453,7 +455,7 @@ def test_doctor(run, stored):
 
 @pytest.mark.usefixtures("healthy_machine")
 def test_doctor_finds(run, stored):
-    """What fails is named with what to do, and gives exit code 1; a port in use only warns."""
+    """A failure is named with what to do, and gives exit code 1; a port in use only warns."""
     stored(tampered())
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = run("doctor", "--port", taken.getsockname()[1])
@@ -474,7 +476,7 @@ BEGINNINGS = {
 @pytest.mark.usefixtures("healthy_machine")
 @pytest.mark.parametrize("change", BEGINNINGS)
 def test_doctor_looks_at_the_beginning(run, stored, change: str):
-    """A pruned journal is well with the base that belongs to it, and not without."""
+    """A pruned journal is valid with its own base, and not without it."""
     made = Builder()
     made.start()
     made.turn("s1", "r1", ["Hello"], range(11, 21), (21, 22, 23))
@@ -501,7 +503,7 @@ def test_doctor_looks_at_the_beginning(run, stored, change: str):
     ],
 )
 def test_doctor_knows_cairn(told: bytes, status: str):
-    """A port that Cairn itself uses is no finding; who answers otherwise is somebody else."""
+    """A port that Cairn itself uses is no finding; any other server there is reported."""
 
     class Health(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -538,7 +540,7 @@ def test_doctor_tells_all_tables_that_are_wrong(tmp_path: Path):
 
 
 def test_doctor_looks_at_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The built-in model is there, or it is said what is missing of it and what to do."""
+    """The built-in model is there, or the check says what is missing and what to do."""
     assert ("ok", "pebble, ") == (doctor.check_model().status, doctor.check_model().fact[:8])
     shutil.copytree(builtin_directory(), tmp_path / "pebble")
     (tmp_path / "pebble" / "model.safetensors").unlink()
@@ -564,7 +566,7 @@ def test_doctor_survives_mlx(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_sqlite_versions(stored):
-    """An old SQLite matters only where a second writer could come in."""
+    """An old SQLite matters only if a second program could write to the journal."""
     folder = stored(healthy())
     url = journal_url(folder)
     assert "ok" == doctor.check_sqlite(url, (3, 40, 1)).status
@@ -588,7 +590,7 @@ DAY_S = 86_400
         (4096, Growth(0.0, DAY_S), "ok", "", ""),
         (4096, Growth(2.0 * MIB, 2 * DAY_S), "ok", "", "grows by 1.0 MiB a day"),
         (4096, Growth(200.0 * MIB, DAY_S), "warn", "ops journal prune", "enough for 20 days"),
-        # What came in four minutes says nothing of a day.
+        # Rows of four minutes say nothing about a day.
         (4096, Growth(200.0 * MIB, 240), "ok", "", "grew by 200.0 MiB in 4 minutes"),
         (4096, Growth(5000.0 * MIB, 7200), "warn", "prune", "in 2 hours: not enough for as much "),
         (4096, Growth(1.0 * MIB, 1), "ok", "", "grew by 1.0 MiB in less than a minute"),
@@ -604,7 +606,9 @@ def test_room(free: int, grown: Growth, status: str, says: str, grows: str):
 
 
 def test_growth(stored):
-    """The share of the rows of the last seven days, of the bytes on disk; nothing where none is."""
+    """
+    Their share of the rows of the last seven days, of the bytes on disk; nothing if there are none.
+    """
     assert 0.0 == growth("sqlite:////nowhere/journal.db").size
     now = time.time_ns() // 1000
     rows = [attrs.evolve(row, time_us=now - 10) for row in healthy()]
@@ -616,7 +620,7 @@ def test_growth(stored):
 
 @pytest.mark.parametrize("days", [2.0, 0.5])
 def test_growth_of_a_young_journal(stored, days: float):
-    """It grew in the time since its first row; what came in less than a day is no day's."""
+    """Its growth is measured since its first row; less than a day gives no daily figure."""
     began_us = time.time_ns() // 1000 - int(days * DAY_S * 1e6)
     url = journal_url(stored([attrs.evolve(row, time_us=began_us) for row in healthy()]))
     grown = growth(url)
@@ -638,14 +642,14 @@ def test_growth_of_a_pruned_journal(run, stored):
     [("verfy", "verify"), ("session", "sessions"), ("serv", "serve"), ("jurnal", "journal")],
 )
 def test_a_misspelt_command_names_the_one_that_is_meant(run, typed: str, meant: str):
-    """A slip of the finger is told with the command that is nearly so called."""
+    """A typing error is reported with the closest command."""
     result = run(typed)
     assert 2 == result.exit_code
     assert f"No such command {typed!r}. Did you mean `ops {meant}`" in result.stderr
 
 
 def test_a_command_that_is_like_none_is_only_refused(run):
-    """Nothing is suggested that is far from what was typed; an option is told as one."""
+    """Nothing is suggested that is far from the input; options are suggested as options."""
     result = run("xyzzy")
     assert (2, False) == (result.exit_code, "Did you mean" in result.stderr)
     assert "No such command 'xyzzy'" in result.stderr
@@ -654,8 +658,8 @@ def test_a_command_that_is_like_none_is_only_refused(run):
 
 def test_the_reference_is_current():
     """
-    docs/reference/cli.md is what `python -m cairn.ops.reference` prints. In a process of its own:
-    click keeps how a command's help is asked for from the first time that it was used.
+    docs/reference/cli.md is the output of `python -m cairn.ops.reference`. It runs in its own
+    process, because click caches a command's help option on first use.
     """
     path = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
     command = [sys.executable, "-P", "-m", "cairn.ops.reference"]

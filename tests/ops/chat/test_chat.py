@@ -62,7 +62,7 @@ TOLD = "new_session (cold_start) · 128 of 2048 tokens reused · first token aft
 
 
 def test_nothing_in_an_answer_steers_the_terminal():
-    """Lines and tabs stay; what would move the cursor or turn a line round is spelled out."""
+    """Lines and tabs stay; characters that move the cursor or reverse the text are escaped."""
     assert "a\n\tb" == harmless("a\r\n\tb")
     assert "\\x1b[2J\\x9b1A\\x07\\x08\\x7f\\x00" == harmless("\x1b[2J\x9b1A\x07\x08\x7f\x00")
     assert "\\u202e\\u2066" == harmless("\u202e\u2066")
@@ -70,7 +70,7 @@ def test_nothing_in_an_answer_steers_the_terminal():
 
 
 def test_thoughts_are_told_from_the_answer():
-    """They come under a name of their own and are no part of the text."""
+    """Thoughts have a field of their own and are no part of the text."""
     answer = Answer()
     chunks = [
         {"choices": [{"delta": {"reasoning_content": "Hm", "reasoning": "Hm"}}]},
@@ -88,7 +88,7 @@ def test_thoughts_are_told_from_the_answer():
     ("styled", "text"), [(True, "One two\n\nYes."), (False, "<think>\nOne two\n</think>\n\nYes.")]
 )
 def test_what_stands_between_thoughts_and_words(styled: bool, text: str):
-    """Tags where nothing else tells them apart; else an empty line."""
+    """Tags if nothing else separates them; else an empty line."""
     shown = Shown(styled=styled)
     pieces = [("One ", True), ("two", True), ("Yes", False), (".", False)]
     assert text == "".join(shown.take(*piece) for piece in pieces)
@@ -108,12 +108,12 @@ def test_what_stands_between_thoughts_and_words(styled: bool, text: str):
     ],
 )
 def test_a_line_is_a_message_or_a_command(line: str, read: tuple[str, str]):
-    """A slash begins a command, two a message with one."""
+    """One slash begins a command; two begin a message that starts with a slash."""
     assert read == read_line(line)
 
 
 def test_the_line_below_an_answer():
-    """It tells what is known: the path, what was reused, the time, and whether it was cut off."""
+    """It shows what is known: the path, reused tokens, the time, and whether it was cut off."""
     cairn = Cairn(path="continuation", reused_tokens=192)
     usage = Usage(prompt_tokens=245, completion_tokens=24)
     answer = Answer("x", cairn, usage, "stop", 0.0384)
@@ -133,7 +133,7 @@ def test_what_is_waited_for():
 
 
 def test_an_error_and_what_to_do():
-    """A bug leads to its replay, a load to a time, what nobody foresaw to the log."""
+    """A bug leads to its replay, an overload to a retry time, an unexpected error to the log."""
     bug = Error(f"internal cache invariant violation; bug id {BUG}", "kv_cache_inv_violation")
     assert (
         f"The server broke an invariant of its cache: bug id {BUG}. "
@@ -160,7 +160,7 @@ def test_an_error_and_what_to_do():
     ],
 )
 def test_an_address_as_it_is_typed(typed: str, url: str):
-    """Without a scheme, or as other clients want it."""
+    """Without a scheme, or as other clients expect it."""
     assert url == read_url(typed)
 
 
@@ -168,7 +168,7 @@ def test_an_address_as_it_is_typed(typed: str, url: str):
     "typed", ["http://a..b", "http://host/\xfc", "http://host:x", "ftp://host"]
 )
 def test_what_is_no_address(typed: str):
-    """What no connection could be made to is refused in a sentence."""
+    """An address that no connection can be made to is refused in a sentence."""
     with pytest.raises(click.BadParameter, match="is not a URL"):
         read_url(typed)
 
@@ -178,18 +178,18 @@ def test_what_is_no_address(typed: str):
 
 @attrs.define
 class Faked:
-    """A scripted service that answers at ``url``, from a thread of its own."""
+    """A scripted service that answers at ``url``, from its own thread."""
 
     url: str
     service: FakeService
     token: trio.lowlevel.TrioToken
 
     def release(self, hold: Hold) -> None:
-        """Go on with the script."""
+        """Continue the script."""
         trio.from_thread.run_sync(hold.released.set, trio_token=self.token)
 
     def conversations(self) -> list[prompt.Conversation]:
-        """What each request says."""
+        """The body of each request."""
         found = [command.conversation for command in self.service.commands]
         return [conversation for conversation in found if conversation is not None]
 
@@ -203,7 +203,7 @@ class Faked:
 
 @contextlib.contextmanager
 def faked(*scripts: tuple[Step, ...], refusal: Exception | None = None) -> Iterator[Faked]:
-    """Serve scripts while the context lasts."""
+    """Serve scripts while the context is active."""
     service, shutdown = FakeService(*scripts, refusal=refusal), trio.Event()
     found: list[Faked] = []
     is_up = threading.Event()
@@ -218,7 +218,7 @@ def faked(*scripts: tuple[Step, ...], refusal: Exception | None = None) -> Itera
     thread.start()
     try:
         assert is_up.wait(DEADLINE_S)
-        # The service's log would go to what the chat takes for its own stdout.
+        # Otherwise the service's log would go to what the chat takes for its own stdout.
         with structlog.testing.capture_logs():
             yield found[0]
     finally:
@@ -240,12 +240,12 @@ def piped(lines: str, *arguments: object) -> Result:
 
 
 def remarks(stderr: str) -> list[str]:
-    """What was said on stderr, without times."""
+    """The text on stderr, without times."""
     return re.sub(r"after [0-9]+ ms", "after N ms", stderr).splitlines()
 
 
 def test_a_conversation_through_a_pipe():
-    """Answers go to stdout and nothing else; each turn sends the whole conversation."""
+    """Only answers go to stdout; each turn sends the whole conversation."""
     with faked(script("Hi", " there"), script("Bye\n")) as server:
         result = piped("Hello\n\nGo\n", "--url", server.url, "--system", "Be short.")
     assert (0, "Hi there\nBye\n") == (result.exit_code, result.stdout)
@@ -256,7 +256,7 @@ def test_a_conversation_through_a_pipe():
 
 
 def test_thoughts_go_back():
-    """As the server recommends it; also those of an answer that was cut off in them."""
+    """As the server recommends it, even for an answer that was cut off in its thoughts."""
     thought = Delta(parts=(Thought("Hm"),))
     words = Delta(parts=(Said("Yes"),))
     with faked((ACCEPTED, thought, words, FINISHED), (ACCEPTED, thought, FINISHED)) as server:
@@ -268,7 +268,9 @@ def test_thoughts_go_back():
 
 
 def test_what_is_asked_for():
-    """Sampling as it was named; what was not is left to the server. The model is the one served."""
+    """
+    Only named sampling options are sent; the server chooses the rest. The model is the one served.
+    """
     options = ("--temperature", 0.5, "--top-p", 0.9, "--seed", 7, "--max-tokens", 5, "--think")
     with faked() as server:
         piped("a\n", "--url", server.url, *options)
@@ -287,7 +289,7 @@ def test_what_is_asked_for():
 
 
 def test_commands_of_the_chat():
-    """They change what is asked next, and nothing else."""
+    """They change the next requests, and nothing else."""
     lines = (
         "/system Be kind.\none\n/edit two\n/again\n/think\n/system\nthree\n/new\n//four\n"
         "/help\n/quit\nfive\n"
@@ -311,7 +313,7 @@ def test_commands_of_the_chat():
 
 @pytest.mark.parametrize("line", ["/dance", "/again", "/edit x", "/edit"])
 def test_a_command_that_cannot_be_done(line: str):
-    """It is told why, and a pipe ends there with 1: nothing is asked."""
+    """The reason is shown, and a pipe exits with 1: there is no prompt."""
     with faked() as server:
         result = piped(f"{line}\nHello\n", "--url", server.url)
     assert (1, "", []) == (result.exit_code, result.stdout, server.asked())
@@ -319,7 +321,7 @@ def test_a_command_that_cannot_be_done(line: str):
 
 
 def test_an_answer_through_a_pipe_is_plain():
-    """No colours; thoughts stand with their tags; what steers a terminal is shown."""
+    """No colours; thoughts have their tags; control characters are shown."""
     thought = Delta(parts=(Thought("Hm"),))
     words = Delta(parts=(Said("\x1b[2JYes"),))
     with faked((ACCEPTED, thought, words, FINISHED)) as server:
@@ -329,7 +331,7 @@ def test_an_answer_through_a_pipe_is_plain():
 
 
 def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch):
-    """What the environment says of proxies is for other places than this machine."""
+    """Proxy settings in the environment do not apply to this machine."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     for name in ("no_proxy", "NO_PROXY"):
@@ -347,7 +349,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("error", "named", "hint"), REFUSALS, ids=["429", "503", "500"])
 def test_a_refusal(error: Exception, named: str, hint: str):
-    """It is a sentence with what to do, and asked once; a pipe ends there with 1."""
+    """A sentence says what to do, and the user is asked once; a pipe exits with 1."""
     with faked(refusal=error) as server:
         result = piped("Hello\nBye\n", "--url", server.url)
     assert (1, "") == (result.exit_code, result.stdout)
@@ -359,7 +361,7 @@ def test_a_refusal(error: Exception, named: str, hint: str):
 
 
 def test_only_a_server_that_has_gone_is_asked_how_it_ended(monkeypatch: pytest.MonkeyPatch):
-    """One that refused is still there, and to wait for its end would be for nothing."""
+    """A server that refused still runs, so waiting for its end would be useless."""
     asked: list[str] = []
 
     def end_words(server: chat_server.Server) -> str:
@@ -382,7 +384,7 @@ def test_only_a_server_that_has_gone_is_asked_how_it_ended(monkeypatch: pytest.M
 
 
 def test_the_time_is_the_servers(monkeypatch: pytest.MonkeyPatch):
-    """It begins with the request, not with what the terminal does before."""
+    """Time is measured from the request, not from earlier terminal output."""
     now_s = [0.0]
 
     class Slow(chat.Waiting):
@@ -406,7 +408,7 @@ def test_the_time_is_the_servers(monkeypatch: pytest.MonkeyPatch):
     ids=["broken", "stopping", "unforeseen"],
 )
 def test_an_error_within_an_answer(error: Exception, said: str):
-    """What came is shown, ends its line, and is not kept."""
+    """The partial answer is shown, ends its line, and is not kept."""
     with faked((ACCEPTED, Delta(parts=(Said("Half"),)), error)) as server:
         result = piped("Hello\n", "--url", server.url)
     assert (1, "Half\n") == (result.exit_code, result.stdout)
@@ -415,7 +417,7 @@ def test_an_error_within_an_answer(error: Exception, said: str):
 
 @contextlib.contextmanager
 def stub(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """A server by hand, which answers what it is told; gives its address."""
+    """A minimal server that sends the given answers; returns its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -450,7 +452,7 @@ HEALTH = b'{"status": "ok", "model": "m", "fingerprint": "f", "journal_position"
     ],
 )
 def test_a_stream_that_is_none(sent: bytes, said: str):
-    """An answer without its end is none, and neither is something else."""
+    """A truncated answer is no answer, and neither is any other response."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
@@ -474,12 +476,12 @@ def test_an_address_where_nobody_answers():
 
 
 def nothing_here(handler: BaseHTTPRequestHandler) -> None:
-    """What any other server says."""
+    """The response of an unrelated server."""
     handler.send_error(404)
 
 
 def test_an_address_where_another_server_answers():
-    """It is not taken for Cairn's."""
+    """It is not mistaken for Cairn's."""
     with stub(nothing_here) as url:
         result = piped("Hello\n", "--url", url)
     assert 2 == result.exit_code
@@ -487,7 +489,7 @@ def test_an_address_where_another_server_answers():
 
 
 def test_an_address_where_no_utf8_comes():
-    """Nor is that."""
+    """Neither is that."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
@@ -502,7 +504,7 @@ def test_an_address_where_no_utf8_comes():
 
 @pytest.mark.parametrize("more", [("--model", "x"), ("--data-dir", "x")])
 def test_a_server_that_is_named_is_not_started(more: tuple[str, str]):
-    """An option that would do nothing is refused."""
+    """An option without effect is refused."""
     result = piped("", "--url", "127.0.0.1:1", *more)
     assert 2 == result.exit_code
     assert "leave --data-dir and --model out" in result.stderr
@@ -514,8 +516,8 @@ def test_a_server_that_is_named_is_not_started(more: tuple[str, str]):
 @pytest.fixture
 def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """
-    The default data directory, empty; and nobody at the default address. A server that a chat left
-    behind is killed.
+    An empty default data directory, and no server at the default address. A server that a chat left
+    running is killed.
     """
     monkeypatch.setenv("CAIRN_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setattr(chat_server, "DEFAULT_URL", "http://127.0.0.1:1")
@@ -527,7 +529,7 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_the_server_at_the_default_address(data_dir: Path, monkeypatch: pytest.MonkeyPatch):
-    """It is talked to, and none is started."""
+    """The chat uses it, and starts none."""
     with faked(script("Hi")) as server:
         monkeypatch.setattr(chat_server, "DEFAULT_URL", server.url)
         assert "Hi\n" == piped("Hello\n").stdout
@@ -535,7 +537,7 @@ def test_the_server_at_the_default_address(data_dir: Path, monkeypatch: pytest.M
 
 
 def test_a_server_that_holds_the_data_directory_is_talked_to(data_dir: Path):
-    """Wherever it answers: it says so in its lock."""
+    """At any address: its lock has it."""
     with faked(script("Hi")) as server, hold(data_dir, journal_url(data_dir)) as held:
         held.answers_at(server.url)
         result = piped("Hello\n")
@@ -548,7 +550,7 @@ def test_a_server_that_holds_the_data_directory_is_talked_to(data_dir: Path):
 
 
 def test_a_bug_of_a_server_in_another_directory(data_dir: Path, tmp_path: Path):
-    """The command that tells of it has the directory."""
+    """The command in the message has the directory."""
     other = tmp_path / "an other"
     make_home(other)
     broken = Broken(BUG)
@@ -562,9 +564,11 @@ def test_a_bug_of_a_server_in_another_directory(data_dir: Path, tmp_path: Path):
 def test_a_server_that_cannot_be_found(
     data_dir: Path, address: str | None, monkeypatch: pytest.MonkeyPatch
 ):
-    """One that holds the data directory and does not answer: who it is, and what to do."""
+    """
+    A server that holds the data directory and does not answer: which one it is, and what to do.
+    """
     with stub(nothing_here) as url, hold(data_dir, journal_url(data_dir)) as held:
-        # What is no server of Cairn's is passed over at the default address.
+        # A server other than Cairn's is ignored at the default address.
         monkeypatch.setattr(chat_server, "DEFAULT_URL", url)
         if address:
             held.answers_at(address)
@@ -575,7 +579,7 @@ def test_a_server_that_cannot_be_found(
 
 
 def test_a_server_of_the_chats_own(data_dir: Path, model_directory: Path):
-    """It serves the model that was named, and has stopped in order when the chat has ended."""
+    """It serves the named model, and has stopped cleanly when the chat has ended."""
     result = piped("Hello\nGo on\n", "--model", model_directory, "--max-tokens", 4, "--seed", 1)
     assert 0 == result.exit_code, result.stderr
     begun, *turns = result.stderr.splitlines()
@@ -586,7 +590,7 @@ def test_a_server_of_the_chats_own(data_dir: Path, model_directory: Path):
 
 
 def test_a_server_of_the_chats_own_that_does_not_start(data_dir: Path):
-    """Its own sentence is told, and where all is that it said."""
+    """The server's own sentence is shown, and where its whole output is."""
     result = piped("Hello\n", "--model", data_dir / "none")
     assert 2 == result.exit_code
     said, where = result.stderr.splitlines()
@@ -601,7 +605,7 @@ def test_a_server_of_the_chats_own_that_does_not_start(data_dir: Path):
 def test_a_signal_while_a_server_is_made(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
 ):
-    """It waits until the chat knows the process, and then ends both."""
+    """The signal waits until the chat knows the process, and then ends both."""
     made: list[subprocess.Popen[str]] = []
 
     class Interrupted(subprocess.Popen[str]):
@@ -625,7 +629,7 @@ def test_a_signal_while_a_server_is_made(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_what_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch, number: signal.Signals):
-    """As `nohup` wants it; what is not ends the chat."""
+    """An ignored signal stays ignored, as `nohup` requires; any other ends the chat."""
 
     def raised(stream: Stream) -> Iterator[Chunk | str]:
         signal.raise_signal(number)
@@ -647,7 +651,7 @@ def test_what_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch, number: 
 
 
 def test_nothing_heavy_is_loaded():
-    """A chat works where neither MLX nor the web framework does."""
+    """A chat works without MLX and without the web framework."""
     code = (
         "import sys\n"
         "from cairn.ops.cli import ops\n"
@@ -671,16 +675,16 @@ def test_nothing_heavy_is_loaded():
 
 # --- on a terminal -------------------------------------------------------------------------------
 
-CURSOR = "\x1b[?25h"  # is shown again when nothing moves any more
+CURSOR = "\x1b[?25h"  # is shown again when the output is complete
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Terminal:
     """
-    A chat on a terminal, and somebody who types.
+    A chat on a terminal, with a simulated user.
 
     Attributes:
-        shown: all that came so far, escapes included.
+        shown: all output so far, escapes included.
     """
 
     def __init__(self, arguments: tuple[object, ...], env: Mapping[str, str]) -> None:
@@ -703,7 +707,7 @@ class Terminal:
 
     def until(self, text: str) -> str:
         """
-        Wait until a text is shown; gives what came since the last one, to its end, without colours.
+        Wait until a text is shown; returns the output since the last one, to its end, uncoloured.
         """
         end_s = time.monotonic() + DEADLINE_S
         while text not in self._plain()[self._seen :]:
@@ -718,14 +722,14 @@ class Terminal:
         os.write(self._ours, text.encode())
 
     def say(self, text: str) -> None:
-        """Type a line where the chat asks for one."""
+        """Type a line at the chat's prompt."""
         self.until("> ")
         self.type(f"{text}\r")
 
     def asks(self) -> None:
         """
-        Wait until the chat asks for a line. A Python that has shown the prompt and does not wait
-        for keys yet would keep a signal until one is pressed.
+        Wait for the chat's prompt. A Python that has shown the prompt and does not wait for keys
+        yet would hold back a signal until one is pressed.
         """
         self.until("> ")
         state = Path(f"/proc/{self.process.pid}/stat")
@@ -733,13 +737,13 @@ class Terminal:
             eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "S")
 
     def end(self) -> int:
-        """Ctrl-D where the chat asks for a line, and the exit code."""
+        """Press Ctrl-D at the prompt; returns the exit code."""
         self.until("> ")
         self.type("\x04")
         return self.wait()
 
     def wait(self) -> int:
-        """Wait for the end; gives the exit code. What is shown meanwhile is read."""
+        """Wait for the end; returns the exit code. Reads the output meanwhile."""
         end_s = time.monotonic() + DEADLINE_S
         with contextlib.suppress(OSError):
             while True:
@@ -751,14 +755,14 @@ class Terminal:
         return self.process.wait(DEADLINE_S)
 
     def close(self) -> None:
-        """End what still runs."""
+        """End the chat if it still runs."""
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait(DEADLINE_S)
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Close the terminal's window. Again does no harm."""
+        """Close the terminal's window. Repeating it does no harm."""
         if self._is_open:
             os.close(self._ours)
             self._is_open = False
@@ -769,7 +773,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal() -> Iterator[Callable[..., Terminal]]:
-    """Opens terminals with a chat each; nothing of them is left in the end."""
+    """Opens terminals with a chat each, and cleans up all of them."""
     with contextlib.ExitStack() as opened:
 
         def open_one(*arguments: object, **env: str) -> Terminal:
@@ -799,7 +803,7 @@ def test_a_conversation_on_a_terminal(terminal):
 
 @pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_thoughts_are_dim(terminal, env: Mapping[str, str]):
-    """And where no colours are wanted they have their tags, and nothing is coloured."""
+    """Without colours, thoughts have their tags, and nothing is coloured."""
     thought = Delta(parts=(Thought("Hm"),))
     words = Delta(parts=(Said("Yes\x1b[31m"),))
     with faked((ACCEPTED, thought, words, FINISHED)) as server:
@@ -816,7 +820,7 @@ def test_thoughts_are_dim(terminal, env: Mapping[str, str]):
 
 
 def test_something_is_seen_while_nothing_comes(terminal):
-    """What the keep-alives say, until the first word; then it is gone."""
+    """The keep-alives' progress is shown until the first word, and then removed."""
     wait = Hold()
     with faked((ACCEPTED, PREFILLING, wait, *script("Hi")[1:])) as server:
         chat = terminal("--url", server.url)
@@ -830,7 +834,7 @@ def test_something_is_seen_while_nothing_comes(terminal):
 
 
 def test_ctrl_c_stops_an_answer(terminal):
-    """What it said by then stays in the conversation, and the server cancels the request."""
+    """The text so far stays in the conversation, and the server cancels the request."""
     half = (ACCEPTED, Delta(parts=(Said("Half an"),)), Hold())
     with faked(half, script("Whole")) as server:
         chat = terminal("--url", server.url)
@@ -847,7 +851,7 @@ def test_ctrl_c_stops_an_answer(terminal):
 
 
 def test_ctrl_c_before_the_first_word(terminal):
-    """Nothing was said, so the conversation is as it was."""
+    """There was no answer, so the conversation is unchanged."""
     with faked((ACCEPTED, PREFILLING, Hold()), script("Whole")) as server:
         chat = terminal("--url", server.url)
         chat.say("Hello")
@@ -865,7 +869,9 @@ LEAVES = "Once more, or Ctrl-D, leaves.\n"
 
 @pytest.mark.parametrize("typed", ["", "half a mess"])
 def test_ctrl_c_at_the_prompt(terminal, typed: str):
-    """It clears the line and tells what leaves, the conversation goes on; a second one leaves."""
+    """
+    The first clears the line and shows how to leave, and the chat continues; the second leaves.
+    """
     pytest.importorskip("readline")
     with faked(script("Hi"), script("Whole")) as server:
         chat = terminal("--url", server.url)
@@ -879,7 +885,7 @@ def test_ctrl_c_at_the_prompt(terminal, typed: str):
         chat.say("Still there?")
         chat.until("Whole")
         chat.asks()
-        chat.type("\x03")  # what was said between makes it a first one again
+        chat.type("\x03")  # input in between makes it a first one again
         chat.until(LEAVES)
         chat.asks()
         chat.type("half")
@@ -894,7 +900,7 @@ def test_ctrl_c_at_the_prompt(terminal, typed: str):
 
 
 def test_a_turn_that_failed_can_be_tried_again(terminal):
-    """The message is taken back, and the chat goes on."""
+    """The message is taken back, and the chat continues."""
     with faked(script("Hi"), script("unsaid")) as server:
         chat = terminal("--url", server.url)
         chat.say("Hello")
@@ -910,7 +916,7 @@ def test_a_turn_that_failed_can_be_tried_again(terminal):
 
 
 def test_lines_can_be_edited_and_come_again(terminal):
-    """With the arrows, where there is readline."""
+    """With the arrow keys, if readline is available."""
     pytest.importorskip("readline")
     with faked(script("Hi")) as server:
         chat = terminal("--url", server.url)
@@ -923,7 +929,7 @@ def test_lines_can_be_edited_and_come_again(terminal):
 
 
 def test_what_is_pasted_is_one_message(terminal):
-    """However many lines it has: the terminal is asked to say where it begins and ends."""
+    """With any number of lines: the terminal marks where pasted text begins and ends."""
     if "GNU" not in (pytest.importorskip("readline").__doc__ or ""):
         pytest.skip("only GNU's readline can do so")
     with faked(script("Hi")) as server:
@@ -936,11 +942,11 @@ def test_what_is_pasted_is_one_message(terminal):
 
 
 def test_a_server_of_the_chats_own_that_dies(terminal, data_dir: Path, model_directory: Path):
-    """It is told, and the next message starts another one."""
+    """It is reported, and the next message starts a new one."""
     chat = terminal("--data-dir", data_dir, "--model", model_directory, "--max-tokens", 4)
     chat.until("It ends with the chat.")
     first = held_by(data_dir)
-    os.kill(first, signal.SIGSTOP)  # so that the answer lasts
+    os.kill(first, signal.SIGSTOP)  # so that the answer takes a while
     chat.say("Hello")
     chat.until("waiting for the answer")
     os.kill(first, signal.SIGKILL)
@@ -955,7 +961,7 @@ def test_a_server_of_the_chats_own_that_dies(terminal, data_dir: Path, model_dir
 
 
 def test_ctrl_c_does_not_reach_the_server(terminal, data_dir: Path, model_directory: Path):
-    """A server of the chat's own serves on when an answer was stopped."""
+    """The chat's own server keeps running after an answer was stopped."""
     chat = terminal("--data-dir", data_dir, "--model", model_directory, "--max-tokens", 4)
     chat.until("It ends with the chat.")
     server = held_by(data_dir)
@@ -976,7 +982,7 @@ def test_ctrl_c_does_not_reach_the_server(terminal, data_dir: Path, model_direct
 def test_a_chat_that_is_ended_ends_its_server(
     terminal, data_dir: Path, model_directory: Path, number: signal.Signals
 ):
-    """A signal to the chat is one to the server of its own."""
+    """A signal to the chat also reaches its own server."""
     chat = terminal("--data-dir", data_dir, "--model", model_directory)
     chat.asks()
     assert server_at(data_dir) is not None
@@ -986,7 +992,7 @@ def test_a_chat_that_is_ended_ends_its_server(
 
 
 def test_a_terminal_that_is_closed(terminal, data_dir: Path, model_directory: Path):
-    """The server of the chat's own ends with it, though nothing can be shown any more."""
+    """The chat's own server ends with it, even if no output is possible any more."""
     chat = terminal("--data-dir", data_dir, "--model", model_directory)
     chat.until("> ")
     chat.hang_up()

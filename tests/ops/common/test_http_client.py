@@ -1,4 +1,6 @@
-"""The HTTP client of the commands: requests that can be cut, and the reader of event streams."""
+"""
+The HTTP client of the commands: requests that can be cancelled, and the reader of event streams.
+"""
 
 from __future__ import annotations
 
@@ -66,19 +68,19 @@ def exchange_with(url: str, deadline_s: float | None = None) -> Exchange:
 
 
 def by_deadline(url: str) -> Exchange:
-    """One that its deadline cuts."""
+    """A request that its deadline cancels."""
     return exchange_with(url, deadline_s=0.2)
 
 
 def by_another_thread(url: str) -> Exchange:
-    """One that another thread cuts."""
+    """A request that another thread cancels."""
     exchange = exchange_with(url)
     threading.Timer(0.2, exchange.cut).start()
     return exchange
 
 
 def before_it_is_sent(url: str) -> Exchange:
-    """One that is cut before there is a connection."""
+    """A request that is cancelled before there is a connection."""
     exchange = exchange_with(url)
     exchange.cut()
     return exchange
@@ -89,7 +91,7 @@ def before_it_is_sent(url: str) -> Exchange:
 def test_a_request_can_be_cut_at_any_moment(
     made: Callable[[str], Exchange], sent: tuple[bytes, ...]
 ):
-    """Before its response comes, and in the middle of it: the thread that reads goes on at once."""
+    """Before its response comes, and during it: the reading thread continues at once."""
     began_s = time.monotonic()
     with scripted(*sent) as url:
         exchange = made(url)
@@ -100,7 +102,7 @@ def test_a_request_can_be_cut_at_any_moment(
 
 
 def test_a_response_that_ends_too_soon():
-    """It raises, and nothing was cut."""
+    """It raises, and nothing was cancelled."""
     with scripted(HEAD, b"half", ends=True) as url:
         exchange = exchange_with(url)
         with (

@@ -1,4 +1,4 @@
-"""The log on a terminal shows nothing that it should not."""
+"""The log on a terminal shows nothing that it must not."""
 
 import contextlib
 import logging
@@ -18,14 +18,12 @@ SECRET = "thirty-two bytes that nobody sees"
 
 @contextlib.contextmanager
 def logger(folder: Path) -> Iterator[structlog.stdlib.BoundLogger]:
-    """
-    A logger of a server that runs. No fixture: the stderr that it writes to is the test's own.
-    """
+    """A logger of a running server. No fixture, because it writes to the test's own stderr."""
     before, root = structlog.get_config(), logging.getLogger()
     others, level = root.handlers, root.level
     set_up_logs(folder / "logs" / "cairn.jsonl")
     ours = root.handlers
-    root.handlers = others  # of pytest, which takes away its own
+    root.handlers = others  # pytest's, which removes its own
     for handler in ours:
         root.addHandler(handler)
     yield structlog.get_logger("cairn.test")
@@ -37,7 +35,7 @@ def logger(folder: Path) -> Iterator[structlog.stdlib.BoundLogger]:
 
 
 def test_no_line_steers_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """What a client made up comes out as what it is, and moves no cursor."""
+    """Text from a client is escaped, and moves no cursor."""
     named = "\x1b[2J\x1b]0;owned\x07\x9b31m"
     with logger(tmp_path) as log:
         log.warning("parameter ignored", parameter=named, session="dreißig")
@@ -48,7 +46,7 @@ def test_no_line_steers_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_stack_shows_no_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """The stack of an error tells where it was, and not what its variables held."""
+    """The stack of an error shows where it was raised, but not the values of its variables."""
 
     def fails(secret: str) -> None:
         raise RuntimeError("it failed\x1b[2J\x1b]0;owned\x07")
@@ -66,7 +64,7 @@ def test_a_stack_shows_no_values(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_stack_that_was_told_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """One of an error that nobody holds any more keeps its lines, and steers nothing either."""
+    """An error given as text keeps its lines, and its control characters are escaped too."""
     with logger(tmp_path) as log:
         log.warning("nothing is reused", exception="Traceback:\n  here\nValueError: \x1b[2J\x07")
     shown = capsys.readouterr().err
@@ -74,7 +72,7 @@ def test_a_stack_that_was_told_as_text(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_log_is_its_owners_alone(tmp_path: Path):
-    """So are the folder and the files that were put away for the next one, whatever the umask."""
+    """So are the folder and the rotated files, whatever the umask."""
     before = os.umask(0o022)
     try:
         with logger(tmp_path) as log:

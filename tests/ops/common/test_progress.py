@@ -1,4 +1,4 @@
-"""What lasts is shown: by bars to somebody who looks, by a line each to a file."""
+"""Long steps show progress: a bar on a terminal, a line each in a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cairn.ops.serve.progress import ShownProgress
 
 
 def show(steps: int) -> None:
-    """Two things that last, one after the other."""
+    """Two long steps, one after the other."""
     with ShownProgress() as progress:
         for what in ("downloading the model", "loading the model"):
             for step in range(steps + 1):
@@ -18,7 +18,7 @@ def show(steps: int) -> None:
 def test_bars_on_a_terminal(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has a bar on stderr, which is taken away in the end; stdout stays clean."""
+    """Each has a bar on stderr, which is removed at the end; stdout stays clean."""
     for name in ("NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -34,11 +34,11 @@ def test_a_moment(text: str, moment: datetime) -> None:
     ],
 )
 def test_what_is_none(text: str) -> None:
-    """What is neither, or lies beyond all calendars, is none."""
+    """A text that is neither, or a time outside all calendars, is refused."""
     assert moment_of(text, NOW) is None
 
 
 def test_a_time_is_a_text() -> None:
-    """A line of a log may have anything in the place of its time; an age is no time."""
+    """A log line may have anything in place of its time; an age is no time."""
     values: tuple[object, ...] = (None, 5, "10m", {})
     assert [None] * 4 == [time_of(value) for value in values]

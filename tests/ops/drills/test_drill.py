@@ -1,4 +1,4 @@
-"""`ops drill`: a drill passes only where everything that it is to show was seen, and says so."""
+"""`ops drill`: a drill passes only if everything that it should show was seen, and says so."""
 
 import os
 import shlex
@@ -31,17 +31,17 @@ FINE = tuple(Check(name, True, "so it is") for name in CHECKS)
 
 
 async def left_out(damage: Damage) -> None:
-    """Damage that is none."""
+    """Damage that changes nothing."""
 
 
 def nothing_done(directory: Path) -> int:
-    """Damage to a journal that is none."""
+    """Damage that changes no journal."""
     return 3
 
 
 @pytest.fixture
 def play(model_directory: Path, undisturbed: Reference, tmp_path: Path):
-    """Holds a drill; gives its outcome and its checks by name."""
+    """Runs a drill; returns its outcome and its checks by name."""
 
     def played(one: Drill, reference: Reference = undisturbed) -> tuple[Outcome, dict[str, Check]]:
         scene = Scene(directory=tmp_path / "drill", model=model_directory, reference=reference)
@@ -55,7 +55,7 @@ def play(model_directory: Path, undisturbed: Reference, tmp_path: Path):
 
 
 def test_without_the_damage_a_drill_does_not_pass(play):
-    """Nothing is caught where nothing is damaged."""
+    """Nothing is caught if nothing is damaged."""
     fault = Fault(damage=left_out, findings=("INV-1",), scope="session")
     outcome, checks = play(attrs.evolve(DRILLS["layer-short"], play=on_a_server(fault)))
     assert not outcome.passed
@@ -64,14 +64,14 @@ def test_without_the_damage_a_drill_does_not_pass(play):
 
 @pytest.mark.parametrize("way", [on_stopped_server, beneath_a_server])
 def test_without_the_rewriting_a_drill_does_not_pass(play, way):
-    """Nothing is caught where no row is changed."""
+    """Nothing is caught if no row is changed."""
     outcome, checks = play(attrs.evolve(DRILLS["row-changed"], play=way(nothing_done)))
     assert not outcome.passed
     assert checks["caught"].held is False
 
 
 def test_without_a_damaged_file_a_drill_does_not_pass(play):
-    """Nothing is rejected where a file is as it was written, and then its block is reused."""
+    """Nothing is rejected if a file is unchanged, and then its block is reused."""
     outcome, checks = play(attrs.evolve(DRILLS["file-flipped"], play=in_a_file(lambda path: None)))
     assert not outcome.passed
     assert Check("caught", False, "files rejected: none") == checks["caught"]
@@ -79,14 +79,14 @@ def test_without_a_damaged_file_a_drill_does_not_pass(play):
 
 
 def test_without_a_block_that_changed_a_drill_does_not_pass(play):
-    """The shadow check finds every answer the same where nothing is damaged."""
+    """The shadow check finds every answer equal if nothing is damaged."""
     outcome, checks = play(attrs.evolve(DRILLS["block-unseen"], play=unseen(left_out)))
     assert not outcome.passed
     assert Check("caught", False, "the damage was never done") == checks["caught"]
 
 
 def test_without_its_invariant_a_drill_does_not_pass(play, monkeypatch: pytest.MonkeyPatch):
-    """Where a check is taken out of the invariants, the damage goes unnoticed."""
+    """If a check is removed from the invariants, the damage goes unnoticed."""
     monkeypatch.setitem(invariants._CHECKS, ev.TokensEmitted, ())
     outcome, checks = play(DRILLS["emission-early"])
     assert not outcome.passed
@@ -94,22 +94,22 @@ def test_without_its_invariant_a_drill_does_not_pass(play, monkeypatch: pytest.M
 
 
 def uncounted(patch: pytest.MonkeyPatch) -> None:
-    """The metrics hear of nothing."""
+    """The metrics do not count it."""
     patch.setattr(Metrics, "observe", lambda metrics, recorded: None)
 
 
 def unlogged(patch: pytest.MonkeyPatch) -> None:
-    """The log hears of nothing."""
+    """The log does not record it."""
     patch.setattr(RequestLog, "__call__", lambda log, recorded: None)
 
 
 def in_service(patch: pytest.MonkeyPatch) -> None:
-    """A violation takes nothing out of service."""
+    """A violation does not quarantine anything."""
     patch.setattr(Ledger, "_taken_out", lambda *arguments: ())
 
 
 def retried(patch: pytest.MonkeyPatch) -> None:
-    """Clients are not told that asking again gives the same."""
+    """The error does not say that a retry gives the same answer."""
     kinds = errors._REFUSALS.items()
     patch.setattr(
         errors, "_REFUSALS", {refusal: attrs.evolve(kind, headers={}) for refusal, kind in kinds}
@@ -133,7 +133,7 @@ def untold(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_each_check_can_fail(play, monkeypatch: pytest.MonkeyPatch, check: str, sabotage):
-    """A drill does not pass where one thing of those that follow a bug does not happen."""
+    """A drill does not pass if one of the consequences of a bug is missing."""
     sabotage(monkeypatch)
     outcome, checks = play(DRILLS["layer-short"])
     assert not outcome.passed
@@ -141,7 +141,7 @@ def test_each_check_can_fail(play, monkeypatch: pytest.MonkeyPatch, check: str, 
 
 
 def test_another_bit_is_noticed(play, undisturbed: Reference):
-    """A bystander whose log-probability differs in one digit was not let alone."""
+    """A bystander was affected if its log-probability differs in one digit."""
     before, beside, after = undisturbed.bystander
     (raw, logprob), *rest = after.tokens
     other = attrs.evolve(after, tokens=((raw, logprob + 1e-6), *rest))
@@ -155,7 +155,7 @@ def test_another_bit_is_noticed(play, undisturbed: Reference):
 
 
 def test_a_server_that_starts_on_a_broken_journal_is_noticed(play, monkeypatch: pytest.MonkeyPatch):
-    """A removed row is found, but a server starts all the same: the drill does not pass."""
+    """A removed row is found, but a server starts anyway: the drill does not pass."""
 
     async def starts(scene: Scene) -> None:
         return None
@@ -171,7 +171,7 @@ def test_a_server_that_starts_on_a_broken_journal_is_noticed(play, monkeypatch: 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, undisturbed: Reference):
-    """Puts drills in the place of those that there are; no server is started for them."""
+    """Replaces the drills; no server is started for them."""
 
     async def same(directory: Path, model: Path) -> Reference:
         return undisturbed
@@ -180,7 +180,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, undisturbed: Referenc
         monkeypatch.setattr(drill, "DRILLS", {one.name: one for one in drills})
 
     monkeypatch.setattr(drill, "reference", same)
-    # Whoever set it keeps it: the command does not start anew to preload a BLAS.
+    # A value that is set already is kept: the command does not restart itself to preload a BLAS.
     monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))
     return put
 
@@ -188,7 +188,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, undisturbed: Referenc
 def made(
     name: str, *checks: Check, error: type[BaseException] | BaseException | None = None
 ) -> Drill:
-    """A drill that comes to these checks, or is cut off."""
+    """A drill with these checks, or one that is interrupted."""
 
     async def play(scene: Scene) -> Outcome:
         scene.directory.mkdir(parents=True)
@@ -211,7 +211,7 @@ def test_the_list(run):
     ("arguments", "words"), [((), "--list lists them"), (("flood",), "no drill flood")]
 )
 def test_no_such_drill(run, arguments, words: str):
-    """Without a name, or by one that is none: exit code 2, and where to look."""
+    """Without a name, or with an unknown one: exit code 2, and where to look."""
     result = run("drill", *arguments)
     assert 2 == result.exit_code
     assert words in result.stderr
@@ -231,7 +231,7 @@ def test_the_story_of_one(run, quick, tmp_path: Path):
 
 
 def test_all_of_them(run, quick):
-    """A table of all; those that did not pass are told, and the exit code is 1."""
+    """A table of all; those that did not pass are listed, and the exit code is 1."""
     quick(made("one", *FINE), made("other", *FINE[:-1], Check("replayed", False, "it is not so")))
     result = run("drill", "all")
     assert 1 == result.exit_code
@@ -245,7 +245,7 @@ def test_all_of_them(run, quick):
 
 
 def test_a_drill_that_fails_by_itself(run, quick):
-    """What nobody foresaw is no pass, and the drills after it are held."""
+    """An unexpected error is no pass, and the drills after it still run."""
     quick(made("one", error=RuntimeError("the roof fell in")), made("two", *FINE))
     result = run("drill", "all")
     assert 1 == result.exit_code
@@ -254,7 +254,7 @@ def test_a_drill_that_fails_by_itself(run, quick):
 
 
 def test_called_off(run, quick, tmp_path: Path):
-    """Ctrl-C: the drill in hand leaves no directory, those before it keep theirs."""
+    """Ctrl-C: the current drill leaves no directory, earlier ones keep theirs."""
     quick(made("one", *FINE), made("two", error=KeyboardInterrupt))
     result = run("drill", "all")
     assert 130 == result.exit_code
@@ -263,7 +263,7 @@ def test_called_off(run, quick, tmp_path: Path):
 
 
 def test_the_command_that_a_drill_prints_works(run, monkeypatch: pytest.MonkeyPatch):
-    """A real drill from the command line; what it prints for the bug id tells the bug again."""
+    """A real drill from the command line; the replay command that it prints shows the bug again."""
     monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))
     result = run("drill", "window-moved")
     assert 0 == result.exit_code, result.stdout
@@ -275,7 +275,7 @@ def test_the_command_that_a_drill_prints_works(run, monkeypatch: pytest.MonkeyPa
 
 
 def test_every_drill_passes_on_the_built_in_model(run, monkeypatch: pytest.MonkeyPatch):
-    """What Pebble says is long enough for each to do its damage in."""
+    """Pebble's answers are long enough for each drill to do its damage during one."""
     monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))
     result = run("drill", "all")
     assert 0 == result.exit_code, result.stdout

@@ -30,7 +30,7 @@ SIZE = 300
 @attrs.frozen
 class Setup:
     """
-    A journal in a data directory, with block files beside it.
+    A journal in a data directory, with block files next to it.
 
     Attributes:
         gone, kept: the keys of the blocks that only s2 of January had; and of those that s3 of June
@@ -51,7 +51,7 @@ class Setup:
         return {path.stem for path in self.folder.rglob("*.safetensors")}
 
     def read(self) -> Any:
-        """What the journal says, and whether it holds."""
+        """What the journal records, and whether it holds."""
         store = SqlStore.open(journal_url(self.data), read_only=True)
         try:
             fold = Replay(store.base())
@@ -62,7 +62,7 @@ class Setup:
             store.close()
 
     def put(self, key: str, ending: str, contents: bytes = b"") -> Path:
-        """A file beside a block's."""
+        """A file next to a block's."""
         path = place_of(self.folder, FINGERPRINT, key).with_name(f"{key}{ending}")
         path.write_bytes(contents)
         return path
@@ -77,7 +77,7 @@ class Setup:
         store.close()
 
     def dropped(self) -> set[str]:
-        """The blocks whose files are gone by the journal."""
+        """The blocks whose files the journal records as removed."""
         store = SqlStore.open(journal_url(self.data), read_only=True)
         try:
             events = [decode(row).event for row in store.read()]
@@ -89,7 +89,7 @@ class Setup:
 @pytest.fixture
 def setup(stored) -> Setup:
     """
-    Sessions s1 and s2 of January and s3 of June, which goes on from blocks of s1. All blocks have
+    Sessions s1 and s2 of January and s3 of June, which continues from blocks of s1. All blocks have
     files.
     """
     made = Builder()
@@ -178,7 +178,9 @@ def settled_turn(made: Builder, prompt: tuple[int, ...], answer: tuple[int, ...]
 
 
 def test_files_of_what_was_pruned_go(run, setup: Setup):
-    """What was set aside goes too; what a conversation that is left needs stays. Rows tell it."""
+    """
+    Quarantined files are removed too; those that remaining conversations need stay. Rows record it.
+    """
     aside = place_of(setup.folder, FINGERPRINT, min(setup.gone))
     aside = aside.with_name(f"{aside.name}.rejected")
     aside.write_bytes(b"looked at")
@@ -238,8 +240,8 @@ def anticipating(made: Builder, name: str, request: str, ids: tuple[int, ...]) -
 
 def test_a_file_that_is_anticipated_stays(run, stored):
     """
-    A session that is left has a block in its slab that only what it prewarms names: who computed
-    it is pruned, and its file is needed all the same.
+    A remaining session has a block in its slab that only its prewarm names: the session that
+    computed it is pruned, and its file is still needed.
     """
     made = Builder()
     made.start()
@@ -270,7 +272,7 @@ def test_a_dry_run_leaves_files(run, setup: Setup):
 
 
 def test_a_file_that_cannot_be_removed(run, setup: Setup, monkeypatch: pytest.MonkeyPatch):
-    """It is told, with where it lies; no row says that it is gone. The next prune removes it."""
+    """It is reported with its path, and no row says that it is gone. The next prune removes it."""
     plain = Path.unlink
 
     def failing(self: Path, missing_ok: bool = False) -> None:
@@ -292,7 +294,7 @@ def test_a_file_that_cannot_be_removed(run, setup: Setup, monkeypatch: pytest.Mo
 
 
 def test_files_that_are_elsewhere(run, setup: Setup):
-    """Without a folder no prune is theirs: that is said, and nothing is on record."""
+    """Without a folder, no prune removes files: that is reported, and nothing is on record."""
     setup.folder.rename(setup.data / "moved")
     result = run(*PRUNE)
     assert "2 block files of what was removed are not gone (not there). " in result.stderr
@@ -301,7 +303,7 @@ def test_files_that_are_elsewhere(run, setup: Setup):
 
 
 def test_files_that_are_gone(run, setup: Setup):
-    """A folder in which they are not is looked at once: that is on record, and told."""
+    """A folder without these files is searched once: that is on record, and reported."""
     for key in setup.gone:
         place_of(setup.folder, FINGERPRINT, key).unlink()
     result = run(*PRUNE)
@@ -312,7 +314,7 @@ def test_files_that_are_gone(run, setup: Setup):
 
 
 def test_a_folder_that_cannot_be_looked_into(run, setup: Setup, monkeypatch: pytest.MonkeyPatch):
-    """What nobody can see is not gone."""
+    """A file that cannot be seen is not counted as gone."""
     key = min(setup.gone)
     place = place_of(setup.folder, FINGERPRINT, key)
     place.unlink()
@@ -331,8 +333,8 @@ def test_a_folder_that_cannot_be_looked_into(run, setup: Setup, monkeypatch: pyt
 
 def test_a_directory_in_use(run, setup: Setup):
     """
-    The journal is a copy's, and a server with the original uses the folder: no file is removed, and
-    that is said. When the server has stopped, the same command does it.
+    The journal is a copy, and a server with the original uses the folder: no file is removed, and
+    that is reported. When the server has stopped, the same command removes them.
     """
     copy = setup.data.parent / "copy.db"
     shutil.copy(setup.data / "journal.db", copy)
@@ -372,8 +374,8 @@ def told_by(key: str, run: str) -> bytes:
 
 def test_files_of_other_runs(run, setup: Setup):
     """
-    What another journal's run set aside or has not finished stays, and is counted. That of a run
-    of which only pruned rows told goes.
+    Files that another journal's run quarantined or has not finished stay, and are counted. Files of
+    a run that only pruned rows mention are removed.
     """
     first, second = sorted(setup.gone)
     theirs = [
@@ -394,8 +396,8 @@ def test_files_of_other_runs(run, setup: Setup):
 
 def test_a_disk_that_is_full_afterwards(run, setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """
-    Files that are gone and could not be put on record end no prune, as the rows are gone: it is
-    told, the space is given back, and the next prune puts them on record.
+    If removed files cannot be put on record, the prune still completes, because the rows are gone:
+    it is reported, the space is freed, and the next prune records them.
     """
     plain = SqlStore.append
 

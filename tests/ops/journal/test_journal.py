@@ -1,4 +1,4 @@
-"""`ops journal` tells how large a journal is, and prunes it; what is left reads as it did."""
+"""`ops journal` shows the size of a journal and prunes it; what is left reads as before."""
 
 import hashlib
 import json
@@ -96,7 +96,7 @@ def pruned(run, stored) -> Path:
 
 
 def test_nothing_can_go(run, stored):
-    """Who holds the rows back is named, with what to do; nothing is changed."""
+    """The session that holds the rows back is named, with what to do; nothing is changed."""
     folder = stored(aged())
     result = run("journal", "prune", *BEFORE)
     assert 0 == result.exit_code
@@ -108,7 +108,7 @@ def test_nothing_can_go(run, stored):
 
 
 def test_nothing_is_old_enough(run, stored):
-    """Where every row is young, that is said."""
+    """If every row is young, the command says so."""
     stored(aged())
     result = run("journal", "prune", "--before", "2025-12-31")
     assert (0, "nothing to prune") == (result.exit_code, result.stdout.splitlines()[1])
@@ -117,7 +117,7 @@ def test_nothing_is_old_enough(run, stored):
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
 def test_a_bug_holds_the_cut(run, stored, more: tuple[str, ...]):
-    """A session is old enough, but its bug is not: it is said what holds back the row."""
+    """A session is old enough, but its bug is not: the message says what holds back the row."""
     made = Builder()
     made.start()
     opened = ev.SessionOpened(
@@ -136,7 +136,7 @@ def test_a_bug_holds_the_cut(run, stored, more: tuple[str, ...]):
 
 
 def test_a_dry_run(run, stored):
-    """It says what would go, beside a server too, and changes nothing."""
+    """It shows what would be removed, also while a server runs, and changes nothing."""
     folder = stored(aged())
     with hold_journal(journal_url(folder), who="serve"):
         result = run("journal", "prune", *BEFORE, "--close-idle", "--dry-run")
@@ -178,7 +178,7 @@ def test_a_dry_run_beside_a_server_that_writes(run, stored, monkeypatch: pytest.
 
 
 def test_a_dry_run_beside_a_prune(run, stored, monkeypatch: pytest.MonkeyPatch):
-    """Who reads while rows go is told to read again; it is no fault of the journal's."""
+    """A reader during a prune is asked to read again; the journal is not at fault."""
     stored(aged())
     read = SqlStore.read
 
@@ -194,7 +194,7 @@ def test_a_dry_run_beside_a_prune(run, stored, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_prune(run, stored):
-    """Rows go, the rest stays byte for byte, and an event tells of it."""
+    """Rows are removed, the rest stays byte for byte, and an event records it."""
     folder = stored(aged())
     result = run("journal", "prune", *BEFORE, "--close-idle")
     assert 0 == result.exit_code
@@ -249,7 +249,7 @@ def test_texts_are_gone(run, stored):
 
 
 def test_a_bug_that_was_pruned(run, stored):
-    """A quarantined session goes only when it is said so; its bug id then leads to a sentence."""
+    """A quarantined session is removed only with an option; its bug id then leads to a sentence."""
     rows, bug_id = broken("INV-7")
     folder = stored(rows)
     held = run("journal", "prune", *BEFORE, "--close-idle").stdout
@@ -269,7 +269,7 @@ def test_a_bug_that_was_pruned(run, stored):
 
 
 def test_a_server_that_was_lost(run, stored):
-    """Nobody holds the journal, so its run is put on record as lost before sessions are closed."""
+    """No server holds the journal, so its run is recorded as lost before sessions are closed."""
     rows = conversation().rows
     stored(rows)
     result = run("journal", "prune", *BEFORE, "--close-idle")
@@ -412,7 +412,9 @@ def test_space_is_given_back_later(run, stored, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_prune_that_a_reader_holds_up(run, stored, monkeypatch: pytest.MonkeyPatch):
-    """The removed rows are in the file until nobody reads them; that is said, and done later."""
+    """
+    The removed rows stay in the file until no reader is left; that is reported, and done later.
+    """
     monkeypatch.setattr(store_sql, "_BUSY_S", 0.05)
     folder = stored(in_mid_request().rows)
     run("journal", "prune", *BEFORE, "--close-idle")
@@ -441,7 +443,7 @@ def test_a_prune_that_a_reader_holds_up(run, stored, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_dates_that_are_none(run, stored, date: str, says: str):
-    """A date is a day, a time or an age, and not to come."""
+    """A date is a day, a time or an age, and not in the future."""
     stored(aged())
     result = run("journal", "prune", "--before", date)
     assert 2 == result.exit_code
@@ -578,7 +580,7 @@ def test_a_base_changed_by_hand(run, pruned: Path, tmp_path: Path, change: str):
 
 
 def test_two_bases(run, pruned: Path):
-    """There is one at a time, so a second was put there by hand; which is right, nobody knows."""
+    """There is only one at a time, so the test adds a second; which one is right is unknown."""
     with closing(sqlite3.connect(pruned / "journal.db")) as other, other:
         other.execute("INSERT INTO bases SELECT 1, head, state, state_digest FROM bases")
     for words in (("verify",), ("journal",), ("export",)):
@@ -588,7 +590,7 @@ def test_two_bases(run, pruned: Path):
 
 
 def test_a_base_of_a_newer_cairn(run, pruned: Path):
-    """It is told so, and is no broken journal."""
+    """The user is told so; the journal is not broken."""
     base = there(pruned)[0]
     state = json.loads(base.state) | {"version": VERSION + 1}
     encoded = json.dumps(state)
@@ -614,7 +616,7 @@ def test_a_server_reads_on(pruned: Path):
 
 
 def test_sessions_and_replay(run, pruned: Path):
-    """Who is left is told in full; who is not, in a sentence."""
+    """A session that is left is shown in full; one that is not, in a sentence."""
     assert ["s3"] == [line.split("\t")[0] for line in run("sessions").stdout.splitlines()[1:]]
     result = run("replay", "s3")
     assert 0 == result.exit_code
@@ -720,7 +722,7 @@ def test_one_session_of_a_pruned_journal(run, stored, tmp_path: Path):
 
 
 def test_one_session_of_a_journal_whose_base_was_changed(run, stored, tmp_path: Path):
-    """Nobody knows then what was pruned of it: rows are missing."""
+    """Then it is unknown what was pruned of it: rows are missing."""
     folder = stored(in_the_middle())
     run("journal", "prune", *BEFORE)
     with closing(sqlite3.connect(folder / "journal.db")) as other, other:
@@ -742,7 +744,7 @@ def test_a_damaged_base_line(run, pruned: Path, tmp_path: Path):
 
 
 def test_a_prune_beside_a_reader(run, stored, monkeypatch: pytest.MonkeyPatch):
-    """Who reads while rows go is told to read again, and finds nothing broken."""
+    """A reader during a prune is asked to read again, and finds nothing broken."""
     folder = stored(aged())
     read = SqlStore.read
 
@@ -760,7 +762,7 @@ def test_a_prune_beside_a_reader(run, stored, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_tail_of_what_is_left(run, pruned: Path):
-    """It begins where the journal does, and says so to who asks for more."""
+    """It begins where the journal does, and says so if an earlier row is requested."""
     result = run("tail", "--journal", "--after", 2, "-n", 500)
     assert f"The events up to {FIRST_RUN} were pruned.\n" in result.stderr
     assert FIRST_RUN + 1 == json.loads(result.stdout.splitlines()[0])["position"]
@@ -876,7 +878,7 @@ def test_growth_is_what_the_doctor_tells(run, stored, ago_s: int, old_rows: int,
 
 
 def test_size_beside_a_writer(run, stored):
-    """It reads while a server writes, and what is broken has a size too."""
+    """It reads while a server writes, and a broken journal has a size too."""
     folder = stored(healthy()[:12])
     writer = SqlStore.open(journal_url(folder))
     writer.append(healthy()[12:])
@@ -903,7 +905,7 @@ def test_sizes_for_people():
 
 @pytest.mark.parametrize("words", [("size",), ("prune", "--before", "30d", "--close-idle")])
 def test_nothing_heavy_is_loaded(stored, words: tuple[str, ...]):
-    """Both work where neither MLX nor the web framework does."""
+    """Both work without MLX and without the web framework."""
     folder = stored(healthy())
     code = (
         "import sys\n"

@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_journal_that_cairn_made(folder: Path):
-    """It is its owner's alone, and so are the files beside it, in an open folder too."""
+    """Only its owner can read it, and the files next to it, in an open folder too."""
     migrate(journal_url(folder))
     store = SqlStore.open(journal_url(folder))
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
@@ -39,7 +39,7 @@ def test_a_journal_that_cairn_made(folder: Path):
 
 
 def test_a_journal_that_was_there_stays_as_it_is(folder: Path):
-    """To open it changes no mode: it is warned of, with what closes it, also by the doctor."""
+    """Opening it changes no mode: a warning says how to close it, also in the doctor."""
     path = folder / "journal.db"
     migrate(journal_url(folder))
     path.chmod(0o644)
@@ -50,7 +50,7 @@ def test_a_journal_that_was_there_stays_as_it_is(folder: Path):
     assert told[0].startswith(f"every user of this machine can read {path}")
     assert f"`chmod o-rwx {path}`" == told[1]
     found = doctor.check_journal(journal_url(folder))
-    # To read it makes the files beside it, of the mode that it has.
+    # Reading it creates the files next to it, with its own mode.
     assert ("warn", f"`chmod o-rwx {path} {path}-wal {path}-shm`") == (found.status, found.advice)
     assert found.fact.endswith(f"rows are chained; {told[0]}")
     folder.chmod(0o700)
@@ -58,7 +58,7 @@ def test_a_journal_that_was_there_stays_as_it_is(folder: Path):
 
 
 def test_the_files_beside_it(folder: Path):
-    """The last rows lie in them, and the command names those that others can read."""
+    """The last rows are in them, and the command names those that other users can read."""
     for name in ("my journal.db", "my journal.db-wal", "my journal.db-shm"):
         (folder / name).touch()
         (folder / name).chmod(0o640 if name.endswith(".db") else 0o644)
@@ -70,7 +70,7 @@ def test_the_files_beside_it(folder: Path):
 
 @pytest.mark.parametrize("mode", [0o700, 0o770, 0o754])
 def test_a_folder_that_others_cannot_enter(folder: Path, mode: int):
-    """What lies in it is not theirs to read, whatever its mode."""
+    """They cannot read what is in it, whatever its mode."""
     (folder / "journal.db").touch()
     (folder / "journal.db").chmod(0o666)
     assert readers_warning(folder / "journal.db") is not None
@@ -81,7 +81,7 @@ def test_a_folder_that_others_cannot_enter(folder: Path, mode: int):
 def test_serve_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """When the journal is open, with all the files beside it, and before anything is served."""
+    """When the journal is open, with all the files next to it, and before anything is served."""
     seen: list[set[str]] = []
 
     def told(path: Path) -> tuple[str, str]:

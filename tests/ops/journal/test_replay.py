@@ -1,4 +1,4 @@
-"""`ops replay` tells what led to a bug, makes it break again, and shows a state of the past."""
+"""`ops replay` shows what led to a bug, reproduces it, and shows an earlier state."""
 
 import os
 import sqlite3
@@ -28,7 +28,7 @@ def reruns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     module = ModuleType("cairn.ops.journal.replay_engine")
     monkeypatch.setattr(module, "rerun", rerun, raising=False)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    # Whoever set it keeps it: the command does not start anew to preload a BLAS.
+    # A value that is set already is kept: the command does not restart itself to preload a BLAS.
     monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))
     return calls
 
@@ -48,7 +48,7 @@ def test_a_bug_is_reproduced(run, stored, invariant: str):
 
 
 def test_a_crash_is_not_reproduced(run, stored):
-    """A crash of the code is told, and no check repeats it."""
+    """A crash of the code is reported, and no check repeats it."""
     rows, bug_id = broken("CRASH")
     stored(rows)
     result = run("replay", bug_id)
@@ -59,7 +59,7 @@ def test_a_crash_is_not_reproduced(run, stored):
 
 @pytest.mark.parametrize("rows", [tampered(), unrecorded("INV-4")])
 def test_a_bug_that_nobody_recorded(run, stored, rows):
-    """The bug id that verify gives is enough."""
+    """The bug id from verify is enough."""
     stored(rows)
     bug_id = run("verify").stdout.split("\t")[0]
     result = run("replay", bug_id[:8])
@@ -89,7 +89,7 @@ def test_a_session(run, stored):
 
 
 def test_a_session_that_broke(run, stored):
-    """Exit code 1, and the bug id to go on with."""
+    """Exit code 1, and the bug id to continue with."""
     rows, bug_id = broken("INV-4")
     stored(rows)
     result = run("replay", "s1")
@@ -115,7 +115,7 @@ def test_a_state_of_the_past(run, stored, tmp_path):
 
 @pytest.mark.parametrize("target", ["nonsense-id", "s", "0" * 36])
 def test_unknown(run, stored, target: str):
-    """An id that is not there: exit code 2, and where to look."""
+    """An unknown id: exit code 2, and where to look."""
     stored(healthy())
     result = run("replay", target)
     assert (2, "") == (result.exit_code, result.stdout)
@@ -130,7 +130,7 @@ def test_nothing_named(run, stored):
 
 @pytest.mark.parametrize("option", ["--no-private", "--session=s1"])
 def test_an_export_with_gaps(run, stored, tmp_path, option: str):
-    """What cannot be folded is refused with a sentence."""
+    """A journal that cannot be folded is refused with a sentence."""
     stored(healthy())
     path = tmp_path / "x.jsonl"
     assert 0 == run("export", "-o", path, option).exit_code
@@ -153,7 +153,7 @@ def _changed(folder: Path, kind: str, new: bytes) -> int:
 @pytest.mark.parametrize("options", [(), ("--engine",)])
 @pytest.mark.parametrize("new", [b'{"ids":[42],"text":"c"}', b"no event"])
 def test_a_changed_row_under_a_session(run, stored, reruns, options: tuple[str, ...], new: bytes):
-    """A session does not come out the same over a changed row, and the model is not run for it."""
+    """A session does not replay equally over a changed row, and the model is not run for it."""
     position = _changed(stored(healthy()), "tokens_emitted", new)
     bug_id = run("verify").stdout.split("\t")[0]
     result = run("replay", "s1", *options)
@@ -164,7 +164,7 @@ def test_a_changed_row_under_a_session(run, stored, reruns, options: tuple[str, 
 
 
 def test_a_changed_row_behind_a_session(run, stored, reruns):
-    """What was changed after a session's last row does not concern it."""
+    """A change after a session's last row does not affect it."""
     rows = healthy()
     rows[-1] = attrs.evolve(rows[-1], public=rows[-1].public.replace(b"signal", b"sigkil"))
     stored(rows)
@@ -205,8 +205,8 @@ def test_engine(run, stored, reruns):
 @pytest.mark.usefixtures("reruns")
 def test_a_bug_of_a_shadow_check(run, stored, reruns):
     """
-    Its row is the server's, and it is about a session all the same: that is shown and run again,
-    the session tells of the bug, and the check is among its events.
+    Its row is in the server's stream, and still it is about a session: the session is shown and run
+    again, it reports the bug, and the check is among its events.
     """
     driver = Driver()
     driver.start()
@@ -252,7 +252,7 @@ def test_an_engine_that_cannot_be_loaded(run, stored, monkeypatch: pytest.Monkey
 
 
 def test_a_request_that_was_lost(run):
-    """A request that was open when its server was killed has an end, and is not told as open."""
+    """A request that was open when its server was killed has an end, and is not shown as open."""
     history = Path(__file__).parents[2] / "histories" / "killed.jsonl"
     (session,) = (line.split("\t")[0] for line in run("sessions", history).stdout.splitlines()[1:])
     told = run("replay", session, history).stdout.splitlines()

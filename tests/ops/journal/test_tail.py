@@ -1,4 +1,4 @@
-"""`ops tail` shows the log or the events, what is asked for of them, and where to go on."""
+"""`ops tail` shows the selected lines of the log or the events, and where to continue."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def shown(result) -> list[dict]:
 
 
 def test_the_last_lines(run, log: Path):
-    """Ten by default, or as many as were asked for, and the cursor on stderr."""
+    """Ten by default, or the requested number, and the cursor on stderr."""
     assert LINES[-10:] == shown(run("tail"))
     assert LINES[-3:] == shown(run("tail", "-n", 3))
     assert f"cursor: {log.stat().st_size}\n" == run("tail").stderr
@@ -64,7 +64,7 @@ def test_what_is_asked_for(run, log: Path, arguments, expected):
 
 
 def test_going_on(run, log: Path):
-    """Behind a cursor come the lines that were not shown yet; an unfinished one waits."""
+    """After a cursor come the lines not yet shown; an unfinished one waits."""
     cursor = run("tail").stderr.split()[1]
     assert [] == shown(run("tail", "--after", cursor))
     with log.open("a") as file:
@@ -99,14 +99,14 @@ def test_events(run, stored):
 
 
 def test_a_kind_of_the_log(run, log: Path):
-    """No line of the log has one, so it is said where there is."""
+    """No line of the log has one, so the message says where to find it."""
     result = run("tail", "kind=path_selected")
     assert (2, "") == (result.exit_code, result.stdout)
     assert "add --journal" in result.stderr
 
 
 def test_a_kind_that_is_none(run, stored):
-    """No event will ever have it, so that is said."""
+    """No event will ever have it, so the message says that."""
     stored(healthy())
     result = run("tail", "--journal", "kind=nonsense")
     assert (2, "") == (result.exit_code, result.stdout)
@@ -123,7 +123,7 @@ def test_a_kind_that_is_none(run, stored):
     ],
 )
 def test_a_field_that_no_event_has(run, stored, value: str, told: str):
-    """It would wait for ever, in silence."""
+    """Otherwise it would wait forever, in silence."""
     stored(healthy())
     result = run("tail", "--journal", value)
     assert (2, "") == (result.exit_code, result.stdout)
@@ -151,7 +151,9 @@ def test_every_field_of_an_event_can_be_asked_for(run, stored):
     ],
 )
 def test_nothing_was_found_in_the_log(run, log: Path, arguments, told: str):
-    """What is misspelt is told from what did not happen; nothing is said where there is nothing."""
+    """
+    Misspelt names are distinguished from events that did not happen; otherwise it prints nothing.
+    """
     result = run("tail", *arguments)
     cursor = f"cursor: {log.stat().st_size}\n"
     assert (0, "") == (result.exit_code, result.stdout)
@@ -172,7 +174,7 @@ def test_nothing_was_found_in_the_journal(run, stored):
 
 
 def test_a_cursor_beyond_the_end(run, stored, log: Path):
-    """It is another's, or of a log of before: that is said, with where it goes on."""
+    """It is from a different or an older log: the message says so, and where it continues."""
     result = run("tail", "--after", 99999999)
     assert LINES == shown(result)
     assert result.stderr.startswith(
@@ -187,7 +189,7 @@ def test_a_cursor_beyond_the_end(run, stored, log: Path):
 
 
 def test_nothing_steers_a_terminal(capsys: pytest.CaptureFixture[str], log: Path):
-    """What a client chose is shown with its control characters spelled out."""
+    """Values from a client are shown with their control characters escaped."""
     log.write_text('{"event": "a\\u001b[2Jb", "model": "c\\nd\\u009be"}\n')
     (entry,) = Log(log, 0).read()
     _show_pretty(entry)

@@ -33,7 +33,7 @@ def test_all_holds(run, stored):
 
 
 def test_journal_export_and_path_agree(run, stored, tmp_path: Path):
-    """The same rows give the same words, wherever they lie."""
+    """The same rows give the same output, wherever they are stored."""
     folder = stored(healthy())
     export = write(tmp_path / "x.jsonl", healthy())
     outputs = {
@@ -61,7 +61,7 @@ def test_a_violation_on_record(run, stored, invariant: str):
 
 @pytest.mark.parametrize("invariant", [name for name in BREAKABLE if name != "CRASH"])
 def test_a_violation_that_nobody_recorded(run, stored, invariant: str):
-    """It is news, its bug id is the same each time, and the line says that it is not on record."""
+    """It is new, its bug id is the same each time, and the line says that it is not on record."""
     stored(unrecorded(invariant))
     result = run("verify")
     assert 1 == result.exit_code
@@ -79,7 +79,7 @@ def test_a_changed_row(run, stored):
 
 
 def test_what_may_follow(run, tmp_path: Path):
-    """Behind a changed row the rest is marked and counted apart; each break of the chain is one."""
+    """After a changed row the rest is marked and counted apart; each break of the chain is one."""
     rows = healthy()
     rows[11] = attrs.evolve(rows[11], public=rows[11].public.replace(b"s1", b"s9"))
     lines = run("verify", write(tmp_path / "x.jsonl", rows)).stdout.splitlines()
@@ -105,7 +105,7 @@ def test_what_is_on_record_follows_from_nothing(run, stored, invariant: str):
 
 
 def test_a_kept_head(run, stored, tmp_path: Path):
-    """A head of earlier is in a journal that grew, and not in one that was cut or made anew."""
+    """An earlier head is in a journal that grew, and not in one that was cut or written again."""
     rows = healthy()
     stored(rows)
     for kept, row in ((rows[-1].hash, 31), (rows[19].hash.upper(), 20), ("0" * 64, 0)):
@@ -131,7 +131,7 @@ def test_a_kept_head_and_an_excerpt(run, tmp_path: Path):
 
 @pytest.mark.parametrize("kept", ["", "abc", "g" * 64])
 def test_a_head_that_is_none(run, stored, kept: str):
-    """What cannot be a hash is not looked for."""
+    """A text that cannot be a hash is not looked up."""
     stored(healthy())
     result = run("verify", "--head", kept)
     assert (2, "") == (result.exit_code, result.stdout)
@@ -152,7 +152,7 @@ def test_what_it_cannot_see_is_said(run, stored):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", ["-", "/dev/stdin"])
 def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, packed: bool):
-    """An export through a pipe, packed or not; nothing stays behind."""
+    """An export through a pipe, packed or not; no temporary files remain."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     text = b"".join(map(to_line, healthy()))
     done = piped(name, gzip.compress(text) if packed else text)
@@ -244,7 +244,9 @@ def test_no_export(run, tmp_path: Path):
 @pytest.mark.parametrize("begins", ["", "excerpt"])
 @pytest.mark.parametrize("command", ["verify", "sessions", "agents"])
 def test_an_export_without_a_row(run, tmp_path: Path, command: str, begins: str):
-    """What was to write it has failed: it is refused, and nothing is said to hold."""
+    """
+    The command that was to write it has failed: it is refused, and nothing is reported as valid.
+    """
     path = tmp_path / "x.jsonl"
     base = Base(position=2, head="0" * 64, state=None, state_digest="0" * 64)
     line = excerpt_to_line(Excerpt(stream="session/s1", seq=1, base=base))
@@ -291,7 +293,7 @@ def test_beside_a_writer(run, stored):
 
 
 def test_nothing_heavy_is_loaded(stored):
-    """`ops verify` works where neither MLX nor the web framework does."""
+    """`ops verify` works without MLX and without the web framework."""
     folder = stored(healthy())
     code = (
         "import sys\n"

@@ -1,4 +1,4 @@
-"""API keys as operators give them, and what is said of those that cannot be used."""
+"""API keys as operators give them, and the messages for invalid ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONE, TWO, THREE = "0123456789abcdef", "sk-fedcba9876543210", "AAECAwQFBgcICQoLDA
 
 @pytest.fixture(autouse=True)
 def no_keys_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What whoever runs the tests has set is no part of them."""
+    """The environment of the test run does not affect the tests."""
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
 
 
@@ -47,7 +47,7 @@ def test_names_are_tenants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_key_without_a_name():
-    """It is the tenant's that a server without keys has, so that nothing is lost by a first key."""
+    """It belongs to the tenant of a server without keys, so that a first key loses nothing."""
     assert (("local", ONE),) == read_keys([ONE], None)
     assert (("local", ONE), ("local", TWO)) == read_keys([ONE, f"local={TWO}"], None)
     assert (("local", ONE), ("local", ONE)) == read_keys([ONE, ONE], None)
@@ -83,14 +83,14 @@ def test_keys_that_cannot_be_used(keys: list[str], text: str):
 
 @pytest.mark.parametrize("value", ["", "  \n"])
 def test_a_variable_without_a_key(value: str, monkeypatch: pytest.MonkeyPatch):
-    """Who set it meant to have keys: the server does not start open."""
+    """The operator meant to set keys: the server does not start open."""
     monkeypatch.setenv(KEYS_VARIABLE, value)
     with pytest.raises(Unreadable, match="has no API key"):
         read_keys([], None)
 
 
 def test_files_without_a_key(tmp_path: Path):
-    """A file that is empty, not there or no text stops the server, too; a bad line is named."""
+    """A file that is empty, missing or no text stops the server, too; a bad line is named."""
     for text in ("", "\n# alice=...\n"):
         with pytest.raises(Unreadable, match="has no API key"):
             read_keys([], written(tmp_path, text))
@@ -107,13 +107,15 @@ def test_files_without_a_key(tmp_path: Path):
 def test_a_file_that_others_can_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: int, warned: bool
 ):
-    """It is used, and its owner is told; a group may be meant to read it."""
+    """It is used, and its owner is warned; a group may be meant to read it."""
     assert (("alice", ONE),) == read_keys([], written(tmp_path, f"alice={ONE}", mode))
     assert warned == ("others can read or write" in capsys.readouterr().err)
 
 
 def test_a_clients_key():
-    """Nothing is none; blanks around it are no part of it; what no header can carry is refused."""
+    """
+    An empty key counts as none; blanks around a key are ignored; invalid characters are refused.
+    """
     assert [None, None, None] == [read_key(None), read_key(""), read_key(" ")]
     assert "anykey" == read_key("anykey") == read_key(" anykey\n")
     for key in ("two words", "größe", "a\x00b"):

@@ -28,7 +28,7 @@ def homes(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_a_directory_is_held_once(homes: tuple[Path, Path], tmp_path: Path) -> None:
-    """Not even another journal lets a second server in; the sentence names the first one."""
+    """Not even a different journal lets a second server in; the sentence names the first one."""
     one, _ = homes
     with (
         hold(one, journal_url(one)),
@@ -41,7 +41,7 @@ def test_a_directory_is_held_once(homes: tuple[Path, Path], tmp_path: Path) -> N
 
 
 def test_a_server_that_holds_a_directory_can_be_found(homes: tuple[Path, Path]) -> None:
-    """Its lock says where it answers, to who looks and to who is refused."""
+    """Its lock has its address, for readers and for servers that are refused."""
     one, two = homes
     with hold(one, journal_url(one)) as held:
         assert Holder(str(os.getpid()), "serve", None) == server_at(one)
@@ -75,7 +75,7 @@ def test_a_journal_is_held_once(homes: tuple[Path, Path], tmp_path: Path, linked
 
 
 def test_a_command_holds_a_journal(homes: tuple[Path, Path]) -> None:
-    """Whoever it is that has it is named: a prune is waited for, not stopped."""
+    """The holder is named: a prune is waited for, not stopped."""
     one, _ = homes
     with (
         hold_journal(journal_url(one), who="journal prune"),
@@ -91,7 +91,7 @@ def test_a_command_holds_a_journal(homes: tuple[Path, Path]) -> None:
 def test_nobody_waits_for_nothing(
     homes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two tries there is a pause, behind the last one none."""
+    """There is a pause between two tries, and none after the last."""
     one, _ = homes
     waited: list[float] = []
     monkeypatch.setattr("cairn.ops.serve.data_dir.time.sleep", waited.append)
@@ -101,7 +101,7 @@ def test_nobody_waits_for_nothing(
 
 
 def test_somebody_only_looks(homes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looks whether a server runs has the lock for a moment; a server waits for its end."""
+    """A check for a running server holds the lock for a moment; a server waits for its end."""
     one, _ = homes
     (one / "lock").touch()
     with (one / "lock").open() as looking:
@@ -118,7 +118,7 @@ def test_somebody_only_looks(homes: tuple[Path, Path], monkeypatch: pytest.Monke
 
 
 def test_what_is_let_go_is_free(homes: tuple[Path, Path]) -> None:
-    """Afterwards others may have it; a refused server holds nothing."""
+    """Afterwards others may take it; a refused server holds nothing."""
     one, two = homes
     with hold(one, journal_url(one)), pytest.raises(Unreadable), hold(two, journal_url(one)):
         pass

@@ -1,4 +1,4 @@
-"""What the options of ``ops serve`` come to."""
+"""The effects of the options of ``ops serve``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cairn.ops.serve.run import settings_of
 def test_anticipation_can_be_switched_off(
     tmp_path: Path, arguments: list[str], prewarms: bool
 ) -> None:
-    """It is on, and the option switches it off; the journal has which."""
+    """It is on, and the option switches it off; the journal records which."""
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
     settings = settings_of(options, tmp_path)
     assert prewarms == settings.prewarm
@@ -23,15 +23,13 @@ def test_anticipation_can_be_switched_off(
 
 
 def test_who_waits_hears_of_it_in_time(tmp_path: Path) -> None:
-    """
-    Every fifteen seconds or sooner, if nobody says otherwise: clients of Anthropic's rely on pings.
-    """
+    """Every fifteen seconds or less by default: the Anthropic clients rely on pings."""
     options = serve.make_context("serve", ["--data-dir", str(tmp_path)]).params
     assert 15 >= settings_of(options, tmp_path).limits.heartbeat_s
 
 
 def test_who_waits_is_never_left_for_long(tmp_path: Path) -> None:
-    """More than fifteen seconds are refused: clients count on pings, and ask again without them."""
+    """More than fifteen seconds are refused: clients rely on pings, and retry without them."""
     with pytest.raises(click.BadParameter, match="15"):
         serve.make_context("serve", ["--heartbeat", "15.5", "--data-dir", str(tmp_path)])
     options = serve.make_context("serve", ["--heartbeat", "15", "--data-dir", str(tmp_path)]).params
@@ -40,16 +38,14 @@ def test_who_waits_is_never_left_for_long(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--heartbeat", "--drain", "--request-timeout"])
 def test_what_is_no_number_is_refused(tmp_path: Path, option: str) -> None:
-    """
-    It is within any range, as it is neither below nor above anything, and no clock waits so long.
-    """
+    """NaN would pass any range check, because no comparison holds, and no clock waits that long."""
     with pytest.raises(click.BadParameter, match="nan is no number"):
         serve.make_context("serve", [option, "nan", "--data-dir", str(tmp_path)])
 
 
 @pytest.mark.parametrize(("arguments", "seconds"), [([], 60), (["--slab-idle", "0"], 0)])
 def test_how_long_slabs_are_kept(tmp_path: Path, arguments: list[str], seconds: int) -> None:
-    """A minute, or as long as the option says; the journal has it."""
+    """A minute, or the option's value; the journal has it."""
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
     settings = settings_of(options, tmp_path)
     assert seconds == settings.limits.slab_idle_s == settings.on_record["slab_idle"]
@@ -61,14 +57,14 @@ def test_how_long_slabs_are_kept(tmp_path: Path, arguments: list[str], seconds: 
 def test_how_long_what_nobody_uses_is_kept(
     tmp_path: Path, arguments: list[str], seconds: int
 ) -> None:
-    """A day, or as long as the option says; the journal has it."""
+    """A day, or the option's value; the journal has it."""
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
     settings = settings_of(options, tmp_path)
     assert seconds == settings.limits.ttl_s == settings.on_record["ttl"]
 
 
 def test_a_life_that_is_none(tmp_path: Path) -> None:
-    """It is refused with what would do."""
+    """It is refused with a valid value."""
     with pytest.raises(click.BadParameter, match="'soon' must be a number of seconds"):
         serve.make_context("serve", ["--ttl", "soon", "--data-dir", str(tmp_path)])
 
@@ -85,7 +81,7 @@ def test_of_how_short_a_prompt_nothing_is_kept(
 
 @pytest.mark.parametrize("seconds", ["-1", "nan", "100000"])
 def test_slabs_are_kept_for_a_day_at_most(tmp_path: Path, seconds: str) -> None:
-    """A time that is none is refused, and so is one that nobody means."""
+    """An invalid time is refused, and so is an implausible one."""
     with pytest.raises(click.BadParameter):
         serve.make_context("serve", ["--slab-idle", seconds, "--data-dir", str(tmp_path)])
 
@@ -118,9 +114,6 @@ def test_what_a_token_attends_to(
 def test_a_window_that_nothing_has(
     tmp_path: Path, option: str, policy: list[str], tokens: str
 ) -> None:
-    """
-    Where every token attends to all before it, what is said of a window is refused, not passed
-    over.
-    """
+    """If every token attends to all before it, window options are refused, not ignored."""
     with pytest.raises(click.UsageError, match=f"{option} is about --kv-policy sink_window"):
         serve.make_context("serve", [option, tokens, *policy, "--data-dir", str(tmp_path)])

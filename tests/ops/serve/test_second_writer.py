@@ -1,4 +1,4 @@
-"""An old SQLite is warned of only where another program could write to the journal."""
+"""An old SQLite causes a warning only if a second program could write to the journal."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ MOUNTS = (
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    """A journal in a folder of its user's own."""
+    """A journal in a folder that only its user can write to."""
     tmp_path.chmod(0o700)
     path = tmp_path / "journal.db"
     path.touch(mode=0o600)
@@ -27,7 +27,7 @@ def journal(tmp_path: Path) -> Path:
 
 
 def test_a_folder_of_ones_own(journal: Path):
-    """There nobody else writes: no version is warned of, and no file that is not there yet."""
+    """No other user writes there: neither an old version nor a missing file causes a warning."""
     assert second_writer(journal) is None
     assert warning(journal, OLD) is None
     assert warning(journal.parent / "none" / "journal.db", OLD) is None
@@ -36,7 +36,7 @@ def test_a_folder_of_ones_own(journal: Path):
 @pytest.mark.parametrize("bit", [0o020, 0o002])
 @pytest.mark.parametrize("which", ["file", "folder"])
 def test_others_may_write(journal: Path, which: str, bit: int):
-    """The place is named, and an old version with what to do; a new one bears it."""
+    """The place is named, and an old version with what to do; a new one handles it."""
     place = journal if which == "file" else journal.parent
     place.chmod(place.stat().st_mode | bit)
     said = warning(journal, OLD)
@@ -49,13 +49,15 @@ def test_others_may_write(journal: Path, which: str, bit: int):
 
 
 def test_a_folder_like_tmp(journal: Path):
-    """Where others may write, but not to what is not theirs, the file counts."""
+    """
+    If others may write to the folder, but not to files of other owners, the file's mode counts.
+    """
     journal.parent.chmod(0o1777)
     assert second_writer(journal) is None
 
 
 def test_a_link(journal: Path, tmp_path: Path):
-    """What counts is where the file lies."""
+    """The file's real location counts."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
@@ -81,7 +83,7 @@ def test_file_systems(path: str, kind: str):
 
 
 def test_the_network(journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Another machine may not see the lock."""
+    """A second machine may not see the lock."""
     table = tmp_path / "mounts"
     table.write_text(f"server:/x {tmp_path} nfs4 rw 0 0\n")
     monkeypatch.setattr(module, "_MOUNTS", table)

@@ -67,9 +67,9 @@ def unhit(samples: Sequence[Sample], block_tokens: int | None = None) -> list[tu
 
     Args:
         samples: of one server, in the order of the requests.
-        block_tokens: C; if it is not reported, all reused counts are assumed to be multiples of it.
-            If all hits reuse the same number of tokens, that assumption is too large, and samples
-            without reuse are skipped.
+        block_tokens: C; if it is not reported, the greatest common divisor of all reused counts. If
+            all hits reuse the same number of tokens, that is too large, and samples without reuse
+            are missed.
     """
     reused = (sample.answer.cached_tokens or 0 for sample in samples)
     chunk = block_tokens or math.gcd(*reused)
