@@ -1,7 +1,7 @@
 """
-The engine contract, held by both of its implementations: the one that runs models and the fake.
+The engine contract, tested on both of its implementations: the one that runs models and the fake.
 
-What is particular to one of them (bits, files on disk) has tests of its own.
+What only one of them has (bits, files on disk) is tested separately.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def mlx_engine(model_directory: Path) -> Callable[[], MlxEngine]:
 
 @pytest.fixture(params=list(ENGINES))
 def engine(request: pytest.FixtureRequest, mlx_engine: Callable[[], MlxEngine]) -> Engine:
-    """An engine with nothing in it."""
+    """An empty engine."""
     return mlx_engine() if request.param == "mlx" else FakeEngine()
 
 
@@ -62,7 +62,7 @@ def filed(engine: Engine, tmp_path: Path) -> Engine:
 
 
 class Allowing:
-    """Allows some tokens and no others; none at all is a dead end."""
+    """Allows only some tokens; if there are none, it raises a dead end."""
 
     def __init__(self, *tokens: int) -> None:
         self.tokens = list(tokens)
@@ -137,7 +137,7 @@ def test_it_declares_and_implements_the_whole_contract(name: str) -> None:
 
 
 def test_slabs_are_opened_and_closed(engine: Engine) -> None:
-    """Each has a number of its own, and reports tell what is held after it."""
+    """Each slab has its own number, and reports have what is held afterwards."""
     first, second = engine.open_slab(512), engine.open_slab(1024)
     assert first.slab != second.slab
     assert (512, 1) == (first.capacity_tokens, first.pool_slabs)
@@ -152,7 +152,7 @@ def test_slabs_are_opened_and_closed(engine: Engine) -> None:
 
 
 def test_memory_is_measured_and_given_back(engine: Engine) -> None:
-    """What was closed and evicted is not counted; what is held stays."""
+    """Closed slabs and evicted blocks are not counted; the others stay."""
     slab = open_with(engine)
     sealed = engine.seal(slab, "one", 0, CHUNK, store=True)
     before = engine.memory()
@@ -180,7 +180,7 @@ def test_memory_is_measured_and_given_back(engine: Engine) -> None:
     ids=["close", "held", "trim", "run", "seal", "share"],
 )
 def test_a_slab_that_is_not_open(engine: Engine, call: Callable[[Engine], object]) -> None:
-    """Whatever is asked of it, it is a fault."""
+    """Any call with it is a fault."""
     with pytest.raises(EngineFault):
         call(engine)
 
@@ -198,7 +198,7 @@ def test_a_slab_is_cut_back(engine: Engine) -> None:
 
 
 def test_a_prefill_pass_adds_its_tokens(engine: Engine) -> None:
-    """The report has the tokens that ran and where they are, and draws only when told to."""
+    """The report has the tokens that ran and their positions; a token is drawn only on request."""
     slab = engine.open_slab(512).slab
     first = engine.run_chunk(slab, IDS[:CHUNK], None)
     last = engine.run_chunk(slab, IDS[CHUNK : CHUNK + 3], GREEDY)
@@ -244,7 +244,7 @@ def test_a_decode_pass_adds_a_token_to_each_row(engine: Engine) -> None:
 
 
 def test_the_grammar_is_asked_with_the_answer_so_far(engine: Engine) -> None:
-    """With the tokens before the one that is drawn, in prefill and decode passes."""
+    """The matcher gets the tokens before the drawn one, in prefill and decode passes."""
     slab, matcher = open_with(engine), Allowing(ord("a"))
     draw = DrawSpec(sampling=Sampling(), seed=0, matcher=matcher)
     engine.run_chunk(slab, IDS[:3], draw)
@@ -253,7 +253,7 @@ def test_the_grammar_is_asked_with_the_answer_so_far(engine: Engine) -> None:
 
 
 def test_a_row_that_fails_leaves_the_others_alone(engine: Engine) -> None:
-    """Its report is the fault; its slab, where it has one, is as it was."""
+    """Its report is the fault; its slab, if it has one, does not change."""
     full = engine.open_slab(CHUNK).slab
     engine.run_chunk(full, IDS[:CHUNK], None)
     stuck, fine = open_with(engine), open_with(engine)
@@ -284,7 +284,7 @@ def test_the_memory_of_decode_passes(engine: Engine) -> None:
 
 
 def test_blocks_are_sealed(engine: Engine) -> None:
-    """The slab stays as it is; what is only hashed is not kept."""
+    """The slab does not change; a block that is only hashed is not kept."""
     slab = open_with(engine, IDS)
     hashed = engine.seal(slab, "first", 0, CHUNK, store=False)
     assert (False, 0, 0) == (hashed.stored, hashed.memory_blocks, hashed.memory_bytes)
@@ -327,7 +327,7 @@ def test_blocks_are_copied_into_a_slab(engine: Engine) -> None:
 
 @pytest.mark.parametrize(("keys", "start"), [(["first", "gone"], 0), (["first"], CHUNK)])
 def test_blocks_that_cannot_be_copied(engine: Engine, keys: list[str], start: int) -> None:
-    """One that is not there, or for another place than where the slab ends: nothing is copied."""
+    """With a missing block, or a position that is not the slab's end, nothing is copied."""
     seal(engine, "first")
     slab = engine.open_slab(512).slab
     with pytest.raises(EngineFault):
@@ -362,14 +362,14 @@ def test_without_files_nothing_is_written_or_read(engine: Engine) -> None:
 
 
 def test_a_scan_reports_files_that_are_missing(engine: Engine, tmp_path: Path) -> None:
-    """On record, and not there."""
+    """The file is on record but missing."""
     report = engine.open_files(tmp_path, "f" * 16, {"gone": 100}, run="run-2", earlier=["run-1"])
     assert [("gone", "missing")] == [(one.key, one.reason) for one in report.rejected]
     assert (0, 0) == (report.disk_blocks, report.disk_bytes)
 
 
 def test_a_block_is_written_and_read_again(filed: Engine) -> None:
-    """Once: what is there already is not written, nor read."""
+    """Each only once: an existing file is not written again, nor a block in memory read."""
     digest = filed.digest_of("first")
     written = filed.spill("first", (0, CHUNK), digest, PLENTY)
     assert isinstance(written, FileReport)

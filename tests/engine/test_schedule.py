@@ -40,8 +40,8 @@ def test_passes_are_aligned(chunk: int, reused: int, added: int) -> None:
 @given(chunk=CHUNKS, tokens=st.integers(1, 5000), data=st.data())
 def test_reuse_changes_no_pass(chunk: int, tokens: int, data: st.DataObject) -> None:
     """
-    The passes that are left after reuse are those that would have run without it: a hit is computed
-    as a miss is.
+    The passes that remain after reuse are the same that would run without it, so a hit is computed
+    like a miss.
     """
     reused = data.draw(st.integers(0, tokens // chunk)) * chunk
     cold = list(passes(0, tokens, chunk))
@@ -51,7 +51,7 @@ def test_reuse_changes_no_pass(chunk: int, tokens: int, data: st.DataObject) -> 
 
 @given(chunk=st.integers(2, 512), reused=st.integers(0, 40), data=st.data())
 def test_a_start_off_the_grid_is_refused(chunk: int, reused: int, data: st.DataObject) -> None:
-    """Nothing is computed from the middle of a chunk."""
+    """No pass begins in the middle of a chunk."""
     start = reused * chunk + data.draw(st.integers(1, chunk - 1))
 
     with pytest.raises(ValueError, match=f"{start} is not a multiple of {chunk}"):
@@ -61,7 +61,7 @@ def test_a_start_off_the_grid_is_refused(chunk: int, reused: int, data: st.DataO
 @given(chunk=CHUNKS, context=st.integers(1, 1 << 18), data=st.data())
 def test_a_capacity_holds_the_tokens(chunk: int, context: int, data: st.DataObject) -> None:
     """
-    A slab is whole chunks, holds what is asked for, and is no larger than the context rounded up.
+    A slab has whole chunks and room for the tokens, and is no larger than the rounded-up context.
     """
     tokens = data.draw(st.integers(1, context))
 
@@ -83,7 +83,7 @@ def test_a_capacity_grows_with_the_tokens(chunk: int, context: int, data: st.Dat
 def test_a_capacity_is_less_than_twice_what_is_needed(
     chunk: int, context: int, data: st.DataObject
 ) -> None:
-    """A slab wastes less than half of itself, the smallest apart and the last chunk apart."""
+    """A slab wastes less than half, except for the smallest size and the last chunk."""
     tokens = data.draw(st.integers(1, context))
 
     assert slab_capacity(tokens, chunk, context) < max(2 * tokens, SMALLEST_SLAB + 1) + chunk

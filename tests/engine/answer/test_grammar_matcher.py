@@ -1,5 +1,5 @@
 """
-What may come next under a grammar: whoever goes by it, however lost, ends with what was asked for.
+The tokens that a grammar allows: even random choices among them lead to what was requested.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Model:
         return self.compiler.compile(grammar_of(constraint, self.form(**form)))
 
     def walk(self, matcher: GrammarMatcher, seed: int, *, most: int = 600) -> list[int]:
-        """Somebody who takes any token that may come, as long as there is one and it is no end."""
+        """Choose random allowed tokens, until none is left or the answer ends."""
         drawn, answer = random.Random(seed), list[int]()
         while len(answer) < most:
             token = drawn.choice(np.flatnonzero(matcher.allowed(answer)).tolist())
@@ -92,7 +92,7 @@ class Model:
         return text
 
     def first(self, matcher: GrammarMatcher, *answer: str) -> set[str]:
-        """The texts of the tokens that may come behind a text."""
+        """The texts of the tokens that may come after a text."""
         ids = self.tokenizer.encode("".join(answer), add_special_tokens=False)
         return {self.said([token]) for token in np.flatnonzero(matcher.allowed(ids)).tolist()}
 
@@ -187,7 +187,7 @@ def test_json_or_calls(model: Model) -> None:
 
 
 def test_white_space_has_an_end(model: Model) -> None:
-    """JSON may be written on many lines, indented, and not with white space for ever."""
+    """JSON may be written on several lines with indentation, but not with endless white space."""
     matcher = model.matcher(Constraint(schema=STONE))
     stone = {"name": "a", "weight": 1, "kind": "slate", "marks": [1, 0.5]}
     for indent in (None, 2, 8, "\t"):
@@ -476,7 +476,7 @@ def test_multiples_that_people_ask_for(model: Model) -> None:
 
 
 def test_a_multiple_that_is_a_value(model: Model) -> None:
-    """Only the keyword counts: in a constant, a default or an example it is somebody's value."""
+    """Only the keyword counts: in a constant, a default or an example it is a plain value."""
     value = {"multipleOf": 99999}
     matcher = model.matcher(
         Constraint(schema={"enum": [value], "default": value, "examples": [value], "const": value})
@@ -580,7 +580,7 @@ def test_tokenizers_of_several_kinds(kind: str, decoder: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["like mistral", "like t5", "like bert"])
 def test_a_tokenizer_that_cannot_be_read(kind: str) -> None:
-    """Where it is not told what its tokens stand for, that is said."""
+    """If the bytes of tokens are unknown, the message says so."""
     compiler = GrammarCompiler(wrapped(KINDS[kind]()), ends=(1,), tokens=200, markers=())
     grammar = grammar_of(Constraint(schema=STONE), AnswerForm())
     with pytest.raises(CannotConstrain, match="tokens cannot be read") as caught:

@@ -68,7 +68,7 @@ def apart(
     tools: Sequence[Any] = TOOLS,
     complete: bool = True,
 ) -> tuple[list[AnswerPart], list[Rejected]]:
-    """All parts, those of one kind that follow each other as one; and what was none."""
+    """All parts, with consecutive parts of one kind joined; and the rejected calls."""
     parts = AnswerParts(AnswerForm(markers=known, begins=begins, tools=tuple(tools)), name="req-1")
     released = [parts.add(piece) for piece in pieces]
     released.append(parts.finish(complete=complete))
@@ -230,7 +230,7 @@ def test_any_cut_gives_the_same(
 @settings(deadline=None)
 @given(st.text("abc<>", max_size=10))
 def test_markers_that_overlap(text: str):
-    """The one that ends first counts, however the text is cut."""
+    """The marker that ends first counts, regardless of how the text is cut."""
     known = FAMILIES["overlapping"]
     assert apart([text], known=known) == apart(text, known=known)
 
@@ -298,7 +298,7 @@ THOUGHT_OF = "I should write a <tool_call> with the city."
 
 
 def test_a_marker_that_is_spoken_of_in_thoughts():
-    """It ends neither the thoughts nor the call behind them."""
+    """It ends neither the thoughts nor the call after them."""
     text = f"<think>\n{THOUGHT_OF}\n</think>\n\nI look.\n{call('look', city='Rom')}"
     parts, rejected = apart([text])
     assert [Thought(THOUGHT_OF), Said("I look.")] == parts[:2]
@@ -310,14 +310,14 @@ def test_a_marker_that_is_spoken_of_in_thoughts():
 
 
 def test_a_marker_that_is_spoken_of_in_words():
-    """A call behind it is a call."""
+    """A call after it is a call."""
     parts, _ = apart([f"{THOUGHT_OF}\n{call('look', city='Rom')}"])
     assert Said(THOUGHT_OF) == parts[0]
     assert [(0, "look", {"city": "Rom"})] == names(parts)
 
 
 def test_markers_of_calls_without_number():
-    """After many that are none, what looks like a call is text: each costs time and a row."""
+    """After many rejected calls, text that looks like a call is text."""
     text = "<tool_call>" * 100 + call("look")
     parts, rejected = apart([text])
     assert [Said(text)] == parts
@@ -350,7 +350,7 @@ def test_thoughts_behind_a_call():
     ("gap", "between"), [("", "\n"), ("\n", "\n"), ("\n\n", "\n\n"), (" ", "\n ")]
 )
 def test_words_on_both_sides_of_a_call(gap: str, between: str):
-    """They are not glued when a client joins them."""
+    """They stay separate when a client joins them."""
     parts, _ = apart([f"I look.\n{call('look')}{gap}Done."])
     said = "".join(part.text for part in parts if isinstance(part, Said))
     assert f"I look.{between}Done." == said
@@ -463,7 +463,7 @@ def test_a_call_that_is_cut_off_is_text():
 
 
 def test_a_call_whose_end_is_the_answers():
-    """A model that ends its answer without the marker behind the call has called."""
+    """An answer that ends without the marker after a complete call has made the call."""
     text = call("look", city="Rom").removesuffix("\n</tool_call>")
     assert [(0, "look", {"city": "Rom"})] == names(apart([text])[0])
 
@@ -532,7 +532,7 @@ def test_empty_thoughts_are_none():
 
 
 def test_a_format_with_headers():
-    """What stands in them is for nobody, and they say what follows."""
+    """Their contents are not shown; they determine the next state."""
     text = (
         " to=self|Hm.<eom><start>to=user|Well.<eom><start>to=go|<atem:function_calls>"
         '<atem:invoke name="go"></atem:invoke></atem:function_calls>'

@@ -28,7 +28,7 @@ class Spelled:
         self.text = ""
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Begin a new text."""
         self.text = ""
 
     def add_token(self, token: int) -> None:
@@ -102,7 +102,7 @@ def test_a_character_split_over_tokens(tokenizer: Any, character: str) -> None:
 
 @pytest.mark.parametrize("words", [" goes over", "  goes", "goes", " "])
 def test_a_space_in_front_belongs_to_a_text_that_goes_on(tokenizer: Any, words: str) -> None:
-    """Behind a raw prompt it parts two words; an answer of its own begins without one."""
+    """After a raw prompt it separates two words; any other answer begins without one."""
     tokens = tokenizer.encode(words, add_special_tokens=False)
     for goes_on, due in ((True, words), (False, words.removeprefix(" "))):
         text = AnswerText(tokenizer.detokenizer, goes_on=goes_on)
@@ -211,7 +211,7 @@ def test_the_longest_of_several_is_waited_for() -> None:
 
 
 def test_an_empty_stop_text_stops_nothing() -> None:
-    """An empty text is in every text and ends none."""
+    """An empty stop text is ignored."""
     assert "Stone on" == said(spelled(["Stone", " on"], "", "STOP"))
 
 
@@ -223,7 +223,7 @@ def test_nothing_after_a_stop() -> None:
 
 
 def test_answers_share_nothing(tokenizer: Any) -> None:
-    """One detokenizer serves answers side by side."""
+    """One detokenizer serves several answers at the same time."""
     detokenizer = tokenizer.detokenizer
     one, other = AnswerText(detokenizer), AnswerText(detokenizer)
     texts = ["", ""]

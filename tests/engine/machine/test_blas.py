@@ -1,4 +1,4 @@
-"""The BLAS is found, built, preloaded without harm, and named as what it is."""
+"""The BLAS is found, built, preloaded without side effects, and identified correctly."""
 
 import hashlib
 import os
@@ -67,7 +67,7 @@ def test_same_wheels_give_same_bytes(built: Path, tmp_path: Path):
 
 
 def test_build_leaves_no_scraps(built: Path):
-    """A build leaves the copy and nothing beside it."""
+    """A build leaves the copy and no other file."""
     assert [built] == list(built.parent.iterdir())
 
 
@@ -88,7 +88,7 @@ def test_copy_is_found_before_the_system(built: Path, monkeypatch: pytest.Monkey
 
 
 def test_preloaded_blas_is_named(built: Path):
-    """What is preloaded is what is named, by the hash of its file and its kernels."""
+    """The preloaded library is the one that is named, with the hash of its file and its kernels."""
     code = """
 import numpy, mlx.core
 from cairn.engine.machine import blas
@@ -100,7 +100,7 @@ print(found.name, found.sha256, bool(found.core))
 
 
 def test_bundled_blas_is_named():
-    """Without a preload it is MLX's own library that is named, not numpy's OpenBLAS."""
+    """Without a preload, MLX's own library is named, not numpy's OpenBLAS."""
     code = """
 from cairn.engine.machine import blas
 before = blas.loaded_blas()
@@ -137,7 +137,7 @@ print(subprocess.check_output(["sh", "-c", "echo child | cat"], text=True))
 
 @pytest.mark.parametrize("preloaded", [True, False])
 def test_check_sees_a_preload_that_is_no_blas(preloaded: bool, built: Path):
-    """`--check` fails where LD_PRELOAD names something that MLX has no use for."""
+    """`--check` fails if LD_PRELOAD names a library that MLX cannot use."""
     code = "from cairn.engine.machine import blas; print(blas.main(['--check']))"
     other = "libm.so.6"
     words, code_line = python(code, preload=built if preloaded else Path(other)).splitlines()
@@ -146,7 +146,7 @@ def test_check_sees_a_preload_that_is_no_blas(preloaded: bool, built: Path):
 
 
 def test_a_file_that_is_no_library_is_refused(tmp_path: Path):
-    """Reading the symbols of something else raises instead of guessing."""
+    """Reading the symbols of any other file raises an error."""
     path = tmp_path / "text.so"
     path.write_text("not a library")
     with pytest.raises(blas.BlasError, match="ELF"):
@@ -155,10 +155,10 @@ def test_a_file_that_is_no_library_is_refused(tmp_path: Path):
 
 @pytest.mark.gate
 def test_bits_depend_on_shape(built: Path):
-    """With the copy, rows computed in two parts have other bits: the gate can see a difference."""
+    """With the copy, rows computed in two parts have different bits, so tests can detect them."""
     assert "False" == python(SPLIT_PRODUCTS, preload=built)
 
 
 def test_bundled_blas_hides_the_shape():
-    """The control: without it they are all equal, which is why the gate needs it."""
+    """The control: without the copy they are equal, which is why the tests need it."""
     assert "True" == python(SPLIT_PRODUCTS, preload=None)

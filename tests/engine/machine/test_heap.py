@@ -59,7 +59,7 @@ print(before, resident())
 
 
 def given_back(script: str) -> int:
-    """What of its freed memory a process of its own gives back, in kB."""
+    """How much freed memory a separate process returns, in kB."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", _HELPERS + script], capture_output=True, text=True, check=True
     )
@@ -69,7 +69,7 @@ def given_back(script: str) -> int:
 
 def test_holes_between_what_stays_are_given_back() -> None:
     """
-    Of 200 MB, 2 MB stay, spread over all of it. What was freed is resident until it is given back.
+    Of 200 MB, 2 MB stay allocated, spread over all of it. The rest is resident until returned.
     """
     assert 150_000 < given_back(_HOLES) < 200_000
 

@@ -1,4 +1,4 @@
-"""Whether a model fits: by figures, before it is loaded."""
+"""Whether a model fits is decided by its size, before it is loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_model_that_fits_is_told_nothing() -> None:
 
 
 def test_the_figures_are_told() -> None:
-    """What the weights take, what is set aside beside them, and what there is."""
+    """The size of the weights, the budgets, and the memory of the machine."""
     budgets = Budgets(pool_bytes=2 * GIB, blocks_bytes=512 << 20)
     fault = memory_fault(weights_bytes=(3 << 40) // 2, memory_bytes=16 * GIB, budgets=budgets)
 
@@ -56,7 +56,7 @@ def test_default_budgets(weights: int, share: int) -> None:
 
 
 def test_budgets_that_the_operator_chose() -> None:
-    """However large they are: then it is told that they do not fit."""
+    """Budgets of any size are kept; whether they fit is a separate check."""
     found = budgets_for(weights_bytes=GIB, memory_bytes=8 * GIB, pool_bytes=9 * GIB, blocks_bytes=0)
 
     assert Budgets(pool_bytes=9 * GIB, blocks_bytes=0) == found

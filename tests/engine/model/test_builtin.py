@@ -1,4 +1,4 @@
-"""Where Pebble lies."""
+"""The location of Pebble."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The fingerprint: whatever may change a bit changes the name."""
+"""The fingerprint: everything that may change a bit changes the name."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ FIELDS = {
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model's directory, and an environment that steers nothing."""
+    """A model's directory, and an environment without variables that affect kernels."""
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
     for name in STEERING:
@@ -84,7 +84,7 @@ def fields(directory: Path, **changes: Any) -> Mapping[str, Any]:
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
-    """The fields that differ, where the names do."""
+    """The fields that differ, if the names do."""
     assert name_of(one) != name_of(other)
     return {field for field in one if one[field] != other[field]}
 
@@ -100,7 +100,7 @@ def test_the_fields(directory: Path) -> None:
 
 @pytest.mark.parametrize("field", sorted(FIELDS))
 def test_every_field_changes_the_name(directory: Path, field: str) -> None:
-    """A field that has another value, or none, gives another name."""
+    """A field with a different value, or without one, gives a different name."""
     found = dict(fields(directory))
     expected = name_of(found)
 
@@ -151,7 +151,7 @@ def test_the_libraries_that_compute_are_hashed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_name_is_pinned() -> None:
-    """Names stand in old journals, so they stay; the order of the fields does not count."""
+    """Names are pinned, because old journals have them; the order of fields does not count."""
     made = {"weights": "w", "device": {"name": "cpu", "memory": "1"}, "shards": 1, "blas": None}
 
     assert "6a2ec87fd15e2ed4" == name_of(made)
@@ -204,7 +204,7 @@ def test_a_variable_that_steers_kernels(
 
 
 def test_another_variable_is_not_in_it(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What steers nothing changes nothing."""
+    """Other variables do not change the name."""
     before = name_of(fields(directory))
     monkeypatch.setenv("CAIRN_TEST_STEERS_NOTHING", "1")
 
@@ -215,7 +215,7 @@ def test_another_variable_is_not_in_it(directory: Path, monkeypatch: pytest.Monk
 def test_versions(
     directory: Path, monkeypatch: pytest.MonkeyPatch, package: str, field: str
 ) -> None:
-    """Another version of what computes has another name."""
+    """A different version of a computing library gives a different name."""
     before, version = fields(directory), importlib.metadata.version
     monkeypatch.setattr(
         importlib.metadata, "version", lambda name: "0.0.1" if name == package else version(name)
@@ -236,7 +236,7 @@ def test_versions(
 def test_engine_and_machine(
     directory: Path, monkeypatch: pytest.MonkeyPatch, name: str, field: str, value: Any
 ) -> None:
-    """Another engine, processor or BLAS has another name."""
+    """A different engine, processor or BLAS gives a different name."""
     before = fields(directory)
     monkeypatch.setattr(fingerprint, name, value)
 
@@ -284,7 +284,7 @@ def test_a_file_that_changes(directory: Path, name: str) -> None:
 
 
 def test_a_file_that_is_renamed(directory: Path) -> None:
-    """The same bytes under another name are another model."""
+    """The same bytes under a different file name are a different model."""
     before = fields(directory)
     (directory / "model-00002-of-00002.safetensors").rename(directory / "model-3.safetensors")
 
@@ -292,7 +292,7 @@ def test_a_file_that_is_renamed(directory: Path) -> None:
 
 
 def test_a_file_that_is_none_of_the_models(directory: Path) -> None:
-    """What nobody reads changes nothing."""
+    """Files that are not read do not change the name."""
     before = name_of(fields(directory))
     (directory / "README.md").write_text("A model.", encoding="utf-8")
 

@@ -50,7 +50,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 def test_settings_of_the_template(tmp_path: Path) -> None:
-    """What the file has for the template is taken, and what is the server's to say is refused."""
+    """The file's template settings are used, except for the server's own, which are refused."""
     assert {} == read_template_settings(tmp_path)
     (tmp_path / NAME).write_text('{"chat_template_kwargs": {"enable_thinking": false}}')
     assert {"enable_thinking": False} == read_template_settings(tmp_path)

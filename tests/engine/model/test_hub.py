@@ -1,4 +1,4 @@
-"""A hub's model: how its download is shown, with a hub that has everything at hand."""
+"""The progress of a download from a hub, with a stub that has all files locally."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Hub:
         self.asked: list[tuple[str, list[str]]] = []
 
     def __call__(self, name: str, *, allow_patterns: list[str], tqdm_class: Any, **_: Any) -> str:
-        """Bring a model here."""
+        """Download a model."""
         self.asked.append((name, allow_patterns))
         received = tqdm_class(desc="received", total=0, initial=0, unit="B", unit_scale=True)
         written = tqdm_class(desc="written", total=0, unit="B", bar_format="{l_bar}", name="w")
@@ -58,7 +58,7 @@ def test_a_download_is_shown_by_its_bytes(
 def test_a_hubs_model_is_loaded_under_its_name(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a name stands for is brought here and loaded, in steps that can be seen."""
+    """The model with a name is downloaded and loaded, and progress reports each step."""
     hub = Hub(model_directory)
     monkeypatch.setattr(mlx_lm.utils, "snapshot_download", hub)
     told: list[tuple[str, int, int]] = []
@@ -74,7 +74,7 @@ def test_a_hubs_model_is_loaded_under_its_name(
 
 
 def test_a_broken_snapshot_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a hub gives is looked at like any other directory."""
+    """A downloaded model is checked like any other directory."""
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(mlx_lm.utils, "snapshot_download", Hub(tmp_path))
 

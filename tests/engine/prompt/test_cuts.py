@@ -1,4 +1,4 @@
-"""Where texts are cut, and which tokenizers' texts are not."""
+"""Where texts are cut, and which tokenizers' texts are not cut."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cuts(tokenizer: Tokenizer) -> Cuts:
 
 @attrs.frozen
 class Written:
-    """A tokenizer of the library as another version might write it down."""
+    """A tokenizer of the library, serialised as a different version might do it."""
 
     real: Tokenizer
     change: Callable[[dict[str, Any]], None]
@@ -63,7 +63,7 @@ class Written:
 
 
 def rewritten(tokenizer: Tokenizer, change: Callable[[dict[str, Any]], None]) -> Any:
-    """A tokenizer that is written down with a change."""
+    """A tokenizer whose serialised form has a change."""
     wrapper = wrapped(tokenizer)
     wrapper.encode.__self__._tokenizer = Written(wrapper.backend_tokenizer, change)
     return wrapper
@@ -78,7 +78,7 @@ def refused(tokenizer: Any) -> str:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_conversation_is_cut_in_front_of_its_tokens(kind: str) -> None:
-    """With every kind of tokenizer a conversation falls into its messages."""
+    """With every kind of tokenizer, a conversation is cut into its messages."""
     text = f"{START}user\nOn.{END}{START}system\nSo?{END}"
     assert [f"{START}user\nOn.", END, f"{START}system\nSo?", END] == (
         cuts(KINDS[kind]()).pieces(text)
@@ -87,8 +87,8 @@ def test_a_conversation_is_cut_in_front_of_its_tokens(kind: str) -> None:
 
 def test_pieces_are_never_empty_and_make_up_the_text() -> None:
     """
-    Tokens at the beginning, at the end and beside each other; texts without one, and without
-    anything.
+    Tokens at the beginning, at the end and next to each other; texts without tokens, and the empty
+    text.
     """
     found = cuts(like_qwen())
     assert [] == found.pieces("")
@@ -98,7 +98,7 @@ def test_pieces_are_never_empty_and_make_up_the_text() -> None:
 
 
 def test_what_only_looks_like_a_token_cuts_nothing() -> None:
-    """Pieces of tokens, in another case or with something in them, are text."""
+    """Parts of tokens, and tokens in a different case or with text inside, are text."""
     text = f"{START[:-1]} {START.upper()} <|im_ start|> {END[1:]}"
     assert [text] == cuts(like_qwen()).pieces(text)
 
@@ -114,8 +114,8 @@ def test_the_token_that_the_tokenizer_finds_is_the_one() -> None:
 
 def test_no_cut_where_white_space_is_taken_away() -> None:
     """
-    A token that strips on its left is a place only behind something that is no white space; white
-    space that is a token is never one.
+    Before a token that strips on its left, a text is cut only if no white space precedes it. Before
+    a token of white space it is never cut.
     """
     found = cuts(stripping())
     assert [f"a {START} b", f"{END} \n\n", "</s>"] == found.pieces(f"a {START} b{END} \n\n</s>")
@@ -124,7 +124,7 @@ def test_no_cut_where_white_space_is_taken_away() -> None:
 
 
 def test_what_the_library_strips_is_white_space_here_too() -> None:
-    """Python's white space has all characters of the Unicode property that the library goes by."""
+    """Python's white space includes all characters of the Unicode property in the library."""
     assert "\x85" in "".join(filter(str.isspace, map(chr, range(sys.maxunicode + 1))))
     tokenizer = bpe(tokens=added(START, lstrip=True, rstrip=True))
     stripped = [
@@ -139,7 +139,7 @@ def test_what_the_library_strips_is_white_space_here_too() -> None:
 @profile(300)
 @given(words=WORDS, text=st.text("ab<>|\n", max_size=30))
 def test_the_search_is_leftmost_and_longest(words: list[str], text: str) -> None:
-    """The tree finds what trying all words at every place finds."""
+    """The tree finds the same as trying all words at every position."""
     right: list[tuple[int, str]] = []
     place = 0
     while place < len(text):
@@ -175,8 +175,8 @@ def test_thousands_of_tokens_are_one_search() -> None:
 @pytest.mark.parametrize("end", ["", "b"])
 def test_tokens_that_are_nested_too_deep_are_refused(end: str) -> None:
     """
-    A search that Python cannot build is no search, whether one token is the beginning of the next
-    or both only begin alike. It is refused before it has taken much more than the tokens take.
+    A search that Python cannot compile is refused, whether each token is a prefix of the next or
+    both only share a prefix. The refusal takes little more memory than the tokens.
     """
     tokens = [attrs.evolve(PLAIN, content="a" * n + end) for n in range(1, 2000)]
     tracemalloc.start()
@@ -190,18 +190,18 @@ def test_tokens_that_are_nested_too_deep_are_refused(end: str) -> None:
 
 
 def test_runs_of_white_space_are_not_too_deep() -> None:
-    """A hundred lengths of one character are a search still, and the longest is found."""
+    """A hundred lengths of one character can still be searched, and the longest is found."""
     found = re.compile(longest_of([" " * n for n in range(1, 101)]))
     assert [100, 100, 50] == [len(match.group()) for match in found.finditer(" " * 250)]
 
 
 def test_a_token_that_must_be_a_word_is_refused() -> None:
-    """It looks at the characters beside it, on the other side of a cut."""
+    """It depends on the adjacent characters, on the other side of a cut."""
     assert "single word" in refused(wrapped(bpe(tokens=added(START, single_word=True))))
 
 
 def test_tokens_behind_the_normaliser_are_no_places() -> None:
-    """They are looked for in text that was changed already."""
+    """They are matched in text that was already normalised."""
     tokenizer = bpe(tokens=added(START, END, normalized=True))
     assert "matched before normalisation" in refused(wrapped(tokenizer))
 
@@ -211,12 +211,12 @@ def test_tokens_behind_the_normaliser_are_no_places() -> None:
 
 
 def test_white_space_alone_is_no_place() -> None:
-    """Where all tokens begin with white space nothing is cut."""
+    """If all tokens begin with white space, nothing is cut."""
     assert "matched before" in refused(wrapped(bpe(tokens=added("\n\n", " x"))))
 
 
 def test_chance_is_refused() -> None:
-    """Where merges are left out at random, or pieces drawn, no text has the same ids twice."""
+    """If merges are dropped or pieces drawn at random, ids differ from call to call."""
     tokenizer = like_qwen()
     tokenizer.model.dropout = 0.5
     assert "at random" in refused(wrapped(tokenizer))
@@ -229,7 +229,7 @@ def test_chance_is_refused() -> None:
 
 
 def test_components_in_python_are_refused() -> None:
-    """Nobody knows what they do, and the library cannot write them down."""
+    """Their behaviour is unknown, and the library cannot serialise them."""
 
     class Own:
         """A pre-tokenizer that does nothing."""
@@ -245,7 +245,7 @@ def test_components_in_python_are_refused() -> None:
 
 @pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "post_processor", "model"])
 def test_unknown_components_are_refused(part: str) -> None:
-    """What a later version of the library brings is not known to stay within its stretch."""
+    """A step of a later version of the library may not stay within its stretch."""
 
     def change(written: dict[str, Any]) -> None:
         written[part] = {"type": "Foreseeing"}
@@ -254,7 +254,7 @@ def test_unknown_components_are_refused(part: str) -> None:
 
 
 def test_another_form_of_the_json_is_refused() -> None:
-    """Flags that are not there cannot be taken for false."""
+    """Missing flags are not assumed to be false."""
 
     def change(written: dict[str, Any]) -> None:
         del written["added_tokens"][0]["lstrip"]
@@ -263,7 +263,7 @@ def test_another_form_of_the_json_is_refused() -> None:
 
 
 def test_a_component_within_sequences_is_looked_at() -> None:
-    """Sequences within sequences are taken apart."""
+    """Nested sequences are flattened."""
     tokenizer = like_mistral()
     tokenizer.normalizer = normalizers.Sequence([normalizers.Strip(), normalizers.NFC()])
     assert cuts(tokenizer).tokens
@@ -277,7 +277,7 @@ def test_a_component_within_sequences_is_looked_at() -> None:
 
 @pytest.mark.parametrize("template", ["<s>", "$A <s> $A"])
 def test_a_template_that_changes_the_text_is_refused(template: str) -> None:
-    """One that leaves out the text's tokens, or has them twice."""
+    """A template that omits the text's tokens, or has them twice."""
     tokenizer = like_mistral()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=template, special_tokens=[("<s>", 1)]
@@ -286,7 +286,7 @@ def test_a_template_that_changes_the_text_is_refused(template: str) -> None:
 
 
 def test_a_class_that_changes_texts_is_refused() -> None:
-    """mlx-lm's own, and any that has its own way from text to ids."""
+    """mlx-lm's own class, and any class with its own way from text to ids."""
     backend = like_qwen()
     own = NewlineTokenizer(tokenizer_object=backend)
     assert "NewlineTokenizer has its own encode" in refused(TokenizerWrapper(own))
@@ -303,11 +303,11 @@ def test_a_class_that_changes_texts_is_refused() -> None:
 
 
 def test_special_tokens_that_are_text_are_refused() -> None:
-    """Where transformers is told to split special tokens, they are no places."""
+    """If transformers splits special tokens, nothing is cut."""
     split = PreTrainedTokenizerFast(tokenizer_object=like_qwen(), split_special_tokens=True)
     assert "split like any text" in refused(TokenizerWrapper(split))
 
 
 def test_something_else_is_refused() -> None:
-    """A tokenizer that is none of the library's, such as one in Python, is left alone."""
+    """A tokenizer that is not the library's, such as one in Python, is used as a whole."""
     assert "no tokenizer of the library" in refused(object())

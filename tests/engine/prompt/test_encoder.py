@@ -76,11 +76,11 @@ TEXTS = st.lists(FRAGMENTS, max_size=12).map("".join)
 @attrs.frozen
 class Edit:
     """
-    What happens to a text between two requests: a part of it becomes another.
+    An edit of a text between two requests: a part of it is replaced.
 
     Attributes:
         place: where, from 0 to 1.
-        reach: how much goes, from 0 to 1.
+        reach: how much is replaced, from 0 to 1.
     """
 
     place: float
@@ -118,7 +118,7 @@ def whole(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 
 def follow(tokenizer: Any, text: str, edits: list[Edit], kept_bytes: int) -> None:
-    """Have a text and all that becomes of it encoded, by one encoder and as a whole."""
+    """Encode a text and all its edits, with one encoder and as a whole."""
     encoder = Encoder(tokenizer, max_bytes=kept_bytes)
     assert encoder.whole_because is None
     for edit in [Edit(1.0, 0.0, ""), *edits]:
@@ -177,7 +177,7 @@ def test_a_turn_costs_what_is_new_in_it(loaded: Any) -> None:
 
 
 def test_an_edit_costs_the_message_that_it_is_in(loaded: Any) -> None:
-    """What stands behind an edit is found as well as what stands in front of it."""
+    """The pieces after an edit are found as well as those before it."""
     encoder = Encoder(loaded)
     before = said(41)
     encoder.encode(render(loaded, before), tenant="t")
@@ -207,7 +207,7 @@ def test_nothing_is_found_for_another_tenant(loaded: Any) -> None:
 
 
 def test_what_was_not_used_for_the_longest_time_goes() -> None:
-    """With room for two pieces, the third pushes out the one whose last use is longest ago."""
+    """With room for two pieces, the third evicts the least recently used one."""
     encoder = Encoder(wrapped(like_qwen()), max_bytes=1000)
     one, two, three = (f"{START}{word}" for word in ("one", "two", "six"))
 
@@ -275,7 +275,7 @@ class Meeting(Encoder):
 
 def test_a_piece_that_two_remember_at_once_counts_once() -> None:
     """
-    Two threads that find the same piece missing leave it once, and the count of bytes is right.
+    Two threads that miss the same piece add it only once, and the count of bytes is right.
     """
     tokenizer = wrapped(like_qwen())
     alone, meeting = Encoder(tokenizer), Meeting(tokenizer)
@@ -307,7 +307,7 @@ def test_half_a_character_is_refused_as_ever(loaded: Any) -> None:
 
 def test_a_tokenizer_that_cannot_be_cut_takes_the_whole() -> None:
     """
-    Where nothing can be shown the ids are the same, nothing is remembered, and the reason is told.
+    If cuts cannot be shown to be safe, ids are the same, nothing is cached, and a reason is given.
     """
     tokenizer = wrapped(bpe(tokens=added(START, END, single_word=True)))
     encoder = Encoder(tokenizer)
@@ -323,7 +323,7 @@ def test_a_tokenizer_that_cannot_be_cut_takes_the_whole() -> None:
 
 @pytest.mark.parametrize("setting", ["truncation", "padding", "encode_special_tokens"])
 def test_settings_of_the_library_are_noticed(setting: str) -> None:
-    """If somebody has the library cut texts off or fill them up, pieces are not relied on."""
+    """If another caller enabled truncation or padding in the library, pieces are not used."""
     tokenizer = wrapped(like_qwen())
     encoder = Encoder(tokenizer)
     assert encoder.whole_because is None
@@ -342,7 +342,7 @@ def test_settings_of_the_library_are_noticed(setting: str) -> None:
 
 
 def test_a_library_that_does_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The argument is tried out: where pieces give other ids than the whole, nothing is cut."""
+    """The probe: if pieces give different ids than the whole, nothing is cut."""
     tokenizer = wrapped(like_qwen())
     owner = tokenizer.encode.__self__
     other = wrapped(bpe(tokens=added(START, END, MARK, "</think>"))).backend_tokenizer

@@ -1,5 +1,5 @@
 """
-What the next prompt begins with, told before it comes: by the template, not by what was generated.
+The beginning of the next prompt, predicted from the template and not from the generated tokens.
 What a client sends back is taken from the parts of an answer here; ``tests/http/test_sent_back.py``
 goes the whole way.
 """
@@ -55,7 +55,7 @@ def beginning(tokenizer: Any, conversation: Conversation, said: Message) -> Begi
 
 
 def after(conversation: Conversation, *more: Message) -> Conversation:
-    """A conversation that went on."""
+    """A conversation with a further turn."""
     return attrs.evolve(conversation, messages=(*conversation.messages, *more))
 
 
@@ -97,7 +97,7 @@ def test_who_speaks_next() -> None:
 
 
 def test_arguments_that_are_no_object_stay_as_they_are() -> None:
-    """What a template cannot walk is given to it as text, as it is when a client sends it."""
+    """Arguments that are not an object are rendered as text, as when a client sends them."""
     deep = '{"a":' * 70 + "1" + "}" * 70
     for text in ("[1]", "{", '{"a": 36893488147419103232}', deep):
         (call,) = message_of([Called(index=0, id="a1", name="look", arguments=text)]).tool_calls
@@ -105,7 +105,7 @@ def test_arguments_that_are_no_object_stay_as_they_are() -> None:
 
 
 def test_every_call_has_its_result(tokenizer: Any) -> None:
-    """A template that refuses a call without its result is no reason not to anticipate."""
+    """A template that refuses a call without its result does not prevent prewarming."""
 
     class Strict:
         def apply_chat_template(self, messages: list[dict[str, Any]], **settings: Any) -> str:

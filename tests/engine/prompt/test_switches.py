@@ -1,4 +1,4 @@
-"""Which settings of thinking a template heeds is found by rendering with them."""
+"""The settings of thinking that a template supports are found by rendering with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cairn.engine.prompt.template import switches
 
 
 class Template:
-    """A tokenizer whose template heeds some settings, and refuses others."""
+    """A tokenizer whose template supports some settings, and refuses others."""
 
     def __init__(self, heeds: str, refuses: str = "") -> None:
         self._heeds = heeds
