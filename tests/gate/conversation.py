@@ -1,8 +1,8 @@
 """
 A conversation of thirty requests that takes every branch of path selection.
 
-Each step is a function of what was said before, since the model's answers are part of the next
-prompt. What is expected of the path stands beside it.
+Each step is a function of what was said before, because the model's answers are part of the next
+prompt. The expected path is part of the step.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class Step:
 
 @attrs.define
 class Talk:
-    """The messages so far. ``hear`` takes in the answer to the last step."""
+    """The messages so far. ``hear`` adds the answer to the last step."""
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     said: Said | None = None
 
     def hear(self, said: Said) -> None:
-        """The answer becomes the next message."""
+        """Add the answer as the next message."""
         self.said = said
         self.messages += (Message(role="assistant", content=said.text),)
 
     def conversation(self) -> Conversation:
-        """All that was said."""
+        """The conversation so far."""
         return Conversation(messages=self.messages, tools=self.tools)
 
 
@@ -73,12 +73,12 @@ def words(place: int, length: int = 14) -> str:
 
 
 def user(talk: Talk, text: str) -> None:
-    """The user speaks."""
+    """Add a user's message."""
     talk.messages += (Message(role="user", content=text),)
 
 
 def thirty_steps() -> list[Callable[[Talk], Step]]:
-    """The steps in order. Each changes the talk it is given and says what to ask."""
+    """The steps in order. Each extends the talk and returns the next request."""
     kept: dict[str, tuple[Message, ...]] = {}
 
     def opening(talk: Talk) -> Step:
@@ -143,7 +143,7 @@ def thirty_steps() -> list[Callable[[Talk], Step]]:
 
     def tool_called(place: int) -> Callable[[Talk], Step]:
         def step(talk: Talk) -> Step:
-            # What a client makes of an answer: its thinking apart, its call in parts.
+            # What a client makes of an answer: its reasoning and its call as separate fields.
             call = {
                 "id": f"call_{place}",
                 "type": "function",
@@ -191,14 +191,14 @@ def thirty_steps() -> list[Callable[[Talk], Step]]:
         with_tools,
         tool_called(17),
         tool_called(18),
-        # The user speaks again: the template drops the thinking that it kept so far.
+        # The user speaks again: the template drops the thinking that it has kept so far.
         going_on(19),
         going_on(20),
         tool_called(21),
         going_on(22),
         going_on(23, max_tokens=1),
         no_cache,
-        # Goes on with what the session of the request before left, which was no continuation.
+        # Continues the session of the previous request, which was no continuation.
         going_on(25),
         going_on(26, 100),
         going_on(27, stop=("e",)),

@@ -1,6 +1,6 @@
 """
-The gate over an adapter: layers of low rank beside the model's own change what is said, and P1
-holds as without them.
+The gate over an adapter: low-rank layers on top of the model's change the answers, and P1 holds as
+without them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def commands(answers: list[Said], turn: int, *, sampling: Sampling | None = None
 
 
 def loaded(rows: list[Row]) -> ev.ModelLoaded:
-    """What a journal has of the model."""
+    """The journal's event for the loaded model."""
     (event,) = (decode(row).event for row in rows if row.kind == ev.ModelLoaded.kind)
     assert isinstance(event, ev.ModelLoaded)
     return event
@@ -51,8 +51,8 @@ def adapter(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def test_warm_equals_cold_over_an_adapter(model_directory: Path, adapter: Path) -> None:
     """
-    Four turns on a server that has served the ones before give the bits of one that knows nothing,
-    with rows of their own; the passes run again from the journal alone.
+    Four turns on a warm server give the bits of a cold server. The passes can be replayed from the
+    journal alone.
     """
     store = MemoryStore()
     answers: list[Said] = []
@@ -82,7 +82,7 @@ def test_warm_equals_cold_over_an_adapter(model_directory: Path, adapter: Path) 
 
 
 def test_alone_equals_among_others_over_an_adapter(model_directory: Path, adapter: Path) -> None:
-    """Four conversations at once give the bits that each gives alone."""
+    """Four conversations at once have the bits that each has alone."""
     together: dict[int, Said] = {}
 
     async def main() -> None:
@@ -105,8 +105,8 @@ def test_an_adapter_has_a_say_and_a_fingerprint(
     model_directory: Path, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    With it, without it and with another one, greedy answers and fingerprints differ; a session is
-    not run again with the wrong one.
+    With the adapter, without it and with a different one, greedy answers and fingerprints differ. A
+    session is not replayed with the wrong adapter.
     """
     other = make_adapter(model_directory, tmp_path / "other", seed=2)
     greedy = Sampling(temperature=0.0)

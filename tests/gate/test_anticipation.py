@@ -1,6 +1,6 @@
 """
-The gate over what is computed ahead: an answer that builds on it has the bits of a server that
-computes nothing ahead, and those of one that knows nothing.
+The gate over prewarming: an answer that reuses prewarmed blocks has the bits of a server that does
+not prewarm, and those of a cold server.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ pytestmark = pytest.mark.gate
 
 
 def turns(sampling: Any) -> list[Generate]:
-    """What a user says in three turns, each of which goes on from the answer before."""
+    """A user's requests in three turns, each of which continues from the answer before."""
     first = attrs.evolve(thinking(max_tokens=70), sampling=sampling)
     return [attrs.evolve(first, seed=seed) for seed in range(3)]
 
 
 def going_on(command: Generate, talk: list[Message]) -> Generate:
-    """The command with all that was said."""
+    """The command with the conversation so far."""
     return attrs.evolve(command, conversation=Conversation(messages=tuple(talk)))
 
 
@@ -59,9 +59,9 @@ def test_what_was_computed_ahead_gives_the_bits_of_a_miss(
     model_directory: Path, sampling: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    Three turns with thinking that the template drops: with anticipation, without, and each on a
-    server that knows nothing. All bits are equal; the first computes its new words and at most a
-    chunk, the second more. Run again on the model, the journal's passes give the same.
+    Three turns with thinking that the template drops: with prewarming, without it, and each on a
+    cold server. All bits are equal. With prewarming a turn computes its new words and at most a
+    chunk; without it, more. A replay on the model gives the same passes.
     """
     ahead_store, plain_store = MemoryStore(), MemoryStore()
     ran: list[tuple[int, int]] = []
@@ -105,8 +105,8 @@ def test_what_was_computed_ahead_gives_the_bits_of_a_miss(
 
 def test_what_was_given_up_half_way_gives_the_bits_of_a_miss(model_directory: Path) -> None:
     """
-    The user speaks while the second block of many is computed: what is there is used, and no bit
-    of the answer shows it.
+    The next request comes while the second block of many is computed: what exists is reused, and
+    the bits of the answer are the same.
     """
     store = MemoryStore()
     answers: list[Said] = []

@@ -1,6 +1,6 @@
 """
-The gate for blocks in files: an answer that was built on what a file held has the bits of a cold
-one, under budgets that send blocks to and fro, after a restart, and beside files that are damaged.
+The gate for block files: an answer that reuses blocks from files has the bits of a cold one, with
+budgets that evict and load repeatedly, after a restart, and with damaged files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAMPLED = Sampling(temperature=0.9, top_p=0.95, top_k=200, min_p=0.001)
 
 @attrs.define
 class Setup:
-    """A journal, a folder of block files, and a server that knows nothing, to compare with."""
+    """A journal, a folder of block files, and a cold server to compare with."""
 
     model: Path
     folder: Path
@@ -44,7 +44,7 @@ class Setup:
         return serving(self.model, self.store, **{**usual, **changes})
 
     async def asked(self, server: Server, talk: list[Message], **changes: Any) -> Said:
-        """An answer, which becomes the talk's next message. It has the bits of a cold one."""
+        """Ask, compare the answer with a cold one, and add it to the talk."""
         command = generate(
             Conversation(messages=tuple(talk)), sampling=SAMPLED, max_tokens=12, **changes
         )
@@ -62,13 +62,13 @@ class Setup:
         return [event for event in found if isinstance(event, kind)]
 
     def files(self) -> list[Path]:
-        """The block files, those first that were written first."""
+        """The block files, the oldest first."""
         order = [event.key for event in self.events(ev.BlockSpilled)]
         return sorted(self.folder.rglob("*.safetensors"), key=lambda path: order.index(path.stem))
 
 
 def run(model_directory: Path, folder: Path, main: Callable[[Setup], Any]) -> Setup:
-    """Run a test over a house; its journal holds in the end."""
+    """Run a test over a setup, and verify its journal."""
     made: list[Setup] = []
 
     async def all_of_it() -> None:
@@ -82,14 +82,14 @@ def run(model_directory: Path, folder: Path, main: Callable[[Setup], Any]) -> Se
 
 
 def says(place: int, length: int = 40) -> Message:
-    """A user's words."""
+    """A user's message."""
     return Message(role="user", content=words(place, length))
 
 
 def test_to_and_fro(model_directory: Path, tmp_path: Path) -> None:
     """
-    Three conversations in turn over room for four blocks: what one pushes out another brings back
-    from its files, and no answer shows it.
+    Three conversations by turns with room for four blocks: blocks that one of them evicts are
+    loaded again for the next, and the bits are the same.
     """
     warm: list[Said] = []
 
@@ -114,8 +114,8 @@ def test_to_and_fro(model_directory: Path, tmp_path: Path) -> None:
 
 def test_after_a_restart(model_directory: Path, tmp_path: Path) -> None:
     """
-    A conversation goes on from files: the same session, by the path of a continuation, with all of
-    its full chunks reused; one that asked for the cold path goes on cold.
+    A conversation continues from files: in the same session, as a continuation, with all of its
+    full chunks reused. A request for the cold path stays cold.
     """
     answers: list[Said] = []
     loaded: list[ev.BlockLoaded] = []
@@ -153,29 +153,29 @@ def flip_a_bit(files: Sequence[Path]) -> None:
 
 
 def flip_the_head(files: Sequence[Path]) -> None:
-    """What says where the arrays are says something else."""
+    """Damage the header, which says where the arrays are."""
     whole = bytearray(files[3].read_bytes())
     whole[9] ^= 4
     files[3].write_bytes(whole)
 
 
 def cut_off(files: Sequence[Path]) -> None:
-    """A file ends early."""
+    """Truncate a file."""
     files[3].write_bytes(files[3].read_bytes()[:-100])
 
 
 def remove(files: Sequence[Path]) -> None:
-    """A file is gone."""
+    """Remove a file."""
     files[3].unlink()
 
 
 def put_another(files: Sequence[Path]) -> None:
-    """A sound file, of another block."""
+    """Replace a file by the intact file of a different block."""
     files[3].write_bytes(files[2].read_bytes())
 
 
 def put_another_under_its_name(files: Sequence[Path]) -> None:
-    """The KV of another block, in a file that says it is this one."""
+    """Replace the KV with that of a different block, under the name of this one."""
     other = files[2].read_bytes().replace(files[2].stem.encode(), files[3].stem.encode())
     files[3].write_bytes(other)
 
@@ -199,8 +199,8 @@ def test_a_damaged_file(
     running: bool,
 ) -> None:
     """
-    The file is set aside and on record, the chain ends before it, and the answer is the cold one;
-    the chunk is computed, sealed with its first digest, and written again.
+    The file is set aside, which is on record; the reused chain ends before it, and the answer is
+    the cold one. The chunk is computed, sealed with its first digest, and written again.
     """
     reason = DAMAGES[damage]
     answers: list[Said] = []

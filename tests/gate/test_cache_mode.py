@@ -1,6 +1,6 @@
 """
-The gate for ``cache_mode``: an answer of a session that was built on shared blocks alone, of memory
-or of files, has the bits of a cold one; and so has what goes on from it.
+The gate for ``cache_mode``: an answer of a session that reuses shared blocks alone, from memory or
+from files, has the bits of a cold one, and so do the turns that continue from it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def path(said: Said) -> tuple[str, str | None]:
 
 def test_shared_blocks_alone(model_directory: Path, tmp_path: Path) -> None:
     """
-    Turns that are built on shared blocks alone, with a name and without, out of memory and after a
-    restart out of files, between others that go on. Each has the bits of a cold one.
+    Turns that reuse shared blocks alone, named and unnamed, from memory and after a restart from
+    files, mixed with continuations. Each has the bits of a cold one.
     """
     cached: list[int] = []
 
@@ -60,7 +60,7 @@ def test_shared_blocks_alone(model_directory: Path, tmp_path: Path) -> None:
             cached.append(again.accepted.cached_tokens)
             loaded = len(setup.events(ev.BlockLoaded))
             assert again.accepted.cached_tokens == loaded * 64
-            # In the slab there is all of it by now, and again it is copied from the first chunk on.
+            # By now the slab holds all of it, and still it is copied from the first chunk on.
             talk.append(says(7))
             last = await setup.asked(server, talk, session_name="mine", cache_mode="prefix", seed=7)
             assert PREFIX == path(last)

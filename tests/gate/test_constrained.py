@@ -1,6 +1,6 @@
 """
-Answers that are held to a grammar keep P1: the bits of a hit are those of a miss, alone or among
-others. What may come next follows from the grammar and the tokens, and from nothing that is kept.
+Answers under a grammar keep P1: a hit has the bits of a miss, alone or among others. Which token is
+allowed next follows from the grammar and the tokens, and from no cached state.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ SAMPLINGS = (GREEDY, SAMPLED, PENALISED, Sampling(temperature=2.0, top_k=3))
 
 def commands(turns: int = 6) -> list[Generate]:
     """
-    What a talk of some turns asks, each with the constraint of its place. What was answered stands
-    fixed: the answers are not the matter.
+    The requests of a conversation of some turns, each with its own constraint. The earlier answers
+    are fixed, because this test does not depend on them.
     """
     messages = [Message(role="system", content="You know every stone. " + words(700, 90))]
     asked = []
@@ -68,8 +68,8 @@ def commands(turns: int = 6) -> list[Generate]:
 
 def test_a_hit_is_a_miss(model_directory: Path) -> None:
     """
-    Turn after turn on a warm server, and each on one that knows nothing: the same bits. Without its
-    constraint each answer is another one, so the constraints were at work.
+    Turn by turn on a warm server, and each turn on a cold one: the same bits. Without its
+    constraint each answer differs, so the constraints had an effect.
     """
     store = MemoryStore()
 
@@ -91,7 +91,7 @@ def test_a_hit_is_a_miss(model_directory: Path) -> None:
 
 
 async def each_beside_others(model_directory: Path) -> list[Said]:
-    """What a server answers that is asked all at once."""
+    """The answers of a server that gets all requests at once."""
     found: dict[int, Said] = {}
     asked = commands(8)
 
@@ -106,7 +106,7 @@ async def each_beside_others(model_directory: Path) -> list[Said]:
 
 
 async def each_alone(model_directory: Path) -> list[Said]:
-    """What servers answer that are asked one thing each."""
+    """The answers of servers that get one request each."""
     empty = await rows_of_an_empty_server(model_directory)
     found = []
     for command in commands(8):
@@ -127,7 +127,7 @@ def test_control_a_guide_that_others_lead_astray_differs(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The control: where what may come next depends on who asked before, the same comparison finds it.
+    The control: if the allowed tokens depend on earlier requests, the same comparison finds it.
     """
     asked, allowed = itertools.count(), GrammarMatcher.allowed
 

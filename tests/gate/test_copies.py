@@ -1,6 +1,6 @@
 """
-The gate for histories that are copied into a slab in parts: whatever comes between two of them,
-answers have the bits of a cold one, and what happened can be told and run again.
+The gate for histories that are copied into a slab in parts: whatever runs between two parts,
+answers have the bits of a cold one, and the journal can be replayed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def a_block_a_part_(monkeypatch: pytest.MonkeyPatch) -> None:
 @attrs.define
 class Case:
     """
-    A model, how it is served, and the journal of a server that tested itself and served nobody.
+    A model, its settings, and the journal of a server that ran its self-test and served no request.
     """
 
     model: Path
@@ -61,7 +61,7 @@ class Case:
 
     @classmethod
     async def of(cls, kind: str, model_directory: Path, folder: Path) -> Case:
-        """One of the kinds above."""
+        """A case of one of the kinds above."""
         family, settings = KINDS[kind]
         model = make_family_model(folder / "model", model_directory, config_of(family))
         case = cls(model, settings)
@@ -71,7 +71,7 @@ class Case:
         return case
 
     def cold(self, store: MemoryStore | None = None) -> Any:
-        """A server that knows nothing."""
+        """A cold server."""
         store = MemoryStore(list(self.empty)) if store is None else store
         return serving(self.model, store, **self.settings)
 
@@ -80,7 +80,7 @@ class Case:
         return serving(self.model, self.store, **self.settings)
 
     async def is_the_cold_one(self, said: Said, talk: Sequence[Message]) -> None:
-        """Fails where an answer has other bits than one of a server that knows nothing."""
+        """Assert that an answer has the bits of a cold server's."""
         async with self.cold() as cold:
             missed = await ask(cold, told(talk))
         assert 0 == missed.accepted.cached_tokens
@@ -92,9 +92,7 @@ class Case:
         return [event for event in found if isinstance(event, kind)]
 
     def holds(self, session: str) -> bool:
-        """
-        Whether the journal has no violation, and all of a session comes out again on the model.
-        """
+        """Whether the journal has no violation, and a session can be replayed on the model."""
         return () == replay(self.store.rows).findings and SAME == rerun(
             self.store.rows, session, None
         )
@@ -106,12 +104,12 @@ def told(talk: Sequence[Message], **changes: Any) -> Any:
 
 
 def says(place: int, count: int) -> Message:
-    """A user's words."""
+    """A user's message."""
     return Message(role="user", content=words(place, count))
 
 
 async def paused(server: Server) -> list[Message]:
-    """A conversation whose slab was given up behind its first answer, and what is said next."""
+    """A conversation whose slab was given up after its first answer, and the next message."""
     talk = [says(1, WORDS)]
     first = await ask(server, told(talk))
     await at_rest(server)
@@ -121,9 +119,7 @@ async def paused(server: Server) -> list[Message]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_continuation_without_its_slab(kind: str, model_directory: Path, tmp_path: Path) -> None:
-    """
-    Its history is copied in parts that follow each other, each up to where it can be gone on from.
-    """
+    """Its history is copied in consecutive parts, each up to a point from which it can continue."""
     cases: list[Case] = []
 
     async def main() -> None:
@@ -154,8 +150,8 @@ def test_a_client_that_leaves_between_two_parts(
     kind: str, model_directory: Path, tmp_path: Path
 ) -> None:
     """
-    No further part is copied. The session comes to rest with what it has, or with nothing where a
-    window has its first blocks alone; the same request goes on from there, and has the cold bits.
+    No further part is copied. The session becomes idle with what it has, or with nothing if a
+    window has its first blocks alone. The same request continues from there, with the cold bits.
     """
     cases: list[Case] = []
     held: list[int] = []

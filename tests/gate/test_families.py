@@ -1,5 +1,5 @@
 """
-How models of mlx-lm's families are served: the page says what is found by trying.
+How models of mlx-lm's families are served: the page states what a trial finds.
 
 Of each kind one or two families are tried here; ``tools/model_table.py`` tries all.
 """
@@ -25,8 +25,8 @@ def lines() -> list[str]:
 @pytest.mark.parametrize("family", QUICK)
 def test_a_family_is_served_as_the_page_says(family: str, model_directory: Path) -> None:
     """
-    A small model of the family has the same bits warm and cold, alone and among others, and the
-    naive way has not; what its layers keep and how it is served is what the page says.
+    A small model of the family has the same bits warm and cold, alone and among others, while naive
+    reuse differs. What its layers keep and how it is served match the page.
     """
     row = measured(family, model_directory)
 
@@ -41,7 +41,7 @@ def test_every_kind_is_tried_every_day() -> None:
 
 
 def test_the_page_has_every_family_and_no_other() -> None:
-    """A family that was added is on the page, and one that is not served is there with a reason."""
+    """A new family is on the page, and one that is not served is listed with a reason."""
     told = [re.findall(r"`([^`]+)`", line)[0] for line in lines()]
 
     assert [family for families in FAMILIES.values() for family in families] == told
@@ -66,7 +66,7 @@ def test_a_family_that_contradicts_itself_is_refused(model_directory: Path) -> N
 
 def test_a_family_that_ends_the_process_is_refused(model_directory: Path) -> None:
     """
-    What a family's module in mlx-lm does when it is imported without its package ends no server.
+    A family's module in mlx-lm that exits when its package is missing does not end the server.
     """
     row = measured("olmo", model_directory)
 
@@ -75,7 +75,7 @@ def test_a_family_that_ends_the_process_is_refused(model_directory: Path) -> Non
 
 
 def test_a_row_that_is_not_served_has_its_reason_alone() -> None:
-    """The table says why, and claims nothing else; the page around it stays."""
+    """The row gives the reason and claims nothing else; the rest of the page is unchanged."""
     row = Row(kind="dense", family="x", keeps="", served="no: why.", rows=0, same_bits=None)
 
     page = with_table(f"before\n{BEGIN}\nold\n{END}\nafter\n", table([row]))

@@ -1,9 +1,9 @@
 """
 The gate: a cache hit gives the bits of a miss, alone or among others (P1).
 
-It runs under a BLAS whose results depend on shape, and its control shows that they do: going on
-the naive way, on KV that decoding left behind, gives other bits. Where the control does not
-differ, nothing here means anything. The gate is never relaxed at run time.
+It runs under a BLAS whose results depend on shape, and its control shows that they do: naive reuse
+of the KV that decoding left gives different bits. If the control does not differ, the gate proves
+nothing. It is never relaxed at run time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def same_bits(one: Said, other: Said) -> None:
 
 
 async def rows_of_an_empty_server(model_directory: Path) -> list[Row]:
-    """The journal of a server that served nobody: it spares the cold servers their self-test."""
+    """The journal of a server without requests: it spares the cold servers their self-test."""
     store = MemoryStore()
     async with serving(model_directory, store):
         pass
@@ -61,8 +61,8 @@ async def rows_of_an_empty_server(model_directory: Path) -> list[Row]:
 @pytest.mark.parametrize("sampling", [GREEDY, PENALISED], ids=["greedy", "sampled and penalised"])
 def test_a_hit_is_a_miss(model_directory: Path, sampling: Sampling) -> None:
     """
-    Thirty requests that take every branch give, on a server that has served them all, the bits of
-    a server that knows nothing; and the warm side was warm where it should be.
+    Thirty requests that take every branch give the same bits on one warm server as on cold ones,
+    and the warm server reused something where it should.
     """
     warm_store = MemoryStore()
 
@@ -128,8 +128,8 @@ def test_alone_is_among_others(model_directory: Path) -> None:
 
 def test_control_the_naive_way_differs(model_directory: Path) -> None:
     """
-    The control: twelve turns, each on the KV that decoding left behind, give other bits than a
-    fresh prefill on most turns; the canonical schedule gives the same on all.
+    The control: twelve turns, each on the KV that decoding left, have different bits from a fresh
+    prefill on most turns. The canonical schedule gives the same bits on all.
     """
     loaded = load_model(str(model_directory))
     engine = MlxEngine(loaded, decode_rows=4)

@@ -1,6 +1,6 @@
 """
-The gate for models with recurrent layers: what goes on from a state has the bits of a cold answer,
-by every way on which a state is come by; and where states are not what they were, it shows.
+The gate for models with recurrent layers: an answer that continues from a state has the bits of a
+cold one, however the state was obtained, and a wrong state is found.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def made(family: str, model_directory: Path, tmp_path: Path) -> Path:
 
 
 def blocks_apart(setup: Setup) -> int:
-    """How many blocks lie between two that carry states, that one included."""
+    """How many blocks there are from one that carries states to the next, that one included."""
     return max(event.state_blocks for event in setup.events(ev.ModelLoaded))
 
 
 def bits_of_a_state(setup: Setup) -> list[ev.BlockSealed]:
-    """The blocks that were sealed with states: those that are larger than others."""
+    """The blocks that were sealed with states: those that are larger than the rest."""
     every = 64 * blocks_apart(setup)
     return [event for event in setup.events(ev.BlockSealed) if event.end % every == 0]
 
@@ -53,8 +53,8 @@ def test_a_conversation_an_edit_and_a_restart(
     family: str, model_directory: Path, tmp_path: Path
 ) -> None:
     """
-    Three turns go on from the slab; one is edited, and goes on from a block before it; then all
-    again from files. Each answer has the bits of a server that knows nothing.
+    Three turns continue from the slab; one is edited, and continues from a block before it; then
+    all of them again from files. Each answer has the bits of a cold server.
     """
     turns: list[Said] = []
     others: list[Said] = []
@@ -76,8 +76,8 @@ def test_a_conversation_an_edit_and_a_restart(
     every = 64 * blocks_apart(setup)
     assert every
     assert ["cold_start", None, None] == [said.accepted.reason for said in turns]
-    # From the end of the last full chunk, whether a block carries its states or not; but where
-    # a larger slab was needed.
+    # From the end of the last full chunk, whether a block carries its states or not, except where a
+    # larger slab was needed.
     assert turns[1].accepted.cached_tokens >= turns[0].accepted.prompt_tokens // 64 * 64 > 0
     kept = turns[1].accepted.prompt_tokens // every * every
     assert turns[2].accepted.cached_tokens >= kept
@@ -95,8 +95,8 @@ def test_a_conversation_an_edit_and_a_restart(
 
 def test_states_that_leave_memory(model_directory: Path, tmp_path: Path) -> None:
     """
-    Conversations in turn over room for few blocks, and for one slab: states go to files and come
-    back with their blocks.
+    Conversations by turns with room for few blocks and for one slab: states are spilled and loaded
+    with their blocks.
     """
     warm: list[Said] = []
 
@@ -118,7 +118,9 @@ def test_states_that_leave_memory(model_directory: Path, tmp_path: Path) -> None
 
 
 def test_bytes_of_states_are_counted(model_directory: Path, tmp_path: Path) -> None:
-    """What lies in memory at rest is what the model's shapes say: rows, and states besides."""
+    """
+    The bytes in memory of an idle server follow from the model's shapes: rows, and also states.
+    """
     measured: list[Any] = []
 
     async def main(setup: Setup) -> None:
@@ -133,19 +135,19 @@ def test_bytes_of_states_are_counted(model_directory: Path, tmp_path: Path) -> N
     carried = now.blocks // rule.blocks
     assert now.block_bytes == now.blocks * rows + carried * facts.state_bytes
     assert now.kv_live_bytes == now.block_bytes + now.slab_bytes
-    # The states of the slab's end are in a block too, or are due once more.
+    # The states at the slab's end are in a block too, or are counted once more.
     alone = now.blocks % rule.blocks != 0
     assert now.kv_expected_bytes == now.block_bytes + alone * facts.state_bytes
     assert facts.state_bytes > 0
 
 
 def spoiled_cut(cache: StateCache, end: int) -> None:
-    """``StateCache.cut_back`` that leaves the state as it is."""
+    """``StateCache.cut_back`` that leaves the state unchanged."""
     cache.tokens = end
 
 
 def spoiled_put(cache: StateCache, arrays: Sequence[mx.array], end: int) -> None:
-    """``StateCache.put`` of a state in which there is nothing."""
+    """``StateCache.put`` of an empty state."""
     cache.cache = [mx.zeros_like(array) for array in arrays]
     cache._spare = []
     cache.tokens = end
@@ -157,8 +159,8 @@ def test_control_a_state_that_is_not_what_it_was(
     way: str, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The answer that goes on from it has other bits than a cold one, so that the tests above prove
-    something. In a block digests would see it before, so they are blinded.
+    The answer that continues from it has different bits from a cold one, so the tests above prove
+    something. In a block, digests would find it first, so they are disabled.
     """
     directory = made("lfm2", model_directory, tmp_path)
     answers: list[Said] = []
@@ -197,7 +199,7 @@ def test_a_model_whose_states_do_not_come_back_is_served_cold(
     model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The self-test finds it, on record and in the log; then nothing is reused, and answers are right.
+    The self-test finds it, on record and in the log. Then nothing is reused, and answers are right.
     """
     monkeypatch.setattr(StateCache, "cut_back", spoiled_cut)
     store = MemoryStore()
@@ -229,7 +231,7 @@ def test_a_model_whose_states_do_not_come_back_is_served_cold(
 
 
 def cold_for(lines: Sequence[MutableMapping[str, Any]]) -> tuple[str, MutableMapping[str, Any]]:
-    """Why nothing is reused, in words, and the line that tells it."""
+    """Why nothing is reused, in words, and the log line that says so."""
     line = next(line for line in lines if line["event"].startswith("nothing is reused"))
     return line["event"], line
 
@@ -246,8 +248,8 @@ def test_why_nothing_is_reused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """
-    The log tells what was found, and what was raised with its stack, also where that is no fault of
-    the model's and in a check that need not hold; no other reason.
+    The log names the finding, and the exception with its stack, even if that is no fault of the
+    model's or came in a check that need not pass. It gives no other reason.
     """
     store, before = MemoryStore(), getattr(mlx_selftest._Test, check)
 
@@ -284,7 +286,7 @@ def test_why_nothing_is_reused(
 
 
 def test_one_row_and_no_window(model_directory: Path, tmp_path: Path) -> None:
-    """Rows are not kept apart over states; what blocks carry is in the fingerprint."""
+    """Rows are not independent over states; which blocks carry states is in the fingerprint."""
     loaded: list[ev.ModelLoaded] = []
 
     async def main() -> None:

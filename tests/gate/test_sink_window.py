@@ -46,7 +46,7 @@ ROWS = SinkWindow.of(SINKS, WINDOW, 64).rows
 
 
 def turn(place: int, messages: tuple[Message, ...] = ()) -> Conversation:
-    """One turn more of a conversation that no other place has."""
+    """One more turn of a conversation that no other place has."""
     said = f"{place} {len(messages)} " + "stone on stone, " * 30
     return Conversation(messages=(*messages, Message(role="user", content=said)))
 
@@ -54,7 +54,7 @@ def turn(place: int, messages: tuple[Message, ...] = ()) -> Conversation:
 @attrs.frozen
 class Told:
     """
-    What two conversations were told, and the journal of it.
+    Two conversations and their journal.
 
     Attributes:
         heard: (the most tokens, what was asked, the answer).
@@ -72,8 +72,8 @@ class Told:
 @pytest.fixture(scope="module")
 def told(model_directory: Path) -> Told:
     """
-    Two conversations side by side run to more than twice their window, one with an answer behind
-    which nothing can be cut back. Each answer is computed once more in idle time.
+    Two conversations in parallel run to more than twice their window, one of them with an answer
+    after which the slab cannot be cut back. Each answer is shadow checked.
     """
     store, heard = MemoryStore(), list[tuple[int, Conversation, Said]]()
 
@@ -115,7 +115,7 @@ def told(model_directory: Path) -> Told:
 
 
 def test_a_hit_past_the_window_is_a_miss(told: Told, model_directory: Path) -> None:
-    """The last answers have the bits of a server that knows nothing and serves nobody else."""
+    """The last answers have the bits of a cold server that serves no other request."""
     last = [one for one in told.heard if one[2].finished.prompt_tokens > 2 * WINDOW]
     empty = MemoryStore()
 
@@ -137,8 +137,8 @@ def test_a_hit_past_the_window_is_a_miss(told: Told, model_directory: Path) -> N
 
 def test_what_is_held_is_what_the_policy_gives(told: Told) -> None:
     """
-    The journal holds; slabs are no larger than the policy says, the window moves, and what cannot
-    be cut back is cut off and copied in again.
+    The journal verifies; slabs are no larger than the policy allows, the window moves, and what
+    cannot be cut back is removed and copied in again.
     """
     (loaded,) = told.events(ev.ModelLoaded)
     slabs = told.events(ev.SlabAcquired)
@@ -154,8 +154,8 @@ def test_what_is_held_is_what_the_policy_gives(told: Told) -> None:
 
 def test_a_window_that_moves_otherwise_is_found(told: Told) -> None:
     """
-    A pass after which more is gone, or less, than the policy lets go breaks INV-2, and so does a
-    trimmed to where tokens of the window are missing.
+    A pass that drops more or fewer tokens than the policy says breaks INV-2, and so does a trim to
+    a point at which tokens of the window are missing.
     """
     state, broken = State(), Counter[str]()
     for row in told.rows:
@@ -180,7 +180,8 @@ def test_a_window_that_moves_otherwise_is_found(told: Told) -> None:
 
 def test_what_was_computed_can_be_computed_again(told: Told) -> None:
     """
-    The shadow checks found the same, and a replay on the model too, in blocks, cuts and coverage.
+    The shadow checks found the same, and so does a replay on the model, for blocks, trims and
+    coverage.
     """
     ended = [event.result for event in told.events(ev.ShadowEnded)]
 
@@ -190,8 +191,8 @@ def test_what_was_computed_can_be_computed_again(told: Told) -> None:
 
 def test_within_the_window_nothing_changes(model_directory: Path) -> None:
     """
-    A conversation that does not reach its window has the answers of one that has none, under
-    another fingerprint.
+    A conversation that does not reach its window has the answers of one without a window, under a
+    different fingerprint.
     """
     answers, names = [], set()
 
@@ -260,9 +261,9 @@ def test_a_turn_costs_no_more_for_a_longer_history(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    While the history grows, what is computed, copied and held at rest for a conversation is what
-    sinks, window and a quarter of it are, and its answers have the bits of a cold server. Where
-    the sinks are lost in copying they have others, so the comparison would show it.
+    While the history grows, what is computed, copied and held when idle for a conversation is
+    bounded by sinks, window and a quarter of it, and its answers have the bits of a cold server. If
+    copying loses the sinks, the answers differ, so the comparison would show it.
     """
     turns, store, empty = list[Turn](), MemoryStore(), MemoryStore()
     settings = {"window": (SINKS, WINDOW), "limits": Limits(slab_idle_s=0.0)}
@@ -314,7 +315,7 @@ def test_a_turn_costs_no_more_for_a_longer_history(
     assert max(one.missed_tokens for one in turns) < WINDOW
     assert max(one.block_bytes for one in late) <= at_most * token_bytes
     assert max(one.live_bytes for one in late) <= 2 * at_most * token_bytes
-    # For the request, and where more was anticipated than the slab could be cut back to.
+    # For the request, and where more was prewarmed than the slab could be cut back to.
     assert max(one.copied_tokens for one in late) <= 2 * at_most
     left = Told([], store.rows).events(ev.BlockEvicted)
     assert {"window"} == {block.reason for block in left}
@@ -322,8 +323,8 @@ def test_a_turn_costs_no_more_for_a_longer_history(
 
 def test_what_a_long_answer_left_behind_is_written(model_directory: Path, tmp_path: Path) -> None:
     """
-    The window moved on within the answer, so that the slab was emptied behind it. What the next
-    request goes on from has files when the session rests all the same.
+    The window moved on within the answer, so the slab was emptied after it. Still, the blocks from
+    which the next request continues have files when the session is idle.
     """
     store, rows = MemoryStore(), list[Row]()
 

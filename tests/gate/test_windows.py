@@ -21,15 +21,15 @@ pytestmark = pytest.mark.gate
 
 
 def turn(place: int, messages: tuple[Message, ...] = ()) -> Conversation:
-    """One turn more of a conversation that no other place has."""
+    """One more turn of a conversation that no other place has."""
     said = f"{place} {len(messages)} " + "stone on stone " * (12 + 3 * place)
     return Conversation(messages=(*messages, Message(role="user", content=said)))
 
 
 def test_sessions_that_run_past_the_window(model_directory: Path, tmp_path: Path) -> None:
     """
-    Two conversations of three turns side by side reuse what they computed, and their last answers
-    have the bits of a server that knows nothing and serves nobody else.
+    Two conversations of three turns each, in parallel, reuse what they computed, and their last
+    answers have the bits of a cold server that serves no other request.
     """
     directory = make_family_model(tmp_path / "model", model_directory, config_of("gpt_oss"))
     store, heard = MemoryStore(), list[tuple[Conversation, Said]]()
