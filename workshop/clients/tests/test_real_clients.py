@@ -1,6 +1,6 @@
 """
-What `make clients` is made of, without a client: the figures, the scripted model's template, and
-how programs are got and ended.
+The parts of `make clients`, without a client: the figures, the scripted model's template, and how
+programs are installed and stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHUNK = 4
 
 
 def request(ids: range | tuple[int, ...], reused: int = 0, **changes: Any) -> Request:
-    """A request that was answered, by its prompt; a continuation where it reuses something."""
+    """An answered request, by its prompt; a continuation if it reuses anything."""
     usual: dict[str, Any] = {
         "name": "any",
         "protocol": "test",
@@ -53,7 +53,7 @@ def found(*requests: Request, openings: int = 1) -> list[str]:
 
 
 def test_a_request_continues_the_one_whose_prompt_it_begins_with():
-    """All but the last chunk, that is; what it continues is found whatever stands between."""
+    """That is, all but the last chunk; the continued request is found whatever came in between."""
     third = request((*SECOND.ids, 93, 94), 12)
     turns = turns_of([FIRST, TITLE, SECOND, third], CHUNK)
     assert [None, None, FIRST, SECOND] == [turn.before for turn in turns]
@@ -62,7 +62,7 @@ def test_a_request_continues_the_one_whose_prompt_it_begins_with():
 
 
 def test_a_prompt_that_was_changed_in_front_is_an_opening():
-    """Also where the server reused what it could of it; what diverged is told."""
+    """Even if the server reused what it could of it; the divergence is reported."""
     moved = request((0, 1, 2, 3, 70, *range(5, 12)), 4, diverged="a clock")
     (one, *_) = found(FIRST, SECOND, moved)
     assert "2 requests continue none, not 1" in one
@@ -70,14 +70,14 @@ def test_a_prompt_that_was_changed_in_front_is_an_opening():
 
 
 def test_the_same_prompt_again_is_an_opening():
-    """A client that asks twice is not one that goes on."""
+    """A client that repeats a request does not continue a conversation."""
     assert ["2 requests continue none", "no request continues another"] == [
         one.partition(",")[0] for one in found(FIRST, FIRST)
     ]
 
 
 def test_an_opening_that_is_missing_is_told():
-    """Else one that is lost in front would stand in for it."""
+    """Otherwise one that is lost at the beginning would count as one."""
     assert ["1 requests continue none, not 2"] == [
         one.partition(":")[0] for one in found(FIRST, SECOND, openings=2)
     ]
@@ -85,7 +85,10 @@ def test_an_opening_that_is_missing_is_told():
 
 @pytest.mark.parametrize("written", [True, False], ids=["as written", "as settled"])
 def test_the_answer_before_is_old_once_the_server_was_at_rest(written: bool):
-    """As it was written, or settled where a template renders it anew. Before, it may be new."""
+    """
+    As it was written, or as settled if a template renders it differently. Before that, it may be
+    new.
+    """
     said, settled = (*range(14), 70), (*range(16),)
     later = (said,) if written else ((*range(10), 71), settled)
     before = attrs.evolve(FIRST, place=1, rested=5, later=later)
@@ -98,7 +101,7 @@ def test_the_answer_before_is_old_once_the_server_was_at_rest(written: bool):
 
 
 def test_a_rest_without_settling_is_told():
-    """Where nothing came behind it; a request that comes ends the settling before it."""
+    """If nothing came after it; the next request ends the settling before it."""
     first = attrs.evolve(FIRST, place=1, rested=5, unsettled=True)
     second = attrs.evolve(SECOND, place=7, rested=9, unsettled=True)
     (one,) = found(first, second)
@@ -114,14 +117,14 @@ def test_a_rest_without_settling_is_told():
     ],
 )
 def test_what_is_wrong_with_a_turn_is_told(changes: dict[str, Any], told: str):
-    """One sentence for each thing, and none where nothing is."""
+    """One sentence for each problem, and none without problems."""
     assert [] == found(FIRST, SECOND)
     (one,) = found(FIRST, attrs.evolve(SECOND, **changes))
     assert one.endswith(told)
 
 
 def test_requests_are_read_from_a_journal():
-    """With the tokens of their whole prompts, of which the journal has what is new."""
+    """With the tokens of their whole prompts, of which the journal has only the new part."""
     requests = requests_of([decode(row) for row in healthy()])
     told = [(len(one.ids), one.path, one.reused, one.answered) for one in requests]
     assert [(10, "new_session", 0, True), (18, "continuation", 8, True)] == told
@@ -129,7 +132,7 @@ def test_requests_are_read_from_a_journal():
     assert requests[1].ids[:12] == requests[0].later[0][:12]
     assert requests[0].rested is not None
     assert requests[0].place < requests[0].rested < requests[1].place
-    # That one came to rest without the answer, whose end lies in the third chunk.
+    # That one became idle without the answer, whose end is in the third chunk.
     assert ["a prompt of 18 tokens reuses 8, and 12 were there"] == found(*requests)
 
 
@@ -148,7 +151,7 @@ def prompts_of(tokenizer: Any, *said: tuple[str, str], answers: list[Message]) -
     messages: list[Message] = []
     for (role, content), answer in zip(said, answers, strict=True):
         messages.append(Message(role=role, content=content))
-        # Behind the first turn, as Claude Code has it. It is no cue.
+        # After the first turn, as in Claude Code. It is no cue.
         if len(messages) == 1:
             messages.append(Message(role="system", content=f"One says {coding.SEND}."))
         yield render(tokenizer, Conversation(messages=tuple(messages)))
@@ -171,7 +174,7 @@ def test_the_cue_is_what_was_said_last(tokenizer: Any):
 
 
 def test_a_cue_and_its_answer_are_a_token_each(tokenizer: Any):
-    """The model knows one token back, and says what it says in one."""
+    """The model sees one token back, and says each answer in one token."""
     for text in ("<|cue 2|>", coding.claude_lines()[0].answer):
         assert 1 == len(tokenizer.encode(text, add_special_tokens=False))
 
@@ -180,7 +183,7 @@ def test_a_cue_and_its_answer_are_a_token_each(tokenizer: Any):
 
 
 def test_without_npm_a_client_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It says why, and leaves nothing behind that looks like it."""
+    """It says why, and leaves no partial installation."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(packages.Unavailable, match="no npm"):
         packages.install("codex", tmp_path)
@@ -188,7 +191,7 @@ def test_without_npm_a_client_is_not_there(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_an_install_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """By the last line of what was said, and it is tried again the next time."""
+    """With the last line of the output, and it is tried again the next time."""
     failed = subprocess.CompletedProcess([], 1, "", "much\nno such version\n")
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
     with pytest.raises(packages.Unavailable, match="no such version"):
@@ -198,7 +201,7 @@ def test_an_install_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture(name="here")
 def here_() -> Iterator[Place]:
-    """A place for programs that may not take long."""
+    """A place for short programs."""
     with place(0.5, {}) as found:
         yield found
 
@@ -209,21 +212,21 @@ def python(words: str) -> list[str]:
 
 
 def test_a_client_lives_in_a_home_of_its_own(here: Place):
-    """And in a folder of its own; nothing of this process's environment comes along."""
+    """In its own folder, without any of this process's environment."""
     patient = attrs.evolve(here, limit_s=60.0)
     words = "import os; print(os.environ['HOME'], os.getcwd(), 'PYTHONPATH' in os.environ)"
     assert f"{here.home} {here.work} False\n" == run(patient, *python(words))
 
 
 def test_a_program_that_fails_is_told(here: Place):
-    """With what it said."""
+    """With its output."""
     patient = attrs.evolve(here, limit_s=60.0)
     with pytest.raises(Failed, match=r"(?s)ended with 3: .*no key"):
         run(patient, *python("import sys; print('no key'); sys.exit(3)"))
 
 
 def test_a_program_that_does_not_end_is_ended(here: Place):
-    """With what it started, which holds its output open, and with those that run beside it."""
+    """With its children, which hold its output open, and with those that run in parallel."""
     child = f"subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(600)'])"
     lingers = f"import subprocess, time; {child}; time.sleep(600)"
     with pytest.raises(Failed, match="did not end within"):
@@ -231,7 +234,7 @@ def test_a_program_that_does_not_end_is_ended(here: Place):
 
 
 def test_a_network_of_ones_own_reaches_nobody():
-    """But itself; where the system permits one."""
+    """Except itself; if the system permits a network namespace."""
     into = alone.command_into()
     if into is None:
         pytest.skip("no network of one's own on this system")

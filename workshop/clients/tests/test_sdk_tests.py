@@ -1,5 +1,5 @@
 """
-The script that runs other people's tests: what it reads of their reports, and what it makes of it.
+The script that runs other projects' tests: how it reads their reports, and what it makes of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REFUSED = "openai.BadRequestError: Error code: 400 - {'error': {'message': 'logi
 
 
 def result(*failed: str, message: str = REFUSED) -> Result:
-    """One of a suite of which something is explained."""
+    """A test of a suite with an explanation."""
     return Result(
         suite="openai-completions",
         package="openai==1",
@@ -51,7 +51,7 @@ def result(*failed: str, message: str = REFUSED) -> Result:
 
 
 def test_a_report_is_read(tmp_path: Path) -> None:
-    """What failed or broke has its name; what was left out is counted apart."""
+    """A failed or broken test has its name; skipped tests are counted separately."""
     report = tmp_path / "report.xml"
     report.write_text(REPORT, "utf-8")
     assert Result(
@@ -65,9 +65,7 @@ def test_a_report_is_read(tmp_path: Path) -> None:
 
 
 def test_a_report_of_no_test_is_an_error(tmp_path: Path) -> None:
-    """
-    A suite that collects nothing has not passed: its tests lie elsewhere now, or `-k` names none.
-    """
+    """A suite that collects nothing has not passed: its tests have moved, or `-k` matches none."""
     report = tmp_path / "report.xml"
     report.write_text("<testsuites><testsuite/></testsuites>", "utf-8")
     with pytest.raises(SystemExit, match=f"{SUITES[0].name}: pytest collected no test of tests/"):
@@ -75,7 +73,7 @@ def test_a_report_of_no_test_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_server_that_breaks_off_is_asked_again(tmp_path: Path) -> None:
-    """One that takes the connection and closes it has not begun yet."""
+    """A server that takes the connection and closes it has not started yet."""
     log = tmp_path / "server.log"
     log.touch()
 
@@ -98,7 +96,7 @@ def test_a_server_that_breaks_off_is_asked_again(tmp_path: Path) -> None:
 
 
 def test_a_failure_needs_its_word_and_a_word_its_failure() -> None:
-    """What fails unexplained is named, and so is an explanation of what passes."""
+    """An unexplained failure is named, and so is an explanation of a test that passes."""
     (known,) = EXPLAINED["openai-completions"]
     assert ([], []) == (result(f"{known}_1").unexplained(), result(f"{known}_1").unneeded())
     assert ["test_new"] == result("test_new").unexplained()
@@ -110,7 +108,7 @@ def test_a_failure_needs_its_word_and_a_word_its_failure() -> None:
     ["openai.InternalServerError: Error code: 500 - logit_bias", "assert 'x' == 'y'", ""],
 )
 def test_an_explanation_is_of_one_failure(message: str) -> None:
-    """What fails otherwise than it says is unexplained, whatever its name."""
+    """A failure with a different message is unexplained, whatever its name."""
     (known,) = EXPLAINED["openai-completions"]
     failed = result(f"{known}_1", message=message)
     assert [f"{known}_1"] == failed.unexplained()
@@ -118,7 +116,7 @@ def test_an_explanation_is_of_one_failure(message: str) -> None:
 
 
 def test_the_table_has_the_figures_and_the_words() -> None:
-    """A row a suite; tests of one name and one explanation are one line."""
+    """One row for each suite; tests of one name and one explanation share a line."""
     (known,) = EXPLAINED["openai-completions"]
     made = table([result(f"{known}_1[loose]", f"{known}_1[strict]")])
     assert "| `openai-completions` | openai==1 | 3 | 2 | 0 |" in made
@@ -126,7 +124,7 @@ def test_the_table_has_the_figures_and_the_words() -> None:
 
 
 def test_only_what_stands_between_the_marks_is_written(tmp_path: Path) -> None:
-    """The rest of the page is left as it is."""
+    """The rest of the page is unchanged."""
     page = tmp_path / "page.md"
     page.write_text(f"before\n{sdk_tests.BEGIN}\nold\n{sdk_tests.END}\nbehind\n", "utf-8")
     write(page, "new")
@@ -137,7 +135,7 @@ def test_only_what_stands_between_the_marks_is_written(tmp_path: Path) -> None:
 def test_only_one_folder_of_an_archive_is_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not what lies beside it, nor what has its name as a beginning."""
+    """No sibling folder, and none whose name only begins with its name."""
     archive = tmp_path / "a.tar.gz"
     with tarfile.open(archive, "w:gz") as made:
         for name in ("p/tests/test_a.py", "p/tests-more/b.py", "p/setup.py"):
@@ -149,7 +147,7 @@ def test_only_one_folder_of_an_archive_is_unpacked(
 
 
 def test_the_page_tells_of_each_suite_and_explanation() -> None:
-    """What is pinned and explained in the script is what the page says."""
+    """The pins and explanations in the script are those on the page."""
     text = PAGE.read_text("utf-8")
     assert [] == [one.name for one in SUITES if f"| `{one.name}` | {one.package} |" not in text]
     told = {(suite, why.text) for suite, said in EXPLAINED.items() for why in said.values()}

@@ -1,4 +1,4 @@
-"""What the tests of Pebble's making share."""
+"""Shared parts of the tests of Pebble's making."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DRAWS: Final = tuple({_kind(draw): draw for stage in STAGES for draw, _ in stage
 
 @cache
 def pebble_tokenizer() -> Tokenizer:
-    """Pebble's own."""
+    """Pebble's own tokenizer."""
     return Tokenizer.from_file(str(builtin_directory() / "tokenizer.json"))
 
 

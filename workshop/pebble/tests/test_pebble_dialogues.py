@@ -1,4 +1,4 @@
-"""What Pebble's dialogues are: what is held out of them, how they become prompts and tokens."""
+"""Pebble's dialogues: what is held out of them, how they become prompts and tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workshop.pebble.tests.pebble_parts import DRAWS, pebble_renderer, pebble_to
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Pebble's own."""
+    """Pebble's own tokenizer."""
     return pebble_tokenizer()
 
 
@@ -58,7 +58,7 @@ def test_what_is_held_out_is_never_trained_on(draw: Any):
 
 def test_wordings_are_held_out():
     """
-    Of the combinations of some parts the training sees most and the evaluation the others; every
+    Of the combinations of some parts, the training sees most and the evaluation the rest; every
     part is seen in training.
     """
     rng, some = Random(1), ("ab", "cdefgh", "ijklmn")
@@ -74,7 +74,7 @@ def test_wordings_are_held_out():
 
 def test_what_the_weights_have_read_before_is_not_evaluated():
     """
-    A sentence with nothing before or behind it, and the other wordings of the first data, are not
+    A sentence with nothing before or after it, and the other wordings of the first data, are not
     drawn for the evaluation, though some are held out of the training.
     """
     rng = Random(1)
@@ -92,9 +92,9 @@ def test_what_the_weights_have_read_before_is_not_evaluated():
 
 def test_nothing_that_is_evaluated_is_trained_on(monkeypatch: pytest.MonkeyPatch):
     """
-    Of all dialogues of the training and all of the evaluation: no combination of the parts of a
-    sentence is in both, also in other letters and without the sign at the end; no name, town,
-    password or number of the evaluation stands anywhere in the training; no tool is in both.
+    Over all dialogues of the training and the evaluation: no combination of the parts of a sentence
+    is in both, ignoring case and final punctuation; no name, town, password or number of the
+    evaluation occurs anywhere in the training; no tool is in both.
     """
     wordings: dict[Split, set[str]] = {split: set() for split in Split}
     values: dict[Split, set[str]] = {split: set() for split in Split}
@@ -128,12 +128,12 @@ def test_nothing_that_is_evaluated_is_trained_on(monkeypatch: pytest.MonkeyPatch
     assert min(map(len, values.values())) > 200
     assert min(map(len, tools.values())) > 60
     assert not wordings[Split.TRAIN] & wordings[Split.HELD_OUT]
-    # A short made-up name may be a word of some sentence as well, as "last" is.
+    # A short made-up name may also be a word of some sentence, as "last" is.
     rare = {value for value in values[Split.HELD_OUT] if len(value) > 5 or value.isdigit()}
     assert len(rare) > 200
     seen = list(map(parts_of, read[Split.TRAIN]))
     assert not rare & {part for text in seen for part in text}
-    # What has several parts, as codes and dates have, is none of the texts' in a row.
+    # A value of several parts, such as a code or a date, does not occur in any text.
     several = sorted(value for value in values[Split.HELD_OUT] if not value.isalnum())[:150]
     assert len(several) > 100
     text = " | ".join(" ".join(text) for text in seen[::3])
@@ -148,20 +148,20 @@ def parts_of(text: str) -> list[str]:
 
 
 def plain_name(tool: dict[str, Any]) -> str:
-    """A tool's name in small letters alone, without what a server puts before it."""
+    """A tool's name in small letters, without the server's prefix."""
     name = re.sub(r"^mcp__[^_]+__", "", tool["function"]["name"])
     return re.sub(r"[^a-z]", "", name.casefold())
 
 
 def test_four_thousand_tokens_are_four_thousand(renderer: Renderer):
-    """The skill named after 4,000 tokens has as many between the fact and the question."""
+    """The skill named after 4,000 tokens has that many between the fact and the question."""
     (skill,) = (one for one in SKILLS if "4,000" in one.name)
     rng, seen = Random(4), 0
     while seen < 8:
         dialogue = skill.draw(rng, Split.HELD_OUT)
         prompt = renderer.prompt(dialogue)
         told, *others = re.finditer(rf"(?<!\w){re.escape(dialogue.needed[0])}(?!\w)", prompt)
-        if others:  # "garden" stands in texts to read past as well
+        if others:  # "garden" is in distracting texts as well
             continue
         seen += 1
         assert 4000 <= len(renderer.tokenizer.encode(prompt[told.end() :]).ids)
@@ -169,7 +169,7 @@ def test_four_thousand_tokens_are_four_thousand(renderer: Renderer):
 
 @pytest.mark.parametrize("number", range(len(DRAWS)))
 def test_a_prompt_is_a_server_s(renderer: Renderer, number: int):
-    """What is trained and measured on is what mlx-lm makes of the same conversation."""
+    """Training and evaluation use what mlx-lm makes of the same conversation."""
     tokenizer: Any = load_tokenizer(builtin_directory())
     dialogue = DRAWS[number](Random(9), Split.TRAIN)
     assert renderer.prompt(dialogue) == tokenizer.apply_chat_template(
@@ -182,7 +182,7 @@ def test_a_prompt_is_a_server_s(renderer: Renderer, number: int):
 
 
 def test_thoughts_never_stand_behind_empty_ones(renderer: Renderer, tokenizer: Tokenizer):
-    """Empty thoughts say that it is not to think: nothing teaches it to think all the same."""
+    """Empty thoughts mean that it should not think: no example teaches it to think anyway."""
     rng, thoughts = Random(6), 0
     for draw in DRAWS:
         for _ in range(12):
@@ -194,7 +194,7 @@ def test_thoughts_never_stand_behind_empty_ones(renderer: Renderer, tokenizer: T
 
 
 def test_an_edit_changes_the_answer_that_is_due():
-    """After an edit the old value is due no more, and stands in the dialogue no more."""
+    """After an edit the old value is no longer expected, and no longer in the dialogue."""
     rng, seen = Random(5), 0
     while seen < 30:
         dialogue = dialogues.recall(rng, Split.HELD_OUT, questions=1)
@@ -211,15 +211,15 @@ def test_an_edit_changes_the_answer_that_is_due():
 
 
 def stands(word: str, text: str) -> bool:
-    """Whether a word stands in a text by itself."""
+    """Whether a text contains a whole word."""
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
 
 
 @pytest.mark.parametrize("number", range(len(DRAWS)))
 def test_answers_are_learned(renderer: Renderer, tokenizer: Tokenizer, number: int):
     """
-    Ids are those of the rendered text; the last answer is learned with its end, and what others say
-    is not.
+    Ids are those of the rendered text; the last answer is learned with its end, and other messages
+    are not.
     """
     dialogue = DRAWS[number](Random(9), Split.TRAIN)
     sequence = renderer.sequence(dialogue)
@@ -233,8 +233,8 @@ def test_answers_are_learned(renderer: Renderer, tokenizer: Tokenizer, number: i
 
 def test_how_answers_begin_is_learned(renderer: Renderer, tokenizer: Tokenizer):
     """
-    Behind empty thoughts an answer is learned from its first token on, wherever it stands; without
-    them from its second.
+    After empty thoughts an answer is learned from its first token on, at any place; without them
+    from its second.
     """
     thoughts = tokenizer.encode("<think>\n\n</think>\n\n").ids
     rng, behind, without = Random(3), 0, 0
@@ -254,8 +254,8 @@ def test_how_answers_begin_is_learned(renderer: Renderer, tokenizer: Tokenizer):
 
 def test_thoughts_are_learned_before_earlier_answers_too(renderer: Renderer, tokenizer: Tokenizer):
     """
-    Some earlier answers stand behind the thoughts that Pebble would have had, learned from their
-    first token on; a server never sees them there, since the template takes them out.
+    Some earlier answers follow the thoughts that Pebble would have had, and are learned from their
+    first token on; a server never sees them there, because the template removes them.
     """
     rng, seen = Random(3), 0
     thinks, ends = (tokenizer.token_to_id(mark) for mark in ("<think>", "</think>"))
@@ -291,8 +291,8 @@ def test_a_name_is_the_same_tokens_wherever_it_stands(tokenizer: Tokenizer):
 
 def test_no_sentence_of_the_later_kinds_is_one_that_was_evaluated():
     """
-    Nothing that is told or asked in everyday words, but for its value, is a sentence of the first
-    kinds that was held out of them: a combination is not put together in another way.
+    Apart from its value, no fact or question in everyday words is a sentence of the first kinds
+    that was held out of them: no held-out combination comes back in a different form.
     """
     told: dict[Split, set[str]] = {split: set() for split in Split}
     draws: dict[Split, list[Any]] = {
@@ -309,7 +309,7 @@ def test_no_sentence_of_the_later_kinds_is_one_that_was_evaluated():
     both = {
         one for one in told[Split.TRAIN] & told[Split.HELD_OUT] if words.is_held_out_wording(one)
     }
-    # What is no combination of a told or asked sentence at all stands in texts to read past.
+    # A text that is no combination of a fact or question occurs in distracting texts.
     assert not {one for one in both if "my" in one.split() and "{}" in one}
 
 
@@ -322,8 +322,8 @@ def masked(text: str) -> str:
 @pytest.mark.parametrize("stage", STAGES[-3:], ids=lambda stage: stage.name)
 def test_enough_is_read_of_what_was_not_told(renderer: Renderer, stage: Any):
     """
-    Of the tokens of each later stage, one in thirty at least is in dialogues that end with what was
-    never told.
+    Of the tokens of each later stage, at least one in thirty is in dialogues that end with an
+    unknown fact.
     """
     rng, read, untold = Random(1), 0.0, 0.0
     for draw, share in stage.mix:
@@ -337,8 +337,8 @@ def test_enough_is_read_of_what_was_not_told(renderer: Renderer, stage: Any):
 @pytest.mark.parametrize("split", Split)
 def test_what_is_not_told_is_not_told(split: Split):
     """
-    Where Pebble is to say that it was not told, no message tells it, not even by the way; and of
-    what is near, something is told of the same person, thing or kind.
+    If Pebble should say that it does not know a fact, no message states it, not even in passing;
+    for a near one, a fact about the same person, thing or kind is stated.
     """
     rng, near = Random(5), 0
     for _ in range(150):
@@ -354,9 +354,7 @@ def test_what_is_not_told_is_not_told(split: Split):
 
 
 def test_what_was_said_last_is_so():
-    """
-    Where a fact is told anew, the answer has the new value, and the old one stands further up.
-    """
+    """If a fact is stated again, the answer has the new value, and the old one is further up."""
     rng = Random(5)
     for _ in range(60):
         dialogue = everyday.everyday(rng, Split.HELD_OUT, questions=1, changed=True)
@@ -368,7 +366,7 @@ def test_what_was_said_last_is_so():
 
 
 def test_values_begin_alike():
-    """Most values of such a dialogue begin with the letters or digits of another."""
+    """Most values of such a dialogue begin with the letters or digits of another one."""
     rng, alike = Random(5), 0
     for _ in range(40):
         values = everyday._alike(rng, Split.TRAIN, words.name, 4)
@@ -380,8 +378,8 @@ def test_values_begin_alike():
 @pytest.mark.parametrize("split", Split)
 def test_calls_are_of_the_schema(split: Split):
     """
-    A call of a tool as people write them is one that its schema allows: nested, optional and listed
-    arguments too; what a wish does not name is left out.
+    A call of a tool as developers write them is one that its schema allows, with nested, optional
+    and listed arguments too; what a wish does not name is left out.
     """
     rng, names, kinds, nested, left_out = Random(5), set(), set(), 0, 0
     for _ in range(150):
@@ -407,7 +405,7 @@ def test_calls_are_of_the_schema(split: Split):
 
 
 def test_a_tool_of_the_plain_kind_stays_where_it_was():
-    """A pair of verb and noun that both kinds of tools know is held out of both, or of none."""
+    """A pair of verb and noun that both kinds of tools have is held out of both, or of none."""
     for does, what in itertools.product(("get", "delete", "send"), ("ticket", "invoice", "page")):
         plain = plain_tools.is_held_out_pair(does, what)
         assert plain is None or plain is written_tools.is_held_out_tool(does, what)

@@ -19,7 +19,7 @@ from cairn_pebble.words import Split
 from workshop.pebble.tests.pebble_parts import DRAWS, pebble_renderer
 
 DIGEST = "0f77111a3122ed16a7de4fedc3534bf41b8bb81af4ce62e343cb0091b4806680"
-"""Of the dialogues of seed 1, by what drew them when the figures were measured."""
+"""Of the dialogues of seed 1, by the function that drew them when the figures were measured."""
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,7 @@ def renderer() -> Renderer:
 @pytest.mark.parametrize("skill", SKILLS, ids=lambda skill: skill.name)
 def test_a_judge_knows_right_from_wrong(skill: Skill):
     """
-    The answer that is due passes, one with other words does not, and neither does one that did not
-    end.
+    The expected answer passes; one with other words does not, and neither does an unfinished one.
     """
     rng = Random(3)
     for _ in range(20):
@@ -51,7 +50,7 @@ def test_a_judge_knows_right_from_wrong(skill: Skill):
 @pytest.mark.parametrize(
     ("skill", "said"),
     [
-        ("recalls a fact after 1 to 20 turns", "Your code is 4117."),  # a digit more
+        ("recalls a fact after 1 to 20 turns", "Your code is 4117."),  # one more digit
         ("recalls a fact after 1 to 20 turns", "<think>\nIt is 411."),  # only in the thoughts
         ("recalls a fact after 1 to 20 turns", "<think>\n\n</think>\n\n<think>\n411."),
         ("uses a tool's result", "The task: the total is 411 and the number is 17."),  # swapped
@@ -62,7 +61,7 @@ def test_a_judge_knows_right_from_wrong(skill: Skill):
     ],
 )
 def test_a_near_miss_is_wrong(skill: str, said: str):
-    """What only looks right is wrong."""
+    """A call that only looks right is wrong."""
     due = "The task: the total is 17 and the number is 411."
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": due}]
     dialogue = Dialogue("recall", messages, thinking=True, needed=("411",))
@@ -80,7 +79,7 @@ def test_a_near_miss_is_wrong(skill: str, said: str):
     ],
 )
 def test_only_the_answer_that_is_due_recalls(said: str):
-    """Where the value stands, but not as the answer to what was asked, nothing was recalled."""
+    """A value that is in the text, but not as the answer to the question, was not recalled."""
     messages = [
         {"role": "user", "content": "What is my name?"},
         {"role": "assistant", "content": "Your name is Jordis."},
@@ -103,7 +102,7 @@ def test_only_the_answer_that_is_due_recalls(said: str):
     ],
 )
 def test_a_call_is_exact(called: str):
-    """Types and names of arguments count, each key stands once, and the order of keys is free."""
+    """Types and names of arguments count, each key occurs once, and the order of keys is free."""
     due = '{"name": "find_task", "arguments": {"number": 17, "place": "Halden"}}'
     other_order = '{"arguments": {"place": "Halden", "number": 17}, "name": "find_task"}'
     dialogue = Dialogue("tool call", needed=(due,))
@@ -121,8 +120,8 @@ def judge_of(skill: str) -> Any:
 
 def test_what_was_looked_up_is_told_by_kind(renderer: Renderer):
     """
-    An evaluation says how many values of each kind were right; the kinds add up to the whole, and
-    each is met.
+    An evaluation shows how many values of each kind were right; the kinds add up to the whole, and
+    each occurs.
     """
     results = list(evaluate(renderer, lambda prompt: ("", True), 60, 0))
     kinds: set[str] = set()
@@ -138,8 +137,8 @@ def test_what_was_looked_up_is_told_by_kind(renderer: Renderer):
 
 def test_what_is_written_by_hand_is_in_no_training(renderer: Renderer):
     """
-    No training dialogue has such a message, also in other letters, nor such a tool; to say the
-    value is right, and to say another thing is not.
+    No training dialogue has such a message, ignoring case, nor such a tool; the right value passes,
+    and a different one does not.
     """
     rng, said, tools = Random(8), set(), set()
     for draw in DRAWS:
@@ -159,12 +158,12 @@ def test_what_is_written_by_hand_is_in_no_training(renderer: Renderer):
 
 
 def plain_name(name: str) -> str:
-    """A tool's name in small letters alone, without what a server puts before it."""
+    """A tool's name in small letters, without the server's prefix."""
     return re.sub(r"[^a-z]", "", re.sub(r"^mcp__[^_]+__", "", name).casefold())
 
 
 def test_no_wording_is_taken_from_what_is_written_by_hand(monkeypatch: pytest.MonkeyPatch):
-    """No clause and no question of everyday words is one of the hand's, whatever the value."""
+    """No clause and no question in everyday words is a hand-written one, whatever the value."""
     wordings: set[str] = set()
     phrase = words.phrase
 
@@ -185,8 +184,8 @@ def test_no_wording_is_taken_from_what_is_written_by_hand(monkeypatch: pytest.Mo
 
 def test_a_usable_call_is_known():
     """
-    A call of the right tool that its schema allows and that has what the user named: in any order
-    and letters, with optional arguments or without. Everything else cannot be used.
+    A call of the right tool that its schema allows and that has the user's values passes: in any
+    order and case, with or without optional arguments. Any other call fails.
     """
     wish = next(one for one in WISHES if one.name == "createCalendarEvent")
     start = {"date": "2026-12-03", "time": "09:30"}
@@ -238,14 +237,14 @@ def test_a_usable_call_is_known():
     ],
 )
 def test_a_schema_tells_values_apart(schema: dict[str, Any], right: Any, wrong: Any):
-    """Each kind of schema allows one thing and not another."""
+    """Each kind of schema allows one thing and refuses a different one."""
     assert allows(schema, right)
     assert not allows(schema, wrong)
 
 
 def test_wishes_can_be_granted(renderer: Renderer):
     """
-    Each wish has its tool in the prompt, among its neighbours', and a call of what is due counts.
+    Each wish has its tool in the prompt, among its neighbours' tools, and the expected call counts.
     """
     prompts: list[str] = []
 
@@ -276,8 +275,8 @@ def test_wishes_can_be_granted(renderer: Renderer):
 
 def test_the_figures_that_stand_are_of_these_dialogues():
     """
-    The nine skills that were measured first are drawn as they were then, so that their figures are
-    true and later ones can be compared with them.
+    The nine skills that were measured first are drawn as they were then, so that their figures
+    remain valid and later ones can be compared with them.
     """
     digest = hashlib.sha256()
     for skill in SKILLS[:9]:
@@ -290,7 +289,7 @@ def test_the_figures_that_stand_are_of_these_dialogues():
 
 
 def test_the_evaluation_counts(renderer: Renderer):
-    """Who always says the same ends each turn, thinks never, and recalls nothing."""
+    """A model that always says the same ends each turn, never thinks, and recalls nothing."""
     results = {
         one.skill.name: (one.right, one.tried)
         for one in evaluate(renderer, lambda prompt: ("Hm.", True), 8, seed=1)

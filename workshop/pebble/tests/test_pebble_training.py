@@ -1,4 +1,4 @@
-"""How Pebble is trained: batches, steps, checkpoints, and weights to go on from."""
+"""How Pebble is trained: batches, steps, checkpoints, and weights to continue from."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from workshop.pebble.tests.pebble_parts import SHORT, SMALL, pebble_renderer, pe
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Pebble's own."""
+    """Pebble's own tokenizer."""
     return pebble_tokenizer()
 
 
@@ -51,8 +51,8 @@ def renderer() -> Renderer:
 
 def test_no_dialogue_is_left_out_of_the_batches(renderer: Renderer, monkeypatch: Any):
     """
-    Whatever was drawn and is short enough is learned from, the shortest too, in batches of one
-    shape for each width; their gaps are padding that counts nothing.
+    Every drawn dialogue that is short enough is learned from, even the shortest, in batches of one
+    shape for each width; gaps are padding with no weight.
     """
     drawn: list[Sequence] = []
     whole = Renderer.sequence
@@ -85,8 +85,8 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
     renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    Left behind a checkpoint and taken up by a new process' worth of state, it ends at the same
-    weights, bit for bit. What a checkpoint of another training has is not taken.
+    A training that is interrupted after a checkpoint and resumed from fresh state ends with the
+    same weights, bit for bit. The checkpoint of a different training is refused.
     """
 
     class Left(Exception):
@@ -125,7 +125,7 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
     for others in (stages[:1], other_mix, (stages[0], attrs.evolve(longer, rates=(1.0, 0.5)))):
         with pytest.raises(OtherTraining, match="another recipe"):
             training("left", stages=others)
-    # A recipe may go on where it ended.
+    # A recipe may be extended at its end.
     training("left", stages=(*stages, attrs.evolve(SHORT, name="more")))
     before, after = (dict(tree_flatten(one.model.parameters())) for one in (whole, again))
     assert before.keys() == after.keys()
@@ -137,8 +137,9 @@ def test_a_training_goes_on_from_exported_weights(
     renderer: Renderer, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    Where no checkpoint is left, the weights are: the stages that they have read are left out, rates
-    rise from nothing again, and what is interrupted then ends as if it had not been.
+    Without a checkpoint, training continues from weights: the stages that they have completed are
+    skipped, learning rates warm up again, and an interrupted training then ends as if it had never
+    stopped.
     """
 
     class Left(Exception):
@@ -147,7 +148,7 @@ def test_a_training_goes_on_from_exported_weights(
     def leaves(stands: Progress) -> None:
         raise Left
 
-    # To compile takes ten times as long as these steps; the test above has it.
+    # Compiling takes ten times as long as these steps; the test above covers it.
     monkeypatch.setattr(mx, "compile", lambda step, **_: step)
     monkeypatch.setattr(training_module, "_POOL_TOKENS", 1000)
     tiny = attrs.evolve(SHORT, tokens=2000, batch_tokens=256)
@@ -202,8 +203,8 @@ def parameters(training: Training) -> dict[str, mx.array]:
 
 def test_quantised_weights_are_gone_on_from(tokenizer: Tokenizer, tmp_path: Path):
     """
-    What was quantised behind the export is float32 again, near what it was; a model of another
-    shape is refused.
+    Weights that were quantised after the export are float32 again, close to their old values; a
+    model of a different shape is refused.
     """
     model = new_model(SMALL, 5)
     export(tmp_path, model, tokenizer, template(), SMALL)
@@ -227,7 +228,7 @@ def test_quantised_weights_are_gone_on_from(tokenizer: Tokenizer, tmp_path: Path
 
 
 def test_given_positions_turn_as_counted_ones_do():
-    """At 0, 1, 2, ... queries turn as by the embeddings that a server uses."""
+    """At positions 0, 1, 2, ... queries are rotated as by the embeddings that a server uses."""
     shape = Shape()
     states = mx.random.normal((2, 3, 700, shape.head_dim), key=mx.random.key(1))
     rope = GivenRope(shape.head_dim, shape.rope_theta)
@@ -237,7 +238,7 @@ def test_given_positions_turn_as_counted_ones_do():
 
 
 def test_attention_in_blocks_is_attention():
-    """Values and gradients are those of MLX's own, whatever the length."""
+    """Values and gradients equal those of MLX's own attention, whatever the length."""
     for tokens in (1, 64, 200):
         queries, keys, values = (
             mx.random.normal((2, heads, tokens, 16), key=mx.random.key(heads + place))
