@@ -77,7 +77,7 @@ class Model:
         return self.compiler.compile(grammar_of(constraint, self.form(**form)))
 
     def walk(self, matcher: GrammarMatcher, seed: int, *, most: int = 600) -> list[int]:
-        """Choose random allowed tokens, until none is left or the answer ends."""
+        """Choose random allowed tokens, up to an end token or the limit."""
         drawn, answer = random.Random(seed), list[int]()
         while len(answer) < most:
             token = drawn.choice(np.flatnonzero(matcher.allowed(answer)).tolist())
@@ -159,7 +159,7 @@ def test_any_way_through_calls_ends_in_them(model: Model, seed: int, once: bool)
 
 
 def test_calls_are_written_as_templates_write_them(model: Model) -> None:
-    """What a client sends back is rendered as it was written: its prefix is found."""
+    """Calls that a client sends back are rendered as they were generated, so reuse works."""
     matcher = model.matcher(Constraint(calls=BOTH), tools=TOOLS)
     look = (
         '<tool_call>\n{"name": "look", "arguments": {"at": "the </tool_call> sea"}}\n</tool_call>'

@@ -112,7 +112,7 @@ def test_thoughts_words_and_calls():
 
 
 def test_ids_of_calls():
-    """They are letters and digits, of each call its own, and the same for the same answer."""
+    """Ids are letters and digits, unique for each call, and the same for the same answer."""
     found = [[part.id for part in apart([WHOLE])[0] if isinstance(part, Called)] for _ in range(2)]
     assert found[0] == found[1]
     assert 2 == len(set(found[0]))
@@ -120,7 +120,7 @@ def test_ids_of_calls():
 
 
 def test_ids_that_a_model_gives():
-    """A format whose calls have ids keeps them, but for one that comes twice."""
+    """A format whose calls have ids keeps them, except for one that occurs twice."""
     words = json.dumps([{"name": "look", "arguments": {}, "id": "abcdefghi"}] * 2)
     parts, _ = apart(["[TOOL_CALLS]" + words], known=markers("mistral"))
     first, second = (part.id for part in parts if isinstance(part, Called))
@@ -185,7 +185,7 @@ CALLS = {
     "qwen3_coder": "<tool_call>\n<function=look>\n<parameter=city>\nRom\n</parameter>\n"
     "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
 }
-"""The same call as each of mlx-lm's formats has it."""
+"""The same call in each of mlx-lm's formats."""
 
 LOOSE = (
     {"type": "function", "function": {"name": "look"}},
@@ -336,7 +336,7 @@ def test_markers_of_calls_without_number():
 )
 @pytest.mark.parametrize("tools", [(), TOOLS], ids=["plain", "tools"])
 def test_thoughts_come_before_words(text: str, wanted: list[AnswerPart], tools: Any):
-    """In the midst of words, what would open them is one of the words."""
+    """After words, the marker that opens thoughts is one of the words."""
     assert wanted == apart([text], tools=tools)[0]
 
 
@@ -360,7 +360,7 @@ def test_words_on_both_sides_of_a_call(gap: str, between: str):
     ("gap", "kept"), [("", ""), ("\n", ""), ("\n\n", "\n"), (" \n\n\n", " \n\n")]
 )
 def test_the_end_of_a_line_before_a_call(gap: str, kept: str):
-    """One belongs to the call: templates put one between words and calls."""
+    """One newline belongs to the call: templates put one between words and calls."""
     parts, _ = apart([f"I look.{gap}{call('look')}"])
     assert Said(f"I look.{kept}") == parts[0]
 
@@ -568,7 +568,7 @@ def test_a_format_with_headers_that_is_not_kept(complete: bool):
     ],
 )
 def test_where_an_answer_begins(prompt: str, state: str):
-    """In thoughts only where the prompt's end opens them."""
+    """The answer begins in thoughts only if the end of the prompt opens them."""
     assert state == QWEN.begins(prompt)
     assert SAYING == Markers().begins(prompt)
     assert "header" == HEADED.begins(prompt)

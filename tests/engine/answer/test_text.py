@@ -79,7 +79,7 @@ def said(pieces: Sequence[Piece]) -> str:
 
 
 def test_words_come_at_once() -> None:
-    """Without a stop text nothing waits, and each token comes with its own text."""
+    """Without a stop text nothing is held back, and each token comes with its own text."""
     assert [
         Piece(text="Stone", tokens=1),
         Piece(text=" on", tokens=1),
@@ -121,7 +121,7 @@ def test_a_character_that_never_ends(tokenizer: Any) -> None:
 
 
 def test_a_stop_text_of_characters_that_are_split(tokenizer: Any) -> None:
-    """A stop text is found though each of its characters is several tokens."""
+    """A stop text is found even if each of its characters is several tokens."""
     tokens = tokenizer.encode("a 🪨石 b")
 
     pieces = answered(tokenizer.detokenizer, tokens, ["🪨石"])
@@ -173,7 +173,7 @@ def test_a_stop_text_at_the_very_end() -> None:
 
 
 def test_a_stop_text_that_the_end_completes() -> None:
-    """What the detokenizer held to the end is looked through as well."""
+    """Text that the detokenizer holds until the end is searched for stop texts too."""
     assert [
         Piece(text="a ", tokens=1),
         Piece(text="", tokens=0, stop="STOP"),
@@ -262,7 +262,7 @@ def test_pieces_are_the_text_before_a_stop(
     tokenizer: Any, tokens: list[int], data: st.DataObject
 ) -> None:
     """
-    With a stop text cut out of the answer, the pieces are what stands before its first occurrence;
+    With a stop text cut out of the answer, the pieces are the text before its first occurrence;
     every token up to there is counted once.
     """
     text = whole(tokenizer.detokenizer, tokens)
