@@ -1,10 +1,10 @@
 """
 A random history of a server that has too little of everything, and what each answer must be.
 
-``Script`` draws the requests from a seed. What the answer to one must be is asked of a server that
-reuses nothing and has room for all; it is also what the next turn of a conversation goes on from.
-So a script, with what is due, is complete before the server under test has begun. ``House`` is that
-server, over all its lives: a journal and a folder of block files.
+``Script`` draws the requests from a seed. The expected answers come from a server that reuses
+nothing and has room for all; the next turn of a conversation continues from them. So a script and
+its expected answers are complete before the server under test starts. ``Setup`` is that server,
+over all its runs: a journal and a folder of block files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.in_process_server import Said, ask, generate, serving, text_o
 
 C = 64
 BLOCK_BYTES = 256 * 1024
-"""Of a chunk's KV in the model of random weights."""
+"""A chunk's KV in the model of random weights."""
 
 SAMPLINGS = (
     Sampling(temperature=0.0),
@@ -54,13 +54,13 @@ CALL = {
     "function": {"name": "weigh_stone", "arguments": {"stone": "slate"}},
 }
 KINDS = {"ids": 24, "cut": 18, "turn": 36, "again": 10, "cold": 4, "named": 8}
-"""Of a hundred requests, how many are what, see ``Script``."""
+"""How many of a hundred requests are of each kind; see ``Script``."""
 
 TENANTS = ("local", "local", "local", "local", "neighbour")
 DAY_S = 86_400
 
 LEAVES = (-1, 0, 0, 0, 1, 3, 8)
-"""When clients leave that do not stay, of fifty each; see ``Asked.leaves``."""
+"""When clients disconnect early, of fifty each; see ``Asked.leaves``."""
 
 
 # --- what is asked --------------------------------------------------------------------------------
@@ -69,10 +69,10 @@ LEAVES = (-1, 0, 0, 0, 1, 3, 8)
 @attrs.frozen
 class Asked:
     """
-    A request, and what must come of it.
+    A request, and its expected answer.
 
     Attributes:
-        leaves: its client leaves when so many pieces of the answer have come; with 0 as soon as a
+        leaves: its client leaves after so many pieces of the answer; with 0 as soon as a
             session has taken it, with -1 before that. With None it stays to the end.
     """
 
@@ -96,7 +96,7 @@ class Together:
 
 @attrs.frozen
 class Rest:
-    """Nothing, until the server has nothing to do."""
+    """Wait until the server has nothing left to do."""
 
 
 @attrs.frozen
@@ -119,13 +119,15 @@ Act = Together | Rest | Restart
 
 @attrs.frozen(kw_only=True)
 class Command(Generate):
-    """A request and the tenant that sends it."""
+    """A request and its tenant."""
 
     tenant: str
 
 
 class Truth:
-    """What a server answers that reuses nothing, has room for all and serves one at a time."""
+    """
+    The answers of a server that reuses nothing, has room for all and serves one request at a time.
+    """
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -189,13 +191,13 @@ class Script:
         return acts
 
     async def _one_after_the_other(self) -> list[Act]:
-        """A client that does not wait for the end of a long answer: its session is at work."""
+        """A client that does not wait for the end of a long answer: its session is busy."""
         talk = self._opening()
         first, *both = [await self._turn(talk, None, long=True) for _ in range(3)]
         return [Together((first,)), Rest(), Together(tuple(both), in_turn=True)]
 
     async def _ends(self) -> list[list[Act]]:
-        """Two servers that end while some requests are under way: one in order, one killed."""
+        """Two servers that end while requests are in flight: one is stopped, one killed."""
         some = [await self._asked("ids", None) for _ in range(self._chance.randint(1, 4))]
         more = [await self._asked("turn", None) for _ in range(self._chance.randint(1, 4))]
         killed = self._chance.randint(1, len(some))
@@ -258,7 +260,7 @@ class Script:
         return [Message(role="system", content="You weigh stones. " + self._words(20))]
 
     def _telling(self, length: int) -> tuple[Message, ...]:
-        """A conversation as a client tells it, with thoughts and with calls of a tool."""
+        """A conversation as a client sends it, with reasoning and calls of a tool."""
         told = self._opening()
         while len(told) < length:
             told.append(Message(role="user", content=self._words(20)))
@@ -309,7 +311,7 @@ class Heard:
 
 
 async def hear(server: Server, asked: Asked, heard: Heard) -> None:
-    """Ask, and listen until the client leaves."""
+    """Ask, and receive the answer until the client disconnects."""
     pieces = 0
     try:
         async with server.for_tenant(asked.command.tenant).generate(asked.command) as replies:
@@ -334,7 +336,7 @@ async def hear(server: Server, asked: Asked, heard: Heard) -> None:
     except NoMemory:
         heard.refused = True
     except Stopping:
-        pass  # nothing was changed by it, and nothing was heard
+        pass  # it changed nothing, and no token was received
     except Broken as bug:
         heard.broken = bug.bug_id
     finally:
@@ -343,7 +345,9 @@ async def hear(server: Server, asked: Asked, heard: Heard) -> None:
 
 
 def difference(asked: Asked, heard: Heard) -> str | None:
-    """What of that which was heard is not what is due, bit for bit. None where all of it is."""
+    """
+    How the received replies differ from the expected answer, bit for bit; None if they do not.
+    """
     due = asked.due
     for place, (mine, other) in enumerate(zip(due.tokens, heard.tokens, strict=False)):
         if mine != other:
@@ -371,7 +375,7 @@ def _checks(server: Server) -> bool:
 @attrs.define
 class Setup:
     """
-    A server with too little of everything, over all its lives.
+    A server with too little of everything, over all its runs.
 
     Attributes:
         rows: with which the journal begins: those of a server that has tested itself.
@@ -399,13 +403,13 @@ class Setup:
         self._besides = random.Random(f"besides {self.seed}")
 
     async def live(self, acts: Sequence[Act]) -> None:
-        """Do all of it, and come to rest."""
+        """Do all of it, and wait until the server is idle."""
         left: Sequence[Act] | None = [*acts, Rest()]
         while left:
             left = await self._life(left)
 
     async def _life(self, acts: Sequence[Act]) -> Sequence[Act]:
-        """One server's life. What is left to be done after it."""
+        """One run of the server. Returns what is left to do after it."""
         kill, rows, left = trio.CancelScope(), None, iter(acts)
         async with trio.open_nursery() as staying:
             with kill:
@@ -430,14 +434,14 @@ class Setup:
                                     kill.cancel()
                                 await trio.lowlevel.checkpoint()  # all may have had their answers
         if rows is not None:
-            # A server that is killed commits nothing more. This one is a thread that did.
+            # A killed server commits nothing more. This one is a thread, which may have.
             del self.store.rows[rows:]
         return tuple(left)
 
     def _little(self) -> dict[str, Any]:
         """
-        What one life has: two or three slabs for four that decode, a part of the blocks of one
-        prompt in memory, and files of not many more.
+        The limits of one run: two or three slabs for four decoding requests, memory for a part of
+        one prompt's blocks, and files for not many more.
         """
         chance = self._chance
         return {
@@ -475,7 +479,7 @@ class Setup:
         self._moved.unpark_all()
 
     def _begin(self, server: Server, some: Sequence[Asked], clients: trio.Nursery) -> list[Heard]:
-        """Ask, and have the clients listen."""
+        """Send requests, and have the clients receive."""
         new = [(asked, Heard()) for asked in some]
         for asked, heard in new:
             clients.start_soon(hear, server, asked, heard)
@@ -484,8 +488,9 @@ class Setup:
 
     async def _rest(self, server: Server) -> None:
         """
-        Wait until no request is under way, no session is at work, and no answer can be checked; no
-        longer where a bug has closed admission, which ends all that: the journal tells of it.
+        Wait until no request is in flight, no session is at work, and no answer can be checked.
+        Stop waiting if a bug has closed admission, because that ends all three; the journal has the
+        bug.
         """
         resting = {
             str(life) for life in (SessionState.IDLE, SessionState.COLD, SessionState.QUARANTINED)
@@ -498,19 +503,19 @@ class Setup:
                 idle = not now.queued and not now.running and set(now.sessions) <= resting
                 if idle and not _checks(server):
                     return
-                # A request that no session took leaves no event behind where it met a bug.
+                # A request that met a bug before a session took it leaves no event.
                 with trio.move_on_after(1):
                     await self._moved.park()
 
     # --- what happened ------------------------------------------------------------------------
 
     def differences(self) -> list[str]:
-        """What was heard and is not due, each with its place among the requests."""
+        """The received answers that are wrong, each with its place among the requests."""
         found = [(place, difference(*one)) for place, one in enumerate(self.heard)]
         return [f"request {place}: {what}" for place, what in found if what is not None]
 
     def unexplained(self) -> list[str]:
-        """Requests of which a client heard what is not in the journal."""
+        """Requests whose clients received something that is not in the journal."""
         drawn: dict[str, list[float]] = {}
         for event in (decode(row).event for row in self.store.rows):
             if isinstance(event, ev.CacheExtended) and event.request is not None:
@@ -524,13 +529,11 @@ class Setup:
         ]
 
     def findings(self) -> tuple[Finding, ...]:
-        """What a replay of the journal finds."""
+        """The findings of a replay of the journal."""
         return tuple(replay(self.store.read()).findings)
 
     def happened(self) -> Counter[str]:
-        """
-        How often each kind of event is in the journal, those that say why by their reason too.
-        """
+        """How often each kind of event is in the journal, with its reason if it has one."""
         counts: Counter[str] = Counter()
         for event in (decode(row).event for row in self.store.rows):
             counts[event.kind] += 1

@@ -50,7 +50,9 @@ pytestmark = [pytest.mark.gate, pytest.mark.slow, pytest.mark.timeout(1800)]
 SEED = int(os.environ.get("CAIRN_JITTER_SEED", "11"))
 REQUESTS = int(os.environ.get("CAIRN_JITTER_REQUESTS", "100"))
 ROUND = 150
-"""So many requests are one history. More than that are several, each of a seed of its own."""
+"""
+The most requests of one history. Larger numbers are several histories, each with its own seed.
+"""
 ROUNDS = -(-REQUESTS // ROUND)
 HAPPENS = (
     *("block_evicted", "block_spilled", "block_loaded", "block_file_removed", "blocks_restored"),
@@ -61,23 +63,23 @@ HAPPENS = (
     *("continuation", "cold_start", "shorter_history", "diverged", "evicted", "session_busy"),
     *("cache_disabled", "prewarm_finished", "shadow: same", "closed: its TTL has expired"),
 )
-"""What must have happened, or the histories say nothing of it; see ``House.happened``."""
+"""What must have happened, or the histories prove nothing; see ``Setup.happened``."""
 Window = tuple[int, int] | None
 WINDOW = (4, 256)
 STATE_BLOCK_BYTES = {"qwen3_next": 64 * 1024, "rwkv7": 8 * 1024}
-"""Of a chunk's KV in models with states, with its share of a state: beside attention, and alone."""
+"""A chunk's KV in models with states, with its share of a state: next to attention, and alone."""
 MAY_HAPPEN = ("prewarm_abandoned", "tokens used ahead", "block_file_rejected")
 
 
 @pytest.fixture(autouse=True)
 def _in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is copied into a slab is copied block by block, so that much may come in between."""
+    """Copy into slabs block by block, so that much may run in between."""
     monkeypatch.setattr(schedule, "COPIED_AT_ONCE_BYTES", 1)
 
 
 @pytest.fixture(scope="module")
 def empty(model_directory: Path) -> list[Row]:
-    """The journal of a server that served nobody: it spares the others their self-test."""
+    """The journal of a server without requests: it spares the others their self-test."""
     return begun(model_directory)
 
 
@@ -88,7 +90,7 @@ def in_all() -> Counter[str]:
 
 
 def begun(model: Path, **changes: Any) -> list[Row]:
-    """Such a journal, of a server with other settings."""
+    """The same of a server with different settings."""
     store = MemoryStore()
 
     async def main() -> None:
@@ -102,7 +104,7 @@ def begun(model: Path, **changes: Any) -> list[Row]:
 def written(
     model: Path, empty: list[Row], seed: int, requests: int, window: Window = None
 ) -> list[Act]:
-    """A history, and what is due to each of its requests."""
+    """A history, and the expected answer to each of its requests."""
 
     async def main() -> list[Act]:
         store = MemoryStore(empty)
@@ -128,22 +130,20 @@ def lived(
     window: Window = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> Setup:
-    """A house in which all of it was done."""
+    """A setup after a history."""
     setup = Setup(model, folder, empty, seed, window, block_bytes)
     trio.run(setup.live, acts)
     return setup
 
 
 def wrong(setup: Setup) -> list[str]:
-    """
-    Answers that are not the cold ones or not on record, and what does not hold in the journal.
-    """
+    """Answers that differ from the cold ones or from the journal, and the journal's findings."""
     found = [f"row {one.position}: {one.invariant}: {one.message}" for one in setup.findings()]
     return [*setup.differences(), *setup.unexplained(), *found]
 
 
 def shortest(acts: Sequence[Act], fails: Callable[[Sequence[Act]], bool]) -> Sequence[Act]:
-    """The first acts of a history that fails, as few as still do."""
+    """The shortest beginning of a failing history that still fails."""
     few, many = 0, len(acts)
     while few + 1 < many:
         middle = (few + many) // 2
@@ -157,9 +157,9 @@ def test_whatever_happens_a_hit_is_a_miss(
 ) -> None:
     """
     Requests in random order, alone and at once, on a server with two slabs, a few blocks and a few
-    files, which is stopped, and killed, and begins anew: each answer is the cold one, what a client
-    heard that left is its beginning, the journal holds, and all of that did happen, in one history
-    or another.
+    files, which is stopped, killed and started again. Each answer is the cold one, a client that
+    disconnects has received its beginning, the journal verifies, and all of these events did happen
+    in one history or another.
     """
     seed, requests = SEED + number, min(ROUND, REQUESTS - number * ROUND)
     print(f"\njitter: SEED={seed} REQUESTS={requests}")
@@ -189,7 +189,7 @@ def test_whatever_happens_a_hit_is_a_miss(
 
 
 def assert_lived_through(setup: Setup) -> None:
-    """All answers are right, the journal holds, and blocks went every way that they can go."""
+    """All answers are right, the journal verifies, and blocks were moved in every way there is."""
     happened = setup.happened()
     print("\n" + ", ".join(f"{name} {happened[name]}" for name in (*HAPPENS, *MAY_HAPPEN)))
     assert [] == wrong(setup)
@@ -200,8 +200,8 @@ def assert_lived_through(setup: Setup) -> None:
 
 def test_under_a_window_a_hit_is_a_miss(model_directory: Path, tmp_path: Path) -> None:
     """
-    The same where a token attends to the first few and the last few alone, and windows move on in
-    the midst of answers.
+    The same if a token attends to the first few and the last few alone, and windows move on within
+    answers.
     """
     empty = begun(model_directory, window=WINDOW)
     acts = written(model_directory, empty, SEED, 50, WINDOW)
@@ -214,8 +214,8 @@ def test_under_a_window_a_hit_is_a_miss(model_directory: Path, tmp_path: Path) -
 @pytest.mark.parametrize("family", ["qwen3_next", pytest.param("rwkv7", marks=pytest.mark.soak)])
 def test_over_states_a_hit_is_a_miss(model_directory: Path, tmp_path: Path, family: str) -> None:
     """
-    The same where layers have a state, beside others that attend and alone: nothing goes on but
-    from where a slab or a block has it.
+    The same if layers have a state, next to layers that attend and alone: an answer continues only
+    from where a slab or a block has the state.
     """
     model = make_family_model(tmp_path / "model", model_directory, config_of(family))
     empty = begun(model)
@@ -234,8 +234,8 @@ def requests_of(acts: Sequence[Act]) -> list[Asked]:
 
 def test_control_other_shapes_give_other_bits(model_directory: Path, short: list[Act]) -> None:
     """
-    The control: the same requests, on a server whose chunks are of half the size, have other
-    answers. So what is compared can differ, under this BLAS and by this comparison.
+    The control: the same requests on a server with half the chunk size have different answers. So
+    the comparison can find a difference under this BLAS.
     """
     differs = 0
 
@@ -257,7 +257,7 @@ def test_control_other_shapes_give_other_bits(model_directory: Path, short: list
 
 
 def swapped(slab: HeldSlab, blocks: Sequence[SealedBlock], start: int) -> int:
-    """``mlx_blocks.paste`` that takes two tokens for each other, in one layer."""
+    """``mlx_blocks.paste`` that swaps two tokens in one layer."""
     end = paste(slab, blocks, start)
     keys = slab.caches[1].keys
     keys[..., start : start + 2, :] = keys[..., start : start + 2, :][..., ::-1, :]
@@ -273,8 +273,8 @@ def test_a_block_that_is_copied_wrong_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """
-    Where a block is not in the slab what it was in memory, INV-3 breaks, and nobody hears a wrong
-    token.
+    If a block in the slab differs from the one in memory, INV-3 breaks, and no client receives a
+    wrong token.
     """
     monkeypatch.setattr(mlx_blocks, "paste", swapped)
 
@@ -292,9 +292,7 @@ def test_control_a_wrong_copy_that_nobody_finds_is_heard(
     short: list[Act],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """
-    The control: where the digests are blind as well, the journal holds, and answers are wrong.
-    """
+    """The control: if the digests are disabled too, the journal verifies, and answers are wrong."""
     monkeypatch.setattr(mlx_blocks, "paste", swapped)
     monkeypatch.setattr(mlx_blocks, "digest", lambda block: "blind")
 
@@ -305,7 +303,7 @@ def test_control_a_wrong_copy_that_nobody_finds_is_heard(
 
 
 def forgotten(engine: MlxEngine, slab: int, end: int) -> TrimReport:
-    """``MlxEngine.trim`` that says it did, and did not."""
+    """``MlxEngine.trim`` that reports a trim and does none."""
     held = engine.pool.get(slab)
     return TrimReport(cached_tokens=held.end, coverage=((len(held.caches), 0, end),))
 
@@ -318,8 +316,8 @@ def test_decoded_rows_that_stay_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """
-    Where what was decoded is not cut off, INV-1 breaks, or the engine has no room for what comes
-    behind it, and nobody hears a wrong token.
+    If decoded tokens are not trimmed, INV-1 breaks, or the engine has no room for the tokens after
+    them, and no client receives a wrong token.
     """
     monkeypatch.setattr(MlxEngine, "trim", forgotten)
 
@@ -340,8 +338,8 @@ def test_slabs_that_do_not_add_up_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """
-    INV-5 breaks and closes admission. The history ends with that, also where answers wait for a
-    check: it never comes to rest any more.
+    INV-5 breaks and closes admission. The history ends there, even if answers wait for a check,
+    because the server never becomes idle again.
     """
     close_slab, little = MlxEngine.close_slab, Setup._little
 
@@ -371,7 +369,7 @@ def test_without_checks_it_comes_to_rest(
     short: list[Act],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where checks have ended for good, nobody waits for those that were to come."""
+    """Once checks have ended for good, no task waits for further ones."""
     little = Setup._little
 
     def checked(setup: Setup) -> dict[str, Any]:
