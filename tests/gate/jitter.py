@@ -105,7 +105,7 @@ class Restart:
     The server ends, and another one begins over what it left.
 
     Attributes:
-        asked: requests that are under way then.
+        asked: requests that are in flight then.
         killed: how many of them have begun to be answered when the server is killed; None where it
             stops in order, when a session has taken the first.
     """
@@ -148,10 +148,10 @@ class Script:
     Draws what is done, from a seed. The requests are of these kinds:
 
     - ids: a raw prompt, which is the beginning of one of three that share theirs. It is cut
-      anywhere, often at the end of a chunk or a token beside it, and new tokens may follow.
+      anywhere, often at the end of a chunk or a token next to it, and new tokens may follow.
     - cut: the first messages of one of three conversations that share theirs.
-    - turn: the next turn of a conversation, which goes on from the answer before.
-    - again, cold: a request of before, as it was or on the cold path.
+    - turn: the next turn of a conversation, which continues from the answer before.
+    - again, cold: an earlier request, unchanged or on the cold path.
     - named: one of the first two, in a session that it names.
     """
 
@@ -168,7 +168,7 @@ class Script:
 
     async def acts(self, requests: int) -> list[Act]:
         """
-        A history of about so many requests: in random order, alone or at once, with clients that
+        A history of about this many requests: in random order, alone or at once, with clients that
         leave and servers that end.
         """
         chance = self._chance

@@ -1,6 +1,6 @@
 """
 A long history is copied into a slab in parts. Other answers decode between two parts, no prefill
-pass comes in, and a client that disconnects meanwhile leaves a session that goes on.
+pass comes in, and a client that disconnects meanwhile leaves a session that continues.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ class Order:
 
     Attributes:
         decodes: set in the first pass.
-        free: to be set, for passes that wait for nobody.
+        free: set it to let passes run without waiting.
     """
 
     server: Server

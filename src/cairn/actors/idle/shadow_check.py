@@ -201,7 +201,7 @@ class ShadowCheck:
         except (EngineGone, WriterDied):
             pass  # what ended them stops the server and is logged
         except Exception:
-            # Not even a skipped answer can be recorded. The server goes on without checks.
+            # Not even a skipped answer can be recorded. The server continues without checks.
             self._closed = True
             log.exception("no more shadow checks")
 

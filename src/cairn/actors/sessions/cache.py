@@ -162,7 +162,7 @@ class SessionCache:
         )
 
     def is_indexed(self, tokens: int) -> bool:
-        """Whether blocks of a sequence of so many tokens go into the prefix cache."""
+        """Whether blocks of a sequence of this many tokens go into the prefix cache."""
         model = self._context.sequencer.state.model
         return model is not None and tokens >= model.min_cache_tokens
 
@@ -302,7 +302,7 @@ class SessionCache:
         One pass over the next tokens of a prompt.
 
         Args:
-            draw: how the token after it is drawn; None if the prompt goes on.
+            draw: how the token after it is drawn; None if the prompt continues.
         """
         return await self._context.engine.prefill(
             self._pass_over(ids, draw), partial(self._extended, "prefill", request)

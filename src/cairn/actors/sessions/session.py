@@ -192,7 +192,7 @@ class SessionActor:
         if cache.held is None:
             return
         if cache.session.request is not None:
-            # The bug was in another session: this request ends with it, and the session goes on.
+            # The bug was in another session: this request ends with it, and the session continues.
             request = cache.session.request.ask.request
             cache.append(ev.RequestCancelled(session=self.id, request=request, stage="bug"))
         if (prewarm := cache.session.prewarm) is not None:
