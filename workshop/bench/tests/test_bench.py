@@ -192,7 +192,9 @@ def test_the_page_has_every_scenario_and_no_other():
 
 
 def test_the_page_has_every_part_and_no_other():
-    """The table of parts tells each, in the order in which they are measured, in its own words."""
+    """
+    The table of parts describes each, in the order in which they are measured, in its own words.
+    """
     page = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
     parts = page.split("| part | measures |\n")[1].split("\n\n")[0]
     told = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|$", parts, flags=re.M)
@@ -271,7 +273,7 @@ def test_only_a_text_that_was_timed_is_wrong():
     """The answer that was timed counts, not only the ones that are asked for again."""
 
     class Once(Fake):
-        """Its hits are wrong as long as nobody asks past the cache."""
+        """Its hits are wrong unless a request bypasses the cache."""
 
         def cached(self, prompt: list[str], body: Any) -> int:
             if "logprobs" in body:
@@ -308,7 +310,7 @@ def test_an_answer_that_is_not_whole_ends_a_run(fake: Fake, words: str):
 
 
 def test_a_run_ends_when_the_server_is_at_rest():
-    """What our server does behind its answers is done before the next server is measured."""
+    """Our server's work after its answers is done before the next server is measured."""
     fake = Fake(settles=3, prefill_s=0)
     held(fake)
     assert 0 == fake.settling
@@ -349,7 +351,7 @@ def test_time_counts_to_the_first_text():
 
 
 def test_a_hit_rate_is_of_tokens():
-    """The share of the prompts' tokens that was reused, of the warm requests that tell it."""
+    """The reused share of the prompts' tokens, over the warm requests that report it."""
     told = (sample(2.0), sample(2.0, prompt_tokens=300, cached_tokens=36))
     silent = sample(2.0, cached_tokens=None)
     run = attrs.evolve(run_of("cairn"), samples=(*told, silent))
@@ -378,7 +380,7 @@ def all_of(server: str, first_s: float, names: Sequence[str] = NAMES) -> list[Ru
 
 def test_ratios_are_of_the_same_scenario_and_pause():
     """
-    Each run of a peer's stands beside ours of its scenario and pause; one without is left out.
+    Each run of a peer is compared with ours of its scenario and pause; one without is left out.
     """
     mine = [run_of("cairn", 0.125), run_of("cairn", 0.25, pause_s=5.0)]
     theirs = [run_of("mlx-lm", 0.25), run_of("mlx-lm", 0.5, scenario="edits")]
@@ -436,7 +438,7 @@ _AHEAD = {"computed_tokens": 128, "used_tokens": 64}
 
 
 def test_the_machine_is_told_without_its_paths():
-    """Versions and processor, and the name of the BLAS, not where it lies."""
+    """Versions and processor, and the name of the BLAS, not its path."""
     found = report.machine("/somewhere/libopenblas.so")
     assert "libopenblas.so" == found["blas"]
     assert {"system", "processor", "python", "cairn", "mlx", "mlx-lm"} < set(found)
@@ -462,7 +464,7 @@ def test_a_chart_has_a_dot_for_each_warm_request():
 
 
 def test_a_server_ends_with_its_context(tmp_path: Path):
-    """It serves within the context, and its process has ended behind it, also when that fails."""
+    """It serves within the context, and its process has ended afterwards, even if that fails."""
     begun: list[Any] = []
     popen = subprocess.Popen
 
@@ -534,7 +536,7 @@ def test_an_environment_that_was_chosen_stays(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_threads_of_the_blas_sleep(monkeypatch: pytest.MonkeyPatch):
     """
-    Where OpenBLAS is preloaded its threads look out for work but shortly, unless somebody asked.
+    A preloaded OpenBLAS spins only briefly for work, unless the environment sets a different value.
     """
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     monkeypatch.setattr(preload, "find_blas", lambda: Path("libopenblas.so"))
@@ -664,7 +666,7 @@ def test_parts_are_chosen():
 
 
 def test_a_kind_is_started_with_further_options(tmp_path: Path):
-    """A server besides is ours with options behind its own, and data under its name."""
+    """An additional server is ours with options after its own, and data under its name."""
     started: list[tuple[Kind, Path, Path]] = []
 
     def start(*how: Any) -> Any:
@@ -709,7 +711,7 @@ def test_what_is_no_result_ends_with_1(
 
 
 def test_what_a_peer_does_not_answer_is_lost(run: Invoke, beside: Callable[..., list[object]]):
-    """A peer that gives no answer costs its run, not ours: it is told, and started anew."""
+    """A peer that gives no answer costs its run, not ours: it is reported, and restarted."""
     result = run(*beside(peer=["streams have no end"]))
     assert 0 == result.exit_code, result.output
     lost = [line for line in result.stdout.splitlines() if line.startswith("lost: ")]
@@ -722,7 +724,7 @@ def test_what_a_peer_does_not_answer_is_lost(run: Invoke, beside: Callable[..., 
 def test_a_missed_goal_has_a_code_of_its_own(
     run: Invoke, beside: Callable[..., list[object]], monkeypatch: pytest.MonkeyPatch
 ):
-    """A goal that applies and is not reached ends with 3; the table is there all the same."""
+    """A goal that applies and is not reached ends with 3; the table is still printed."""
     monkeypatch.setattr(report, "COUNTED", frozenset({"4 turns"}))
     monkeypatch.setattr(report, "GOALS", {0.0: 1e9, 0.5: 1e-9, 5.0: 1.0})
     result = run(*beside())
@@ -734,7 +736,7 @@ def test_a_missed_goal_has_a_code_of_its_own(
 def test_a_server_that_does_not_start_ends_with_2(
     run: Invoke, beside: Callable[..., list[object]], monkeypatch: pytest.MonkeyPatch
 ):
-    """Why a server did not start is told, and nothing is measured without it."""
+    """The reason why a server did not start is shown, and nothing is measured without it."""
     arguments = beside()
     gone = Kind(name="mlx-lm", command=(sys.executable, "-c", "import sys; sys.exit('no BLAS')"))
     monkeypatch.setattr(command, "mlx_lm", lambda **_: gone)
@@ -754,7 +756,7 @@ def test_what_cannot_be_measured_is_a_sentence(run: Invoke, tmp_path: Path):
 
 
 def test_a_quick_run_has_no_long_pauses():
-    """It leaves out what takes long; whoever names scenarios gets those."""
+    """It leaves out slow scenarios, unless they are named."""
     assert {"20 in turn", "edits", "documents", "batch", "branches"} == set(NAMES) - {
         one.name for one in command._chosen((), quick=True)
     }
@@ -824,9 +826,7 @@ def heaps_of_threads(pid: int) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_peer_is_measured(model_directory: Path, tmp_path: Path):
-    """
-    mlx-lm's server answers the same requests; where it tells what it reused, that is some of it.
-    """
+    """mlx-lm's server answers the same requests; if it reports reused tokens, there are some."""
     kind = servers.mlx_lm(same_footing=True)
     with servers.running(kind, model_directory, tmp_path) as server:
         found = hold(scenario_named("4 turns"), server, "salt", pause_s=0.0)

@@ -88,13 +88,13 @@ def plan_of(seconds: float = SECONDS, *, salt: str = "salt") -> Plan:
 
 
 class Ticking:
-    """A clock that goes on by itself when somebody looks at it, and only then."""
+    """A clock that advances only when it is read."""
 
     def __init__(self, begun_s: float = 0.0) -> None:
         self._now_s = begun_s
 
     def now_s(self) -> float:
-        """What it shows."""
+        """The time it shows."""
         self._now_s += TICK_S
         return self._now_s
 
@@ -138,7 +138,7 @@ def held(fault: str, folder: Path, *, record: Record | None = None) -> Session:
 
 
 def verdicts(session: Session, checked: Checked = HOLDS) -> dict[str, bool | None]:
-    """What came of each goal."""
+    """The result of each goal."""
     return {goal.name: goal.reached for goal in goals(session, checked)}
 
 
@@ -225,7 +225,7 @@ def test_the_second_client_goes_away_from_one_of_three():
 
 
 def test_what_has_no_answer_is_asked_again_but_not_for_ever():
-    """The same request, and behind three of them another conversation."""
+    """The same request, and after three of them a new conversation."""
     talker = agent(plan_of())
     talker.hear("an answer", 100)
     asked = []
@@ -327,7 +327,7 @@ def test_a_session_goes_on_where_it_was_cut_off(tmp_path: Path):
     assert said(whole)[:common] == said(cut)[:common]
     assert 1 == cut.resumed
     assert "resumed 1 times" in told(cut)[0]
-    # Those of the other client begin beside them.
+    # Those of the second client begin during them.
     times = [turn.at_s for turn in cut.turns if turn.client == AGENT]
     assert sorted(times) == times
     assert cut == read(path.read_bytes(), "it")
@@ -382,23 +382,21 @@ def test_what_is_no_record_is_refused(lines: str, words: str):
     ],
 )
 def test_errors_have_kinds(answer: Answer, outcome: str):
-    """What is no whole answer is told by its kind, and in words."""
+    """An incomplete answer is reported by its kind, and in words."""
     found, why = outcome_of(answer)
     assert outcome == found
     assert bool(why) == (outcome != ANSWERED)
 
 
 def test_samples_of_a_scrape_are_summed_over_their_labels():
-    """
-    A name stands for all of its labels, and for no longer name; what is no sample is passed over.
-    """
+    """A name matches all of its labels, and no longer name; an invalid sample is skipped."""
     metrics = readings('# HELP a b 3\na{x="1"} 2.0\na{x="2"} 3.0\na_total 7\nnone\na x\n')
     assert (5, 2, 7) == (total(metrics, "a"), total(metrics, 'a{x="1"}'), total(metrics, "a_total"))
     assert None is total(metrics, "b")
 
 
 def test_memory_of_a_process():
-    """That of this one is told; that of none is not."""
+    """It is reported for this process; a missing process has none."""
     assert (rss_bytes(os.getpid()) or 0) > 1 << 20
     assert None is rss_bytes(1 << 30)
 
@@ -459,9 +457,7 @@ def test_drift_has_a_limit(late_s: float, reached: bool):
 
 
 def test_violations_are_counted_over_all_servers():
-    """
-    A server that was started anew counts from zero, and what the one before had counted stays.
-    """
+    """A restarted server counts from zero, and the counts of the previous one remain."""
     looks = [Look(at_s=float(at), violations=n) for at, n in enumerate((1, 2, 0, 1, 1))]
     assert 3 == violations(session_of(*looks))
     assert 0 == violations(session_of(Look(at_s=1.0, violations=0)))
@@ -502,9 +498,7 @@ def test_reuse_is_of_what_the_turn_before_had(cached: int | None, share: float |
 
 
 def test_budgets_are_by_tier():
-    """
-    The most that was held of each, as a share of what may be; a tier without a budget is not told.
-    """
+    """The peak of each, as a share of its budget; a tier without a budget is not reported."""
     looks = [
         Look(at_s=1.0, slab_bytes=3, slab_bytes_max=4, block_bytes=1, block_bytes_max=2),
         Look(at_s=2.0, slab_bytes=1, slab_bytes_max=4, block_bytes=3, block_bytes_max=2),
@@ -524,7 +518,7 @@ def test_budgets_are_by_tier():
     ],
 )
 def test_a_journal_that_does_not_hold_is_a_missed_goal(checked: Checked, words: str):
-    """Broken, or not to be read: either is told, and missed."""
+    """A broken and an unreadable journal are both reported, and miss the goal."""
     found = goals(session_of(), checked)[-1]
     assert ("the journal", words, checked.holds) == (found.name, found.value, found.reached)
 
@@ -747,7 +741,7 @@ with running(fake_kind("fake"), pathlib.Path("."), pathlib.Path(sys.argv[1])) as
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for a process of another's")
 def test_a_server_ends_with_whoever_is_killed(tmp_path: Path):
-    """SIGKILL leaves nobody time to end a server, and it ends all the same."""
+    """After SIGKILL no process has time to stop a server, and it ends all the same."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _HOLD, str(tmp_path)],

@@ -105,7 +105,7 @@ def alone(_kind: Kind, _model: Path, *, spans: Any = (), decodes: Any = (), **_:
 
 
 def sound_beside(kind: Kind) -> Fake:
-    """A sound server of each kind that is started besides: with other options, other bits."""
+    """A sound server of each additional kind: with different options, different bits."""
     options = set(kind.command)
     if {"--block-tokens", "--decode-rows"} & options:
         return Otherwise(prefill_s=0)
@@ -379,7 +379,7 @@ def test_a_first_token_stands_beside_its_own_passes(tmp_path: Path):
 
 
 def test_passes_that_take_longer_than_the_token_are_no_result(tmp_path: Path):
-    """Where nothing is left over, the two were not measured on the same footing."""
+    """If the difference is negative, the two were measured under different conditions."""
 
     def slow(*arguments: Any, spans: Any = (), **named: Any) -> Bare:
         return attrs.evolve(alone(*arguments, spans=spans, **named), spans_s=(9.0,) * len(spans))
@@ -406,7 +406,9 @@ def test_what_was_there_and_is_computed_again_is_counted(name: str, again: list[
 
 
 def test_a_block_that_left_was_there():
-    """What was sealed once was there, even if no conversation goes on and nothing is in memory."""
+    """
+    Tokens that were sealed once were available, even without a continuation or blocks in memory.
+    """
     index = matching.made_index(200, 100, 16)
     gone = {key: attrs.evolve(block, present=False) for key, block in index.state.blocks.items()}
     state = attrs.evolve(index.state, blocks=Map(gone))
@@ -454,7 +456,7 @@ def test_the_loop_alone_has_the_rows_that_are_served(tmp_path: Path):
 
 @pytest.mark.parametrize("told", [{"completion_tokens": 1}, {"first_s": None}, {}])
 def test_an_answer_that_is_too_short_has_no_rate(told: Any):
-    """How fast an answer comes is told from its first text to its end."""
+    """The speed of an answer is measured from its first text to its end."""
     answer = Answer(status=200, first_s=1.0, ended_s=3.0)
     request = Request(messages=(), warm=True)
     whole = Sample(request=request, answer=attrs.evolve(answer, completion_tokens=5))
@@ -468,7 +470,7 @@ def test_an_answer_that_is_too_short_has_no_rate(told: Any):
 
 @pytest.mark.parametrize("name", ["given up", "beside others"])
 def test_what_is_copied_has_to_be_a_hit(name: str, tmp_path: Path):
-    """A server that is cold behind a pause gives no row."""
+    """A server that is cold after a pause gives no row."""
 
     def beside(kind: Kind) -> Fake:
         return changed(sound_beside(kind), reuses=0)
@@ -499,7 +501,7 @@ def test_a_slab_that_stays_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_answer_that_ends_too_soon_has_no_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Who was not in the midst of an answer did not wait."""
+    """A client that was not in the middle of an answer did not wait."""
     monkeypatch.setattr(given_up, "_SPOKEN_TOKENS", 4)
     with pytest.raises(NoResult, match="did not last as long"):
         rows_on(tmp_path, "beside others")
@@ -584,7 +586,7 @@ def test_comments_tell_how_far_a_prefill_is():
 
 
 def test_a_peer_that_fails_among_many_is_named(tmp_path: Path):
-    """Who did not answer is told, since a peer's failure is no fault of ours."""
+    """The server that did not answer is named, because a peer's failure is not our fault."""
     with pytest.raises(NoAnswer) as found:
         rows_on(tmp_path, "throughput", peer=Fake("streams have no end", prefill_s=0))
     assert "mlx-lm" == found.value.server
@@ -726,7 +728,7 @@ def test_matching_is_told_beside_a_pass(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_events_of_a_turn_are_those_of_a_server():
     """
-    Turn by turn the conversation goes on with all that its slab holds, and nothing breaks a rule.
+    Turn by turn the conversation continues with all that its slab holds, and no rule is broken.
     """
     index = matching.made_index(1000, 500, 16)
     talk = Conversation(index.state, index.session, matching.SECRET)
@@ -787,7 +789,7 @@ def test_a_row_knows_its_goal(row: Row, missed: bool, told: str, goal: str):
 
 
 def test_parts_and_their_steps_have_names_of_their_own():
-    """A part is asked for by its name, and what has no result is told by that of its step."""
+    """A part is selected by its name, and a missing result is reported by the name of its step."""
     names = [part.name for part in PARTS]
     assert len(names) == len(set(names))
     steps = [measure.name for part in PARTS for measure in part.measures]
@@ -826,7 +828,7 @@ def test_what_the_process_wrote_is_in_the_order_of_the_question():
 
 
 def test_a_model_alone_that_fails_says_why(tmp_path: Path):
-    """A process that does not come to its end is told with its last words."""
+    """A process that does not finish is reported with its last output."""
     with pytest.raises(DidNotStart, match="the model alone ended with 1: "):
         stage.alone(servers.ours(), tmp_path / "none", spans=[(0, 8)])
 

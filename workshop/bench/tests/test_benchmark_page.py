@@ -1,4 +1,4 @@
-"""The figures of docs/benchmarks.md are those of the file beside it."""
+"""The figures of docs/benchmarks.md are those of the file next to it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-`ops conform`: kept where a server is sound, red where it is broken, and fair where it tells little.
+`ops conform`: passes sound servers, fails broken ones, and is fair to those that report little.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def verdicts(rows: dict[str, Any]) -> dict[str, str]:
 
 @pytest.fixture
 def meeting(monkeypatch: pytest.MonkeyPatch) -> Meeting:
-    """Has requests that are sent at once meet in a fake, however fast it is."""
+    """Makes concurrent requests overlap in a fake, however fast it is."""
 
     def met(fake: Fake) -> Fake:
         together = Case.together
@@ -106,7 +106,7 @@ def meeting(monkeypatch: pytest.MonkeyPatch) -> Meeting:
 
 
 def test_a_sound_server_keeps_every_row(run: Run, meeting: Meeting):
-    """Every row is kept by a server in which nothing is broken, and the command ends with 0."""
+    """A sound server passes every row, and the command ends with 0."""
     with serving(meeting(Fake(prefill_s=0.1))) as url:
         result = run("conform", url, "--json", "--restart", restart_of(url))
     rows = report(result)
@@ -119,8 +119,8 @@ def test_a_sound_server_keeps_every_row(run: Run, meeting: Meeting):
 def test_a_row_goes_red_where_it_is_broken(
     row: str, fault: str, words: str, run: Run, meeting: Meeting
 ):
-    """What is broken in a server is seen by the row that asks for it, which says what it saw."""
-    # Long enough for a client to leave in the middle of it.
+    """The row for a fault notices it, and reports what it saw."""
+    # Long enough for a client to disconnect in the middle of it.
     prefill_s = 0.3 if row in ("disconnect", "cut-off-prefill") else 0.01
     with serving(meeting(Fake(fault, prefill_s=prefill_s))) as url:
         options = ("--json", "--row", row, "--deadline", 10, "--restart", restart_of(url))
@@ -139,7 +139,7 @@ def test_every_row_is_seen_red():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_cairn_keeps_every_row(run: Run, model_directory: Path, tmp_path: Path):
-    """Cairn's own server keeps every row, across a restart too."""
+    """Cairn's own server passes every row, across a restart too."""
     data = tmp_path / "served"
     over = threading.Event()
     with contextlib.ExitStack() as running, socket.create_server(("127.0.0.1", 0)) as bell:
@@ -172,8 +172,8 @@ def test_cairn_keeps_every_row(run: Run, model_directory: Path, tmp_path: Path):
 
 def test_what_is_not_told_is_not_held_against_a_server(run: Run, meeting: Meeting):
     """
-    A server that tells neither log-probabilities nor usage breaks nothing; its texts are compared,
-    and the rows say what was not told.
+    A server that reports neither log-probabilities nor usage breaks no row; its texts are compared,
+    and the rows say what was not reported.
     """
     with serving(meeting(Fake(hides=["logprobs", "usage"], prefill_s=0.1))) as url:
         result = run("conform", url, "--json", "--restart", restart_of(url))
@@ -199,7 +199,7 @@ def test_what_is_not_told_is_not_held_against_a_server(run: Run, meeting: Meetin
     ],
 )
 def test_texts_alone_show_what_is_broken(row: str, fault: str, run: Run):
-    """Where a server tells nothing but texts, what changes them is still seen."""
+    """A fault that changes texts is seen even if a server reports nothing but texts."""
     prefill_s = 0.3 if row == "cut-off-prefill" else 0.01
     with serving(Fake(fault, hides=["logprobs", "usage"], prefill_s=prefill_s)) as url:
         rows = report(run("conform", url, "--json", "--row", row))
@@ -207,7 +207,7 @@ def test_texts_alone_show_what_is_broken(row: str, fault: str, run: Run):
 
 
 def test_what_is_refused_is_not_tried(run: Run, meeting: Meeting):
-    """A server that refuses fields it does not know is asked without them where that can be."""
+    """If a server refuses unknown fields, requests leave them out where possible."""
     refuses = ["logprobs", "seed", "cache_prompt", "stream_options"]
     with serving(meeting(Fake(refuses=refuses, prefill_s=0.1))) as url:
         rows = report(run("conform", url, "--json", "--restart", restart_of(url)))
@@ -219,8 +219,8 @@ def test_what_is_refused_is_not_tried(run: Run, meeting: Meeting):
 
 def test_stop_texts_are_asked_for_as_the_server_takes_them(run: Run):
     """
-    A server that takes stop texts in a list only is asked for them so, and what it does with them
-    is seen; the row says that one alone was refused.
+    A server that accepts stop texts only in a list gets them in one, and its handling is checked;
+    the row says that a single one was refused.
     """
     for fault, verdict in (("", "kept"), ("stop is not looked at", "broken")):
         with serving(Fake(fault, lists_stops=True)) as url:
@@ -233,8 +233,8 @@ def test_stop_texts_are_asked_for_as_the_server_takes_them(run: Run):
 
 def test_a_field_that_is_not_known_may_have_anything_in_it(run: Run):
     """
-    A server that does nothing with `logprobs` is not asked to look at its type, and the row says
-    so; one that tells log-probabilities is.
+    The type of `logprobs` is not checked on a server that ignores the field, and the row says so;
+    it is checked on one that reports log-probabilities.
     """
     found = {}
     for told, ignores in ((True, ()), (False, ("logprobs",))):
@@ -252,8 +252,8 @@ def test_a_field_that_is_not_known_may_have_anything_in_it(run: Run):
 @pytest.mark.parametrize("reuses", [0, 8])
 def test_without_a_cache_there_is_no_hit_to_look_at(reuses: int, run: Run):
     """
-    Where nothing is reused, or only how the template begins, the rows of hits say that they could
-    not be tried.
+    If nothing is reused, or only the beginning of the template, the rows of hits say that they
+    could not be tried.
     """
     with serving(Fake(reuses=reuses)) as url:
         options = ("--row", "hit-equals-miss", "--row", "shared-beginning")
@@ -267,7 +267,7 @@ def test_without_a_cache_there_is_no_hit_to_look_at(reuses: int, run: Run):
 
 def test_without_a_miss_there_is_nothing_to_compare_a_hit_with(run: Run):
     """
-    Where all of a prompt was cached before it was asked, and there is no way past the cache, the
+    If all of a prompt was in the cache before the request, and the cache cannot be bypassed, the
     row says so.
     """
     options = ("--json", "--row", "hit-equals-miss", "--salt", "again")
@@ -280,8 +280,8 @@ def test_without_a_miss_there_is_nothing_to_compare_a_hit_with(run: Run):
 
 def test_a_server_may_tell_of_hits_alone(run: Run):
     """
-    Some servers leave `cached_tokens` out where nothing was reused. That is a miss, once they have
-    told of a hit.
+    Some servers omit `cached_tokens` if nothing was reused. That is a miss, once they have reported
+    a hit.
     """
     rows = ("hit-equals-miss", "shared-beginning")
     with serving(Fake(hides=["misses"])) as url:
@@ -290,7 +290,9 @@ def test_a_server_may_tell_of_hits_alone(run: Run):
 
 
 def test_a_hit_is_not_compared_with_a_hit(run: Run):
-    """Where there is no way past the cache, rows that need a miss are not tried, and say how to."""
+    """
+    If the cache cannot be bypassed, rows that need a miss are not tried, and say what would help.
+    """
     fake = Fake()
     fake.refuses = frozenset(["cache_prompt"])
     with serving(fake) as url:
@@ -301,8 +303,8 @@ def test_a_hit_is_not_compared_with_a_hit(run: Run):
 
 def test_what_may_have_been_a_hit_is_no_miss(run: Run):
     """
-    A server that tells nothing of its cache may not know `cache_prompt`: what it answers then is
-    compared, and does for a miss only after a restart.
+    A server that reports nothing about its cache may not know `cache_prompt`: its answers to it are
+    compared, and count as a miss only after a restart.
     """
     options = ("--json", "--row", "shared-beginning")
     with serving(Fake(ignores=["cache_prompt"], hides=["cached_tokens"])) as url:
@@ -314,7 +316,7 @@ def test_what_may_have_been_a_hit_is_no_miss(run: Run):
 
 
 def test_a_hit_after_a_restart_is_no_miss(run: Run):
-    """A cache that outlives a restart leaves no way past it; the row is not tried."""
+    """A cache that survives a restart cannot be bypassed; the row is not tried."""
     with serving(Fake(ignores=["cache_prompt"], keeps=True)) as url:
         options = ("--json", "--row", "turn-by-turn", "--restart", restart_of(url))
         rows = report(run("conform", url, *options))
@@ -333,8 +335,8 @@ def test_a_hit_after_a_restart_is_no_miss(run: Run):
 )
 def test_a_model_may_be_sure_of_its_answer(fake: Fake, verdict: str, run: Run):
     """
-    That other seeds give the same answer is held against a server only where that is unlikely: by
-    the log-probabilities, or where they are not told by the length of the answer.
+    If different seeds give the same answer, the server fails only if that is unlikely: by the
+    log-probabilities, or without them by the length of the answer.
     """
     with serving(fake) as url:
         rows = report(run("conform", url, "--json", "--row", "seeds"))
@@ -343,7 +345,7 @@ def test_a_model_may_be_sure_of_its_answer(fake: Fake, verdict: str, run: Run):
 
 
 def test_an_answer_that_has_ended_cannot_be_left(run: Run):
-    """Where answers are so short that no client can leave in the middle of one, the row says so."""
+    """If answers are too short to disconnect in the middle of one, the row says so."""
     with serving(Fake(ends_after=1)) as url:
         rows = report(run("conform", url, "--json", "--row", "disconnect"))
     assert {"disconnect": "not tried"} == verdicts(rows)
@@ -353,18 +355,16 @@ def test_an_answer_that_has_ended_cannot_be_left(run: Run):
 
 
 class SoonerThanItSeemed(Fake):
-    """Reads the prompts by which it is timed slowly, and all others at once."""
+    """Reads the prompts that are timed slowly, and all others at once."""
 
     def cached(self, prompt: list[str], body: Any) -> int:
-        """As of a sound one."""
+        """Like that of a sound server."""
         self.prefill_s = 1.0 if {"how", "long"} <= set(prompt) else 0.0
         return super().cached(prompt, body)
 
 
 def test_who_was_not_left_in_prefill_is_not_kept(run: Run):
-    """
-    Where the answer had begun before its client left, nothing was tried of a prefill that is left.
-    """
+    """If the answer had begun before its client left, no abandoned prefill was tried."""
     with serving(SoonerThanItSeemed(prefill_s=0)) as url:
         rows = report(run("conform", url, "--json", "--row", "disconnect"))
     assert {"disconnect": "not tried"} == verdicts(rows)
@@ -376,8 +376,7 @@ def test_who_waits_for_the_others_is_not_among_them(
     rounds: int, verdict: str, run: Run, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    Where of requests that are sent at once none is under way beside another, they are sent again,
-    and where that never happens nothing was tried.
+    Concurrent requests that did not overlap are sent again; if they never do, nothing was tried.
     """
     fake = meeting(Fake())
     together, apart = Case.together, iter(range(rounds))
@@ -395,8 +394,7 @@ def test_who_waits_for_the_others_is_not_among_them(
 
 def test_threads_that_cannot_be_started_end_the_row(run: Run, monkeypatch: pytest.MonkeyPatch):
     """
-    Where this machine has no room for another thread the row says so, and those that wait for it
-    are let go.
+    If this machine cannot start another thread, the row says so, and waiting threads are released.
     """
     start = threading.Thread.start
 
@@ -415,10 +413,10 @@ def test_threads_that_cannot_be_started_end_the_row(run: Run, monkeypatch: pytes
 
 
 def test_threads_that_do_not_begin_end_the_row(run: Run, monkeypatch: pytest.MonkeyPatch):
-    """Nor does it wait for one that was started and does not come to its request."""
+    """Nor does it wait for a thread that was started and does not reach its request."""
 
     class Pool(ThreadPoolExecutor):
-        """Has a thread less than is asked for."""
+        """Has one thread less than requested."""
 
         def __init__(self, threads: int) -> None:
             super().__init__(threads - 1)
@@ -434,14 +432,14 @@ def test_threads_that_do_not_begin_end_the_row(run: Run, monkeypatch: pytest.Mon
 
 
 def test_a_server_that_is_busy_is_not_gone(run: Run):
-    """One that has no room for a moment is asked again, before it is said to answer no more."""
+    """A server that is overloaded for a moment is tried again before it counts as lost."""
     with serving(Fake(rests=2)) as url:
         rows = report(run("conform", url, "--json", "--row", "odd-prompts"))
     assert {"odd-prompts": "kept"} == verdicts(rows)
 
 
 def test_without_a_command_nothing_is_restarted(run: Run, meeting: Meeting):
-    """The row about restarts is not tried without `--restart`, and all else is kept."""
+    """The row about restarts is not tried without `--restart`, and all others pass."""
     with serving(meeting(Fake(prefill_s=0.1))) as url:
         result = run("conform", url, "--json")
     rows = report(result)
@@ -461,8 +459,8 @@ def test_a_command_that_fails_restarts_nothing(run: Run):
 
 def test_the_token_that_ends_an_answer_may_be_counted(run: Run):
     """
-    A server that counts the token at which an answer ended, and tells no log-probability of it,
-    adds up; the row says so.
+    A server that counts the token that ended an answer, and reports no log-probability for it, is
+    consistent; the row says so.
     """
     with serving(Fake(ends_after=7)) as url:
         rows = report(run("conform", url, "--json", "--row", "token-accounts"))
@@ -475,9 +473,7 @@ def test_the_token_that_ends_an_answer_may_be_counted(run: Run):
 
 
 def test_the_table_has_a_line_for_each_row(run: Run):
-    """
-    Without `--json` there is a table: name, verdict, what is asked, what was seen; and the counts.
-    """
+    """Without `--json` there is a table: name, verdict, question, findings; and the counts."""
     with serving(Fake("the total is off")) as url:
         result = run("conform", url, "--row", "seeds", "--row", "token-accounts", "--salt", "s")
     head, seeds, accounts, counts = result.stdout.splitlines()
@@ -490,7 +486,7 @@ def test_the_table_has_a_line_for_each_row(run: Run):
 
 
 def test_the_same_salt_asks_the_same(run: Run):
-    """Two runs with a salt give the same answers; without one, no prompt comes twice."""
+    """Two runs with a salt give the same answers; without one, no prompt is repeated."""
     reports = []
     for salt in ("one", "one", "two"):
         with serving(Fake()) as url:
@@ -501,7 +497,7 @@ def test_the_same_salt_asks_the_same(run: Run):
 
 def test_another_machine_is_refused_by_default(run: Run):
     """
-    An address that is not loopback's is refused with a sentence; `--anywhere` asks it, and warns.
+    An address outside the loopback is refused with a sentence; `--anywhere` allows it, and warns.
     """
     with serving(Fake(), "0.0.0.0") as url:
         refused = run("conform", url, "--row", "seeds")
@@ -527,14 +523,14 @@ def test_a_name_is_no_loopback_for_certain(url: str, run: Run):
     "url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://[::1", "http://127.0.0.1/é"]
 )
 def test_what_is_no_address_is_a_sentence(url: str, run: Run):
-    """What cannot be an address of a server ends with 2 and an example of one."""
+    """An invalid server address ends with 2 and an example of a valid one."""
     result = run("conform", url)
     assert 2 == result.exit_code
     assert "http://127.0.0.1:8000" in result.stderr
 
 
 def test_where_nothing_listens_the_command_ends_with_2(run: Run):
-    """A server that is not there could not be asked."""
+    """A server that is not running could not be checked."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     result = run("conform", f"http://127.0.0.1:{port}")
@@ -547,8 +543,8 @@ def test_a_server_that_never_answers_could_not_be_asked(
     run: Run, monkeypatch: pytest.MonkeyPatch, clock: str
 ):
     """
-    The deadline ends a request on a connection that is accepted and then left: the timer's and the
-    socket's are the same, and either may be first.
+    The deadline ends a request on a connection that is accepted and then ignored: the timer's and
+    the socket's deadline are equal, and either may be first.
     """
     if clock == "socket":
         monkeypatch.setattr("cairn.ops.common.http_client.Exchange.cut", lambda self: None)
@@ -559,9 +555,7 @@ def test_a_server_that_never_answers_could_not_be_asked(
 
 
 def test_of_several_models_one_is_to_be_named(run: Run):
-    """
-    A server that lists several models is asked for the one that is named, and not without a name.
-    """
+    """For a server that lists several models, the model has to be named."""
     with serving(Fake(models=["small", "large"])) as url:
         unnamed = run("conform", url, "--row", "seeds")
         named = run("conform", url, "--row", "seeds", "--model", "large", "--json")
@@ -571,7 +565,9 @@ def test_of_several_models_one_is_to_be_named(run: Run):
 
 
 def test_a_key_comes_from_the_environment_or_the_command(run: Run, monkeypatch: pytest.MonkeyPatch):
-    """A server that wants a key gets the one that is given; who gives none is told how."""
+    """
+    A server that requires a key gets the given one; without one, the message says how to give it.
+    """
     with serving(Fake(key="secret")) as url:
         without = run("conform", url)
         named = run("conform", url, "--row", "seeds", "--api-key", "secret")
@@ -588,8 +584,8 @@ def test_a_key_that_cannot_be_sent_is_a_sentence(
     key: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    A key with a line end in it, or with what is no character of a header, ends with 2 and a
-    sentence that does not show it.
+    A key with a line end, or with an invalid header character, ends with 2 and a sentence that does
+    not show it.
     """
     monkeypatch.setenv(KEY_VARIABLE, key)
     result = run("conform", "http://127.0.0.1:9")
@@ -599,7 +595,7 @@ def test_a_key_that_cannot_be_sent_is_a_sentence(
 
 
 def test_names_of_models_do_not_steer_a_terminal(run: Run):
-    """What a server calls its models is shown without control characters."""
+    """A server's model names are shown without control characters."""
     for models in (["a\x1b[31m", "b"], ["a\x1b[31m"]):
         with serving(Fake(models=models)) as url:
             result = run("conform", url, "--row", "seeds")
@@ -608,9 +604,7 @@ def test_names_of_models_do_not_steer_a_terminal(run: Run):
 
 
 def test_after_a_server_is_lost_the_rest_is_not_tried(run: Run):
-    """
-    The row in which a server was lost is broken; what comes after it says why it was not tried.
-    """
+    """The row in which a server was lost is broken; later rows say why they were not tried."""
     with serving(Fake("special tokens end service")) as url:
         result = run("conform", url, "--json", "--row", "odd-prompts", "--row", "bad-bodies")
     rows = report(result)
@@ -622,7 +616,7 @@ def test_after_a_server_is_lost_the_rest_is_not_tried(run: Run):
 
 
 def test_a_server_that_can_be_restarted_is_not_lost(run: Run):
-    """With `--restart` the rows after the one that ended the service are asked all the same."""
+    """With `--restart`, the rows after the one that ended the server are still run."""
     with serving(Fake("special tokens end service")) as url:
         options = ("--row", "odd-prompts", "--row", "bad-bodies", "--restart", restart_of(url))
         rows = report(run("conform", url, "--json", *options))
@@ -657,8 +651,8 @@ def answer(text: str = "ab", *numbers: float, **fields: Any) -> Answer:
 )
 def test_a_difference_is_told_in_words(was: Answer, now: Answer, words: str | None):
     """
-    Two answers differ by tokens, log-probabilities to the last bit, texts, or why they ended; what
-    only one of them tells is no difference.
+    Two answers differ by tokens, log-probabilities to the last bit, texts, or why they ended; a
+    value that only one of them reports is no difference.
     """
     found = difference(was, now)
     assert (words is None) == (found is None), found
@@ -711,14 +705,14 @@ def test_a_stream_may_be_cut_anywhere():
     ],
 )
 def test_a_body_that_is_no_completion_is_a_fault(body: bytes):
-    """Whatever comes with status 200 is read without raising, and is no answer where it is none."""
+    """Any body with status 200 is read without raising, and an invalid one is no answer."""
     found = whole(200, body)
     assert not found.complete
     assert "a body that is no completion" in found.fault
 
 
 def test_values_of_other_types_are_not_told():
-    """What is told in a form that cannot be used counts as not told."""
+    """A value in an unusable form counts as not reported."""
     message = {"content": 7}
     choice = {"message": message, "logprobs": {"content": {}}, "finish_reason": 3}
     usage = {"prompt_tokens": "many", "prompt_tokens_details": [], "total_tokens": True}
