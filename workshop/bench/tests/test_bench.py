@@ -133,8 +133,8 @@ def test_what_counts_as_warm_was_asked_before(scenario: Scenario):
 
 def test_edits_take_the_last_turn_back():
     """
-    From the fourth turn on, every other request has the history of the one before it and another
-    last message.
+    From the fourth turn on, every second request has the history of the one before it and a
+    different last message.
     """
     requests = asked(scenario_named("edits"), "one")
     edits = [
@@ -151,8 +151,8 @@ def test_edits_take_the_last_turn_back():
 
 def test_thoughts_do_not_come_back():
     """
-    What a model thought is left out of the next request; of one that does not think, half of what
-    it said.
+    Thoughts are left out of the next request; for a model that does not think, half of its answer
+    is.
     """
     scenario = scenario_named("thinking dropped")
     plain = asked(scenario, "one")
@@ -182,8 +182,8 @@ def test_all_servers_have_a_scenario_right_after_one_another():
 
 def test_the_page_has_every_scenario_and_no_other():
     """
-    The table of scenarios tells each, in the order in which they are measured, with the number of
-    its requests; those of the mean come first.
+    The table of scenarios describes each, in the order in which they are measured, with the number
+    of its requests; those of the mean come first.
     """
     page = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
     told = re.findall(r"^\| `([^`]+)` \| .+ \| (\d+) \|$", page, flags=re.M)
@@ -208,8 +208,8 @@ def test_the_page_has_every_part_and_no_other():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sound_server_gives_a_result(name: str):
     """
-    Each scenario on a server whose hits are what its misses are: some of the warm answers were
-    compared, and what was computed ahead is told.
+    Each scenario on a server whose hits equal its misses: some of the warm answers were compared,
+    and what was computed ahead is reported.
     """
     run = held(Fake(prefill_s=0), name)
     assert run.hit_rate is not None
@@ -244,8 +244,8 @@ def test_a_sound_server_gives_a_result(name: str):
 )
 def test_what_shows_nothing_is_no_result(fake: Fake, words: str):
     """
-    A run is none where the cache was not hit, where a warm answer is not the cold one, and where
-    neither can be told.
+    A run has no result if the cache was not hit, if a warm answer differs from the cold one, or if
+    neither can be determined.
     """
     fake.prefill_s = 0
     with pytest.raises(NoResult, match=words):
@@ -254,8 +254,8 @@ def test_what_shows_nothing_is_no_result(fake: Fake, words: str):
 
 def test_one_hit_of_many_is_no_result():
     """
-    Also where all that hit could reuse as much, so that nothing but the server tells how long a
-    chunk is.
+    Even if all hits could reuse the same amount, so that only the server can report the size of a
+    chunk.
     """
 
     class Once(Fake):
@@ -286,8 +286,8 @@ def test_only_a_text_that_was_timed_is_wrong():
 
 def test_a_peer_need_not_reuse_anything():
     """
-    What a peer reuses is its own affair: its run counts without a hit, and nothing of it is looked
-    at again.
+    A peer's reuse is not checked: its run counts without a hit, and none of its answers is
+    requested again.
     """
     fake = Fake("a hit has other words", reuses=0, prefill_s=0)
     run = held(fake, is_ours=False)
@@ -447,8 +447,7 @@ def test_the_machine_is_told_without_its_paths():
 
 def test_a_chart_has_a_dot_for_each_warm_request():
     """
-    An SVG with the servers' names: of the scenario that is named, at its longest pause; else of the
-    first.
+    An SVG with the servers' names: of the named scenario, at its longest pause; else of the first.
     """
     shown = [run_of("cairn", 0.5, 0.25), run_of("<mlx> & lm", 1.0)]
     other = [run_of("cairn", 0.5, pause_s=0.0), run_of("cairn", 0.5, scenario="edits")]
@@ -637,8 +636,8 @@ def test_rows_of_other_parts_are_told(
     tmp_path: Path,
 ):
     """
-    Each row is a line. What has no result costs its own rows, and ends the command with 1 unless
-    the fault is a peer's; a goal that is missed ends it with 3.
+    Each row is a line. A missing result costs its own rows, and ends the command with 1 unless the
+    fault is a peer's; a missed goal ends it with 3.
     """
     monkeypatch.setattr(command, "PARTS", parts)
     arguments = beside()
@@ -702,8 +701,8 @@ def test_what_is_no_result_ends_with_1(
     fault: str, words: str, run: Invoke, beside: Callable[..., list[object]]
 ):
     """
-    A warm answer of ours that is not the cold one, or none at all, ends the command with a
-    sentence, and nothing is told that could be taken for a figure.
+    If one of our warm answers differs from the cold one, or is missing, the command ends with a
+    sentence, and prints nothing that could be mistaken for a figure.
     """
     result = run(*beside(fault))
     assert (1, "") == (result.exit_code, result.stdout)
@@ -772,8 +771,8 @@ def test_a_quick_run_has_no_long_pauses():
 @pytest.mark.timeout(900)
 def test_cairn_is_measured(model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """
-    Our own server: the cache is hit, warm answers are the cold ones, and what was settled is told.
-    Keys that are there for other servers are not its.
+    Our own server: the cache is hit, warm answers equal the cold ones, and what was settled is
+    reported. Keys that are set for other servers are not used for it.
     """
     monkeypatch.setenv(KEYS_VARIABLE, "alice=alice-has-this-key-0123")
     with servers.running(servers.ours(), model_directory, tmp_path) as server:

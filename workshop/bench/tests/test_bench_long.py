@@ -197,8 +197,8 @@ def heard(talker: Talker, turns: int, tokens: Callable[[int], int]) -> list[Aske
 
 def test_histories_are_the_teeth_of_a_saw():
     """
-    A conversation goes on until it is long enough; the next one begins under the same system
-    prompt, and with words of its own. In the third one the model thinks.
+    A conversation continues until it is long enough; the next one begins under the same system
+    prompt, with words of its own. In the third one the model thinks.
     """
     asked = heard(agent(plan_of()), 9, lambda turn: 200 * (turn + 1))
     assert [(0, 0), (0, 1), (0, 2), (1, 0)] == [(one.conversation, one.turn) for one in asked[:4]]
@@ -241,8 +241,8 @@ def test_what_has_no_answer_is_asked_again_but_not_for_ever():
 
 def test_a_sound_server_reaches_all_goals(tmp_path: Path):
     """
-    Every goal is measured and reached; both clients spoke, some turns were left, conversations grew
-    to their length and began anew.
+    Every goal is measured and reached; both clients spoke, some turns were abandoned, conversations
+    grew to their length and new ones began.
     """
     session = held("", tmp_path)
     assert dict.fromkeys(verdicts(session), True) == verdicts(session)
@@ -285,8 +285,8 @@ def test_each_fault_misses_its_goal(fault: str, goal: str, tmp_path: Path):
 
 def test_a_server_that_answers_no_more_ends_it(tmp_path: Path):
     """
-    What is said to nobody is not said for hours: ten errors in a row are the end, each of them
-    written down with its kind.
+    A server that does not answer is not tried for hours: ten errors in a row end the session, each
+    of them recorded with its kind.
     """
     with serving(Fake()) as url:
         pass
@@ -304,8 +304,8 @@ def test_a_server_that_answers_no_more_ends_it(tmp_path: Path):
 
 def test_a_session_goes_on_where_it_was_cut_off(tmp_path: Path):
     """
-    Held in two pieces, the second of them from the file alone, it asks what it would have asked in
-    one; that it was resumed is told, and time goes on.
+    Held in two pieces, the second from the file alone, the session sends the same requests as in
+    one; the resumption is reported, and time continues.
     """
     (tmp_path / "whole").mkdir()
     (tmp_path / "cut").mkdir()
@@ -338,8 +338,8 @@ def test_a_session_goes_on_where_it_was_cut_off(tmp_path: Path):
 
 def test_a_record_reads_as_it_was_written(tmp_path: Path):
     """
-    Every kind of line comes back; what was cut off in the middle of the last one is taken away, and
-    the next line stands where it stood.
+    Every kind of line is read back; a last line that was cut off is removed, and the next line
+    takes its place.
     """
     record = record_at(tmp_path)
     record.add(turn_at(1.0, text="ä\n"))
@@ -413,8 +413,8 @@ def aged(late_s: float, **more: Any) -> Session:
 
 def test_drift_is_of_turns_that_are_alike():
     """
-    Late turns that take longer are drift; those with another history, another length of answer, or
-    of another kind have none beside them, however long they take.
+    Late turns that take longer are drift; those with a different history, answer length or kind
+    have no counterpart, however long they take.
     """
     found = drift(aged(0.3))
     assert found is not None
@@ -466,8 +466,8 @@ def test_violations_are_counted_over_all_servers():
 
 def test_continuations_are_of_turns_that_continue():
     """
-    First turns of conversations do not count, nor do those without an answer; where no path is told
-    there is no share.
+    First turns of conversations do not count, nor do those without an answer; without reported
+    paths there is no share.
     """
     turns = [
         turn_at(1.0, continues=False, path="new_session"),
@@ -485,8 +485,8 @@ def test_continuations_are_of_turns_that_continue():
 @pytest.mark.parametrize(("cached", "share"), [(None, None), (0, 0.0), (64, 64 / 872), (960, 1.0)])
 def test_reuse_is_of_what_the_turn_before_had(cached: int | None, share: float | None):
     """
-    A path that continues may reuse nothing. What is due is the prompt of the turn before, but for
-    two chunks; a first turn and another conversation have nothing due.
+    A continuation may reuse nothing. The expected reuse is the prompt of the previous turn, less
+    two chunks; a first turn and a new conversation expect none.
     """
     turns = [
         turn_at(0, continues=False, cached_tokens=64),
@@ -546,8 +546,8 @@ def test_a_chart_has_a_dot_for_each_answered_turn():
 
 def test_the_whole_journal_is_verified(stored: Callable[[Sequence[Row]], Path], tmp_path: Path):
     """
-    As `ops verify` does it: its rows and head where all holds, the first break where not, and why
-    where there is none.
+    As `ops verify` does it: its rows and head if all holds, the first break if not, and the reason
+    if it cannot be read.
     """
     assert Checked(rows=31, head=healthy()[-1].hash) == verified(stored(healthy()))
     nothing = verified(tmp_path / "nowhere")
@@ -686,8 +686,8 @@ def test_a_signal_ends_it_with_its_report(
     tmp_path: Path,
 ):
     """
-    What was measured so far is told and written, the server has ended, the code is the signal's,
-    and --resume holds the rest.
+    The measurements so far are reported and written, the server has ended, the exit code is the
+    signal's, and --resume holds the rest.
     """
     noted = long_command._Progress.__call__
 
@@ -760,8 +760,8 @@ def test_a_record_is_not_written_over(
     run: Invoke, short: Callable[..., list[object]], begun: list[Any]
 ):
     """
-    A folder with a session is refused; with --resume one that is complete is told again, without a
-    server; one of other hours or another salt is refused, and so is one that is not there.
+    A folder with a session is refused; with --resume, a complete one is reported again, without a
+    server; one with different hours or a different salt is refused, and so is a missing one.
     """
     arguments = short()
     missing = run(*arguments, "--resume")
@@ -815,7 +815,7 @@ def test_cairn_holds_a_session(
 ):
     """
     Our own server: no errors, no violations, continuations, KV within its budgets, and a journal
-    that holds; what it reused is told. How fast it is says nothing here.
+    that holds; its reuse is reported. Its speed is not checked here.
     """
     hurry(monkeypatch, 30.0)
     monkeypatch.setattr(long_report, "DRIFT", 1e9)

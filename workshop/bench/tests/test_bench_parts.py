@@ -1,6 +1,6 @@
 """
-`ops bench`: the parts beside the scenarios. Each row is had from a sound server; what shows nothing
-is no row.
+`ops bench`: the parts other than the scenarios. A sound server gives every row; a measurement
+without a result gives none.
 """
 
 from __future__ import annotations
@@ -281,8 +281,8 @@ class Looked(Fake):
 
 def test_a_cold_answer_begins_at_rest(tmp_path: Path):
     """
-    What is computed behind a hit is not in the time of the miss that is compared with it, which is
-    a figure too.
+    What is computed after a hit is not in the time of the miss that it is compared with, which is a
+    figure too.
     """
     fake = Looked()
     rows_on(tmp_path, "chat", fake)
@@ -360,8 +360,8 @@ def test_a_warm_first_token_stands_beside_a_cold_one(
 
 def test_a_first_token_stands_beside_its_own_passes(tmp_path: Path):
     """
-    The passes that are run alone are those that each continuation needed: what was reused of its
-    prompt, and how long that was.
+    The passes that are measured alone are those that each continuation needed: by the reused tokens
+    of its prompt, and its length.
     """
     asked: list[tuple[int, int]] = []
 
@@ -399,8 +399,8 @@ def test_passes_that_take_longer_than_the_token_are_no_result(tmp_path: Path):
 )
 def test_what_was_there_and_is_computed_again_is_counted(name: str, again: list[int]):
     """
-    Of each request whose prompt was there in part: the tail of the prompt before it, and blocks
-    that left memory. Requests that ask for the cold path do not count.
+    For each request with a part of its prompt available: the tail of the prompt before it, and
+    evicted blocks. Requests for the cold path do not count.
     """
     assert (again, 16) == first_token.computed_again(MemoryStore(rows_of(name)))
 
@@ -434,8 +434,8 @@ def test_a_journal_that_cannot_be_read_is_no_result(tmp_path: Path):
 
 def test_the_loop_alone_has_the_rows_that_are_served(tmp_path: Path):
     """
-    Ours stands beside a loop of W rows that have one history together; what W costs one client, and
-    gives to as many as it has rows, is told beside it.
+    Ours is compared with a loop of W rows that share one history; the cost of W for one client, and
+    its gain for as many as it has rows, are reported with it.
     """
     histories: dict[int, set[int]] = {}
 
@@ -654,8 +654,8 @@ def test_a_speed_up_is_told_with_what_it_could_be(tmp_path: Path):
 
 def test_a_short_instruction_is_shown_with_smaller_chunks(tmp_path: Path):
     """
-    What is served may reuse nothing of a short instruction; that is told, beside what smaller
-    chunks reuse. Only where none reuses anything is there no row.
+    The served size may reuse nothing of a short instruction; that is reported, with what smaller
+    chunks reuse. Only if none reuses anything is there no row.
     """
     rows = rows_on(tmp_path, "short batch", Fake(reuses=0, prefill_s=0))
     assert [0.0, 1.0, 1.0] == [row.value for row in rows]
