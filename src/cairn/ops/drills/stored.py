@@ -125,7 +125,7 @@ async def play_beneath(damage: Rewriting, scene: Scene) -> Outcome:
     told = ("verify", "--head", kept, "--data-dir", scene.directory)
     code, printed = run_ops(*told)
     answered = not any(answer.status == 200 for answer in answers)
-    found = "kept head: not in the chain" in printed
+    found = "saved head: not in the chain" in printed
     return Outcome(
         checks=(
             looked(
@@ -157,8 +157,8 @@ async def play_beneath(damage: Rewriting, scene: Scene) -> Outcome:
             looked(
                 "replayed",
                 (fooled, code, found) == (0, 1, True),
-                "the chain by itself holds; against the head that was kept it does not",
-                "the head that was kept gives nothing away",
+                "the chain alone verifies; against the saved head it does not",
+                "the saved head reveals nothing",
             ),
         ),
         bug_id=None,
