@@ -102,7 +102,7 @@ def test_without_keys_this_machine_alone(tmp_path: Path):
     assert "has no API key" in refusal(env={KEYS_VARIABLE: ""})
     assert "--api-key number 1" in refusal("--api-key", "alice=short")
     assert "Without API keys" in refusal("--cors", "*")
-    assert "is no origin" in refusal("--cors", "chat.example")
+    assert "is not an origin" in refusal("--cors", "chat.example")
     assert not (home / "journal.db").exists()
 
 

@@ -63,13 +63,13 @@ async def test_who_waits_for_a_slab_does_not_wait_for_its_holder(model_directory
                 await memory._slabs.acquire()
                 nursery.start_soon(partial(outcome, server, said("Another"), max_tokens=2))
                 await until(lambda: waiters(memory._slabs))
-                await memory.steady.acquire()
+                await memory.eviction_lock.acquire()
                 more = said("Hello", first.text, "More")
                 nursery.start_soon(partial(outcome, server, more, max_tokens=600))
-                await until(lambda: waiters(memory.steady))
+                await until(lambda: waiters(memory.eviction_lock))
                 memory._slabs.release()
                 await until(lambda: holder.inbox.slab_requests)
-                memory.steady.release()
+                memory.eviction_lock.release()
     assert any(isinstance(end, Said) for end in ends)
     assert 2 == len(ends)
 
@@ -92,7 +92,9 @@ async def test_a_block_that_leaves_is_not_shared(model_directory: Path):
                 nursery.start_soon(ask, server, generate(old, max_tokens=1))
                 memory: Any = server.loaded.memory
                 # It waits; without waiting, it would have decided by now.
-                await until(lambda: waiters(memory.steady) or server.statistics().running > 1)
+                await until(
+                    lambda: waiters(memory.eviction_lock) or server.statistics().running > 1
+                )
                 leaving.go.set()
     events = [decode(row).event for row in store.rows]
     assert [] == [event for event in events if isinstance(event, ev.InvariantViolated)]

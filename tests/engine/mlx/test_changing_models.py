@@ -42,7 +42,7 @@ def start(where: Path, progress: Callable[[str, int, int], None], **more: Any) -
         "kv_cache": "slab",
         "pool_bytes": 16 * MIB,
         "blocks_bytes": MIB,
-        "remembered": lambda fingerprint: True,
+        "already_tested": lambda fingerprint: True,
         "progress": progress,
     }
     return mlx_start.start_engine(str(where), **{**asked, **more})

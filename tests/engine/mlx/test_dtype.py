@@ -148,7 +148,7 @@ def start(where: Path, dtype: DtypeSetting, **more: Any) -> mlx_start.Started:
         "kv_cache": "slab",
         "pool_bytes": 16 * MIB,
         "blocks_bytes": MIB,
-        "remembered": lambda fingerprint: False,
+        "already_tested": lambda fingerprint: False,
         "progress": lambda what, done, total: None,
     }
     return mlx_start.start_engine(str(where), dtype=dtype, **{**asked, **more})

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -104,7 +105,9 @@ def loaded_with(made: Callable[[], Any], context_tokens: int = 4096) -> LoadedMo
     """Such a model, with the attributes that are read."""
     facts = {"name": "keeper", "config": {"model_type": "keeper"}}
     model = Keeper(made)
-    return cast("LoadedModel", SimpleNamespace(model=model, context_tokens=context_tokens, **facts))
+    fake = cast("LoadedModel", SimpleNamespace(model=model, context_tokens=context_tokens, **facts))
+    cast("Any", fake).cannot_run = partial(LoadedModel.cannot_run, fake)
+    return fake
 
 
 def after_each_pass(
