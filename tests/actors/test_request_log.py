@@ -14,6 +14,8 @@ from cairn.engine.prompt.template import Conversation, Message
 from tests.support.in_process_server import ask, generate, local, serving
 
 HELLO = Conversation(messages=(Message(role="user", content="Hello. " * 60),))
+# Another conversation with the same beginning: its session restores blocks from the prefix cache.
+HELLO_AGAIN = Conversation(messages=(Message(role="user", content="Hello. " * 60 + "Again."),))
 
 
 def test_each_request_is_one_line(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,9 +35,9 @@ def test_each_request_is_one_line(model_directory: Path, monkeypatch: pytest.Mon
             def broken(*args: object) -> None:
                 raise RuntimeError("the device gave up")
 
-            monkeypatch.setattr(server.loaded.engine._device, "run_chunk", broken)
+            monkeypatch.setattr(server.loaded.engine._device, "share", broken)
             with pytest.raises(Broken):
-                await ask(server, generate(HELLO))
+                await ask(server, generate(HELLO_AGAIN))
 
     with capture_logs() as lines:
         trio.run(main)
