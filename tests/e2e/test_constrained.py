@@ -144,9 +144,7 @@ def test_a_stream_and_a_cold_path_say_the_same(client: openai.OpenAI):
 
 
 def test_log_probabilities_are_the_models_own(client: openai.OpenAI):
-    """
-    The format does not change log-probabilities: alternatives are the same as without it.
-    """
+    """The format does not change log-probabilities: alternatives are the same as without it."""
     body: dict[str, Any] = {"logprobs": True, "top_logprobs": 20, "max_tokens": 1}
     free, held = (
         create(client, **body, response_format=kind).choices[0].logprobs.content[0]

@@ -85,9 +85,7 @@ class CairnApp(QuartTrio):
         await super().__call__(with_readable_path(scope), receive, send)
 
     def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
-        """
-        Find the route. A host name that cannot be parsed is left to ``check_caller``.
-        """
+        """Find the route. A host name that cannot be parsed is left to ``check_caller``."""
         try:
             return super().create_url_adapter(request)
         except BadHost:  # a label that is empty or too long
@@ -118,7 +116,7 @@ def create_app(
             Pages from these names may call the server as well.
         strict_model_names: refuse requests for models that are not served. Otherwise any name is
             accepted, because many clients cannot be configured to send another one.
-        keys: the API keys of callers; without them, everyone who reaches the server may call it.
+        keys: the API keys of callers; without them, any client that reaches the server may call it.
         cors: origins whose pages may call the server and read its answers.
     """
     app = CairnApp(__name__, static_folder=None)

@@ -103,9 +103,7 @@ class _Named(msgspec.Struct):
 
 
 def named_model(body: bytes, models: Sequence[ListedModel]) -> str:
-    """
-    The model that a body names; empty if it cannot be read, which the adapter then reports.
-    """
+    """The model that a body names; empty if it cannot be read, which the adapter then reports."""
     if len(models) == 1:
         return ""
     try:

@@ -27,9 +27,7 @@ from tests.http.fake_service import ACCEPTED, ANSWER, FINISHED, FakeService, Hol
 pytestmark = pytest.mark.trio
 
 SOON_S = 30
-"""
-How long a connection may take to end; one that is leaked stays open for more than a minute.
-"""
+"""How long a connection may take to end; one that is leaked stays open for more than a minute."""
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}

@@ -48,7 +48,7 @@ def say(**fields: Any) -> bytes:
 
 
 def streamed(body: bytes) -> bytes:
-    """The same body from a client that wants a stream, unless it says otherwise."""
+    """The same body from a client that requests a stream, unless the body says otherwise."""
     if body.startswith(b'{"messages"') and body.endswith(b"}") and b'"stream"' not in body:
         return body[:-1] + b',"stream":true}'
     return body

@@ -87,7 +87,7 @@ class Cors:
         The headers that tell a browser what an admitted page may send.
 
         Args:
-            requested: the headers that the page wants to send. All are allowed: clients have many
+            requested: the headers that the page asks to send. All are allowed: clients have many
                 of their own, and the server ignores those that it does not know.
         """
         allowed = {

@@ -185,9 +185,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 class _ItemReader:
-    """
-    Reads items in order. Consecutive items of an assistant become one message.
-    """
+    """Reads items in order. Consecutive items of an assistant become one message."""
 
     def __init__(self, turns: Mapping[str, StoredTurn]) -> None:
         self._turns = turns

@@ -1,6 +1,4 @@
-"""
-JSON to and from the wire. A body that cannot be decoded is refused with a helpful message.
-"""
+"""JSON to and from the wire. A body that cannot be decoded is refused with a helpful message."""
 
 from __future__ import annotations
 

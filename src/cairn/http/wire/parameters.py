@@ -1,6 +1,4 @@
-"""
-The parameters that mean the same in every protocol, and the report of those that are ignored.
-"""
+"""The parameters that mean the same in every protocol, and the report of those that are ignored."""
 
 from __future__ import annotations
 
