@@ -5,6 +5,9 @@ Positions are divided into aligned chunks of C tokens. A full chunk is one pass 
 the remainder is one pass of exactly n mod C rows. Prefill never runs any other shape, whatever the
 cache holds, so the bits of the KV of a sequence follow from its tokens alone (canonical
 computation; docs/why-the-same-bits.md has the experiment).
+
+Which job runs next is in ``actors/threads/scheduling.py``; all places where a request can wait are
+in ``actors/requests/admission.py``.
 """
 
 from __future__ import annotations

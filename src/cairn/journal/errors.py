@@ -9,7 +9,7 @@ The errors of the journal, by whose fault they are::
       |    |- StoreFull    the world's: there is no room now; the same append may be tried again
       |- BugError          ours: an invariant is broken; carries the bug id that replay takes
 
-``actors/errors.py`` says how a ``BugError`` becomes an HTTP error.
+``http/wire/errors.py`` says how a ``BugError`` becomes an HTTP error.
 """
 
 from __future__ import annotations

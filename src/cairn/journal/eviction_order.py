@@ -1,6 +1,9 @@
 """
 Keeps the order in which blocks are evicted up to date, event by event.
 
+``Ends._rank`` is the order of blocks; that of slabs and sessions is in ``eviction.py``
+(``slab_to_release``, ``session_to_forget``).
+
 The least recently used block goes first, but never before the blocks that are built on it: a block
 cannot be found without its predecessor, so the beginning of a chain is of use as long as its end.
 Sorting all blocks that way takes most of a second with a hundred thousand of them. This module

@@ -10,6 +10,8 @@ Rules of this module:
 
 ``check`` runs all of them. Legality (INV-6, ``lifecycle.py``) comes first: an event that may not
 happen now is not checked further.
+
+``http/wire/errors.py`` says how a violation becomes an HTTP error.
 """
 
 from __future__ import annotations

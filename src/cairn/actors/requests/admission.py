@@ -8,7 +8,7 @@ Admission: whether a request may come in; and the list of all places where a req
  2. For the tokenizer, which renders and tokenises one prompt at a time: ``requests/prepare.py``.
  3. For its grammar, because one is compiled at a time: ``requests/prepare.py``.
  4. For the first of several answers (``n``), which prefills the prompt of all of them:
-    ``ModelServer._dispatch``.
+    ``ModelServer._dispatch`` in ``models/model_server.py``.
  5. For the session that it names, which serves one request at a time: ``ModelServer._dispatch``.
  6. For a row: ``decode_rows`` requests run at a time: ``ModelServer._in_turn``.
  7. For the session to leave its idle-time work: ``sessions/inbox.py``.

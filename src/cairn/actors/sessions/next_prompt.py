@@ -1,6 +1,8 @@
 """
 Predicts what the next prompt of a conversation begins with.
 
+``prewarm.py`` computes its KV, block by block in idle time.
+
 A client sends the answer back, with reasoning and calls as separate fields, and adds a message. The
 template may then render the answer, and even older turns, differently from what was generated:
 Qwen3's drops the reasoning as soon as a user speaks, and a call's JSON gets the template's spacing.

@@ -3,6 +3,9 @@ OpenAI's chat completions, from replies to the wire. ``request.py`` is the way i
 
 ``ChatAnswer`` builds a whole answer and ``ChatStream`` a streamed one from the same replies. Both
 take each reply once and in order.
+
+To add a field: declare it in ``objects.py`` (in ``ChatChunk`` too if it is streamed), set it here,
+and describe it in docs/reference/chat-completions.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """
 The JSON objects of OpenAI's chat completions, as they are sent.
 
-To add a field: declare it here (in ``ChatChunk`` too if it is streamed), set it in ``answers.py``,
-and describe it in docs/reference/chat-completions.md. A new value comes from
+To add a field: declare it here (in ``ChatChunk`` too if it is streamed), set it in ``answers.py``
+(``id`` to ``system_fingerprint`` and ``usage`` are set in ``choices.py``, ``cairn`` in
+``wire/answers.py``), and describe it in docs/reference/chat-completions.md. A new value comes from
 ``actors/requests/messages.py``. The OpenAPI document follows from ``ChatCompletion``. Agents send
 these objects too, and ``choices.py`` shares ``Usage`` with ``/v1/completions``.
 """
