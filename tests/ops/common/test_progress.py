@@ -44,3 +44,11 @@ def test_a_line_each_in_a_file(
     show(100)
 
     assert ("", "downloading the model ...\nloading the model ...\n") == capfd.readouterr()
+
+
+def test_nothing_is_shown_after_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """The engine's thread may report progress after the server has stopped."""
+    with ShownProgress() as progress:
+        progress("loading", 0, 1)
+    progress("reading", 0, 1)
+    assert "loading ...\n" == capsys.readouterr().err

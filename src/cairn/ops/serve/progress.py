@@ -17,15 +17,20 @@ class ShownProgress:
             *columns, console=console, transient=True, disable=not console.is_terminal
         )
         self._tasks: dict[str, TaskID] = {}
+        self._ended = False
 
     def __enter__(self) -> ShownProgress:
         self._bars.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        # The engine's thread may still load a model that no request needs: nothing is shown of it.
+        self._ended = True
         self.close()
 
     def __call__(self, what: str, done: int, total: int) -> None:
+        if self._ended:
+            return
         self._bars.start()  # again, where something lasts when the server stops
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total)
