@@ -236,7 +236,7 @@ def test_a_sound_server_gives_a_result(name: str):
         "words",
         "bits",
         "no hit",
-        "hits not told",
+        "hits not reported",
         "hardly a hit",
         "no miss",
         "no log-probabilities",

@@ -78,7 +78,8 @@ def test_each_figure_is_a_line():
     assert "over 7 scenarios, 0.5 s of pause | 0.50 | at most 0.8 | reached |" in made
     assert "over 7 scenarios, 0.5 s of pause | 0.90 |  |  |" in made
     assert (
-        "| edits | 0.5 s | mlx-lm | 50.0 ms | 100.0 ms | 0.50 | 90% / not told | 128 / 64 |" in made
+        "| edits | 0.5 s | mlx-lm | 50.0 ms | 100.0 ms | 0.50 | 90% / not reported | 128 / 64 |"
+        in made
     )
     assert "`ops bench --quick --salt s`, 9 minutes" in made
     assert "pictures/benchmarks.svg" in made

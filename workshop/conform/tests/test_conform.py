@@ -181,11 +181,11 @@ def test_what_is_not_told_is_not_held_against_a_server(run: Run, meeting: Meetin
     expected = {**dict.fromkeys(ROWS, "kept"), "token-accounts": "not tried"}
     assert expected == verdicts(rows), result.stdout
     assert 0 == result.exit_code
-    assert ["usage is not told"] == rows["token-accounts"]["not_tried"]
+    assert ["usage is not reported"] == rows["token-accounts"]["not_tried"]
     seen = " ".join(rows["hit-equals-miss"]["seen"])
     assert "texts of" in seen
-    assert "(log-probabilities: not told)" in seen
-    assert "cached: not told" in seen
+    assert "(log-probabilities: not reported)" in seen
+    assert "cached: not reported" in seen
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_field_that_is_not_known_may_have_anything_in_it(run: Run):
             rows = report(run("conform", url, "--json", "--row", "bad-bodies"))
         assert {"bad-bodies": "kept"} == verdicts(rows)
         found[told] = rows["bad-bodies"]["seen"]
-    left_out = "logprobs that is a text: left out, since log-probabilities are not told"
+    left_out = "logprobs that is a text: left out, because log-probabilities are not reported"
     assert [False, True] == [left_out in found[told] for told in (True, False)]
     assert ["refused: 25 of 25", "refused: 24 of 24"] == [
         next(line for line in found[told] if line.startswith("refused")) for told in (True, False)

@@ -124,7 +124,7 @@ def _ratios(ratios: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any
         "theirs",
         "ratio",
         "reused, ours / theirs",
-        "tokens computed ahead / used",
+        "tokens prewarmed / used",
     )
     return _table(columns, rows)
 
@@ -134,7 +134,7 @@ def _ahead(settled: Mapping[str, Any] | None) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "not told" if value is None else f"{value:.0%}"
+    return "not reported" if value is None else f"{value:.0%}"
 
 
 def _table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> str:

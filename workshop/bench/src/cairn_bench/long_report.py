@@ -118,7 +118,7 @@ def goals(session: Session, checked: Checked) -> list[Goal]:
     return [
         Goal(
             name="turns an hour",
-            value="not told" if rate is None else f"{rate:.0f}",
+            value="not reported" if rate is None else f"{rate:.0f}",
             goal=f"at least {TURNS_AN_HOUR:.0f}",
             reached=None if rate is None else rate >= TURNS_AN_HOUR,
         ),
@@ -130,19 +130,19 @@ def goals(session: Session, checked: Checked) -> list[Goal]:
         ),
         Goal(
             name="violations",
-            value="not told" if broken is None else str(broken),
+            value="not reported" if broken is None else str(broken),
             goal="none",
             reached=None if broken is None else not broken,
         ),
         Goal(
             name="continuations",
-            value="not told" if share is None else f"{share:.1%}",
+            value="not reported" if share is None else f"{share:.1%}",
             goal=f"at least {CONTINUED:.0%}",
             reached=None if share is None else share >= CONTINUED,
         ),
         Goal(
             name="what was there is reused",
-            value="not told" if kept is None else f"{kept:.1%}",
+            value="not reported" if kept is None else f"{kept:.1%}",
             goal=f"at least {REUSED:.0%}",
             reached=None if kept is None else kept >= REUSED,
         ),
@@ -154,7 +154,8 @@ def goals(session: Session, checked: Checked) -> list[Goal]:
         ),
         Goal(
             name="KV of its budgets",
-            value=", ".join(f"{_tier(name)} {of:.0%}" for name, of in used.items()) or "not told",
+            value=", ".join(f"{_tier(name)} {of:.0%}" for name, of in used.items())
+            or "not reported",
             goal="at most 100%",
             reached=all(of <= 1 for of in used.values()) if used else None,
         ),

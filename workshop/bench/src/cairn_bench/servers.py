@@ -200,7 +200,7 @@ def _is_at_rest(health: Any) -> bool:
     if not isinstance(health, Mapping):
         return False
     sessions = health.get("sessions", {})
-    is_open = any(health.get("queue", {"not told": 1}).values())
+    is_open = any(health.get("queue", {"not reported": 1}).values())
     return not (is_open or any(sessions.get(life) for life in _AT_WORK))
 
 

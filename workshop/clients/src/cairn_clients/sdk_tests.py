@@ -134,20 +134,19 @@ class Why:
 
 
 _NO_TOKEN = (
-    'They send `logit_bias: {"foo": 0}`, and `foo` is the id of no token; those of chat '
-    "completions also a `max_tokens` of 0, and those of completions `echo` and `suffix`. Their own "
-    "stand-in for a server looks at no value. Here a value that cannot be used is a 400 which "
-    "names it."
+    'They send `logit_bias: {"foo": 0}`, although `foo` is not a token id; those of chat '
+    "completions also send a `max_tokens` of 0, and those of completions `echo` and `suffix`. The "
+    "SDK's mock server checks no values. Cairn refuses an invalid value with a 400 that names it."
 )
 
 _NO_IMAGE = (
-    "An image is sent to a model of texts. They want llama.cpp's 500 and its words; here a user's "
-    "is a 400 that says where the image stands, and one that a tool gave is told as ignored."
+    "They send an image to a text model and expect llama.cpp's 500 and its message. Cairn refuses "
+    "a user's image with a 400 that names its place, and reports an image from a tool as ignored."
 )
 
-_NOTHING_SAID = "It wants an answer to no message at all. Here that is a 400."
-_OWN_ADDRESS = "It asks at `/apply-template`, an address of llama.cpp's own."
-_A_PICTURE = "It fetches a picture from a hub, for a model that sees."
+_NOTHING_SAID = "It expects an answer to an empty list of messages. Cairn refuses that with a 400."
+_OWN_ADDRESS = "It uses `/apply-template`, an endpoint that only llama.cpp has."
+_A_PICTURE = "It downloads a picture for a vision model."
 
 #: What fails, by suite and by the beginning of the test's name, and why it is left so.
 EXPLAINED: Mapping[str, Mapping[str, Why]] = {

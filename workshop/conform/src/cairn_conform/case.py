@@ -423,5 +423,5 @@ def cached(answers: Sequence[Answer]) -> str:
     """The prompt tokens that each answer reports as reused."""
     told = [answer.cached_tokens for answer in answers]
     if all(number is None for number in told):
-        return "cached: not told"
+        return "cached: not reported"
     return f"cached: {', '.join(map(count, told))}"

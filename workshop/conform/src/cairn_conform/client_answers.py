@@ -243,13 +243,13 @@ def compared(answer: Answer) -> str:
     """What could be compared, in words."""
     if answer.tokens is None:
         length = len(answer.text) + len(answer.reasoning)
-        return f"texts of {length} characters (log-probabilities: not told)"
+        return f"texts of {length} characters (log-probabilities: not reported)"
     return f"{len(answer.tokens)} tokens and their log-probabilities"
 
 
 def count(value: int | None) -> str:
     """A number that may be missing."""
-    return "not told" if value is None else str(value)
+    return "not reported" if value is None else str(value)
 
 
 def shown(text: str, characters: int = _SHOWN_CHARACTERS) -> str:

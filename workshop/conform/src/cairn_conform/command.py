@@ -231,13 +231,13 @@ def _context(facts: Any) -> int | None:
 
 
 def _told_words(told: Mapping[str, Any]) -> str:
-    words = [f"model {printable(told['model'] or 'not told')}"]
+    words = [f"model {printable(told['model'] or 'not reported')}"]
     for name, what in (
         ("logprobs", "log-probabilities"),
         ("usage", "usage"),
         ("cached_tokens", "cached tokens"),
     ):
-        words.append(f"{what}: {'told' if told[name] else 'not told'}")
+        words.append(f"{what}: {'reported' if told[name] else 'not reported'}")
     return ", ".join(words)
 
 

@@ -56,7 +56,7 @@ def seeds(case: Case) -> None:
         if chance is not None and chance > _CHANCE_MIN:
             case.untried(f"{found}; the model is so sure of it that this is no wonder")
         elif chance is None and first.finish_reason != "length":
-            case.untried(f"{found}; how sure the model is of it is not told, and it is short")
+            case.untried(f"{found}; how sure the model is of it is not reported, and it is short")
         else:
             case.broke(found)
     case.note(f"other seeds with other answers: {apart} of {len(others)}")
@@ -165,7 +165,7 @@ def token_accounts(case: Case) -> None:
     }
     told = {name: one for name, one in answers.items() if one.prompt_tokens is not None}
     if not told:
-        raise case.stop("usage is not told")
+        raise case.stop("usage is not reported")
     for name, one in told.items():
         _check_account(case, name, one)
     numbers = {one.prompt_tokens for one in told.values()}
@@ -173,7 +173,7 @@ def token_accounts(case: Case) -> None:
         each = ", ".join(f"{name} {one.prompt_tokens}" for name, one in told.items())
         case.broke(f"one prompt has several numbers of tokens: {each}")
     if "streamed" not in told:
-        case.note("usage of streams: not told")
+        case.note("usage of streams: not reported")
     case.note(f"prompt_tokens: {', '.join(map(str, sorted(filter(None, numbers))))}")
     case.note(
         "completion_tokens: "
@@ -227,10 +227,12 @@ def bad(case: Case) -> None:
     told = before.tokens is not None
     bodies = dict(bad_bodies(case.subject.body(known), logprobs=told))
     if not told:
-        case.note("logprobs that is a text: left out, since log-probabilities are not told")
+        case.note("logprobs that is a text: left out, because log-probabilities are not reported")
     context = case.subject.context_tokens
     if context is None or context > _WORDS_MAX:
-        case.note("a prompt that is too long: not tried, since the context is not told (--context)")
+        case.note(
+            "a prompt that is too long: not tried, since the context is not reported (--context)"
+        )
     else:
         # Each word has at least one token.
         too_long = listed(case.subject.salt, "too long", context + 1)
