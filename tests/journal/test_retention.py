@@ -377,7 +377,8 @@ def test_a_closing_row_may_stay():
 def test_who_holds_the_cut():
     """The plan names the session that limits the cut, and how far the cut could go without it."""
     driver = overlapping()
-    spans = {span.session: span for span in surveyed(driver.rows)._spans}
+    found = surveyed(driver.rows).closable(driver.state, idle=True, quarantined=False)
+    spans = {span.session: span for span in found}
     (name, other) = sorted(spans, key=lambda name: spans[name].first)
     close(driver, name)
     plan = surveyed(driver.rows).plan()

@@ -329,39 +329,51 @@ def test_a_reader_beside_the_writer(url: str):
     writer.close()
 
 
-def test_a_full_disk_leaves_nothing_half(sqlite_url: str, tmp_path: Path):
+@contextmanager
+def connected(url: str, **options: Any) -> Iterator[tuple[SqlStore, sqlite3.Connection]]:
+    """A store on SQLite, and the connection that it made, with more options for that."""
+    made: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def remember(*arguments: Any, **given: Any) -> sqlite3.Connection:
+        made.append(connect(*arguments, **{**given, **options}))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite3, "connect", remember)
+        store = SqlStore.open(url)
+    with closing(store):
+        yield store, made[-1]
+
+
+def test_a_full_disk_leaves_nothing_half(sqlite_url: str):
     """
     If rows do not fit, none of them are stored, and the message says what to do. Once there is
     room, the same append succeeds.
     """
     big = [attrs.evolve(ROWS[0], public=b"x" * 100_000)]
-    store = SqlStore.open(sqlite_url)
-    store._connection.exec_driver_sql("PRAGMA max_page_count = 20")
-    store._connection.rollback()
-    with pytest.raises(StoreFull, match="Free some space"):
+    with connected(sqlite_url) as (store, raw):
+        raw.execute("PRAGMA max_page_count = 20")
+        with pytest.raises(StoreFull, match="Free some space"):
+            store.append(big)
+        assert (0, GENESIS) == store.head()
+        raw.execute("PRAGMA max_page_count = 1000")
         store.append(big)
-    assert (0, GENESIS) == store.head()
-    store._connection.exec_driver_sql("PRAGMA max_page_count = 1000")
-    store._connection.rollback()
-    store.append(big)
-    assert big == list(store.read())
-    store.close()
+        assert big == list(store.read())
 
 
 def test_a_cut_on_a_full_disk(sqlite_url: str):
     """A cut whose event does not fit leaves every row in place."""
     big = [attrs.evolve(ROWS[20], public=b"x" * 1_000_000)]
-    store = SqlStore.open(sqlite_url)
-    store.append(ROWS[:20])
-    store._connection.exec_driver_sql("PRAGMA max_page_count = 40")
-    store._connection.rollback()
-    with pytest.raises(
-        StoreFull, match="Free some space on its disk: up to twice as much as the journal takes"
-    ):
-        store.cut(base_at(8), big)
-    assert store.base() is None
-    assert ROWS[:20] == list(store.read())
-    store.close()
+    with connected(sqlite_url) as (store, raw):
+        store.append(ROWS[:20])
+        raw.execute("PRAGMA max_page_count = 40")
+        with pytest.raises(
+            StoreFull, match="Free some space on its disk: up to twice as much as the journal takes"
+        ):
+            store.cut(base_at(8), big)
+        assert store.base() is None
+        assert ROWS[:20] == list(store.read())
 
 
 @pytest.mark.parametrize("table", ["DELETE ON events", "INSERT ON bases"])
@@ -406,7 +418,7 @@ def test_a_process_that_dies_in_a_cut(url: str):
         "url, base, rows = pickle.load(sys.stdin.buffer)\n"
         "store = SqlStore.open(url)\n"
         "die = lambda *_: os.kill(os.getpid(), 9)\n"
-        "sa.event.listen(store._connection.engine, 'commit', die)\n"
+        "sa.event.listen(sa.Engine, 'commit', die)\n"
         "store.cut(Base(**base), [Row(**row) for row in rows])\n"
     )
     given = pickle.dumps((url, attrs.asdict(base_at(8)), [attrs.asdict(r) for r in ROWS[20:]]))
@@ -454,9 +466,6 @@ def test_where_a_journal_is_written_anew(
     rows = [
         attrs.evolve(row, private=large) if row.position in (1, 12, 13) else row for row in ROWS
     ]
-    store = SqlStore.open(sqlite_url)
-    store.append(rows)
-    store.cut(base_at(8), [])
     seen = set()
 
     def look() -> int:
@@ -467,12 +476,14 @@ def test_where_a_journal_is_written_anew(
                     seen.add(path.parent)
         return 0
 
-    store._raw().set_progress_handler(look, 1)
-    store.give_back()
-    store._raw().set_progress_handler(None, 1)
+    with connected(sqlite_url) as (store, raw):
+        store.append(rows)
+        store.cut(base_at(8), [])
+        raw.set_progress_handler(look, 1)
+        store.give_back()
+        raw.set_progress_handler(None, 1)
+        assert [] == raw.execute("PRAGMA temp_store_directory").fetchall()
     assert {spare if named == "spare" else tmp_path} == seen
-    assert [] == store._raw().execute("PRAGMA temp_store_directory").fetchall()
-    store.close()
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -488,31 +499,27 @@ def test_no_room_to_write_a_journal_anew(
         room = f"as much as the journal takes, on its disk and in {spare} (SQLITE_TMPDIR)"
     else:
         room = "on its disk: up to twice as much as the journal takes there"
-    store = SqlStore.open(sqlite_url)
-    store.append([attrs.evolve(ROWS[0], private=bytes(100_000)), *ROWS[1:]])
-    store.cut(base_at(8), [])
-    plain = SqlStore._raw
 
-    class Full:
-        def __init__(self, raw: sqlite3.Connection) -> None:
-            self._raw = raw
+    class Full(sqlite3.Connection):
+        full = True
 
-        def execute(self, words: str) -> sqlite3.Cursor:
-            if words == "VACUUM":
+        def execute(self, words: str, *parameters: Any) -> sqlite3.Cursor:
+            if words == "VACUUM" and self.full:
                 error = sqlite3.OperationalError("database or disk is full")
                 error.sqlite_errorname = "SQLITE_FULL"
                 raise error
-            return self._raw.execute(words)
+            return super().execute(words, *parameters)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(SqlStore, "_raw", lambda self: Full(plain(self)))
+    with connected(sqlite_url, factory=Full) as (store, raw):
+        store.append([attrs.evolve(ROWS[0], private=bytes(100_000)), *ROWS[1:]])
+        store.cut(base_at(8), [])
         with pytest.raises(StoreFull) as refused:
             store.give_back()
+        assert [] == raw.execute("PRAGMA temp_store_directory").fetchall()
+        assert ROWS[8:] == list(store.read())
+        Full.full = False
+        store.give_back()
     assert room in str(refused.value)
-    assert [] == store._raw().execute("PRAGMA temp_store_directory").fetchall()
-    assert ROWS[8:] == list(store.read())
-    store.give_back()
-    store.close()
 
 
 def test_the_time_of_a_row(url: str):
@@ -544,14 +551,13 @@ def test_what_is_cut_is_wiped(sqlite_url: str, monkeypatch: pytest.MonkeyPatch):
         return made
 
     monkeypatch.setattr(sqlite3, "connect", careless)
-    store = SqlStore.open(sqlite_url)
-    assert [(1,)] == store._raw().execute("PRAGMA secure_delete").fetchall()
-    store.close()
+    with connected(sqlite_url) as (_, raw):
+        assert [(1,)] == raw.execute("PRAGMA secure_delete").fetchall()
 
 
 def test_a_locked_database(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A writer that cannot get the lock says so."""
-    monkeypatch.setattr(store_sql, "_BUSY_S", 0.05)
+    monkeypatch.setattr(store_sql, "BUSY_S", 0.05)
     store = SqlStore.open(sqlite_url)
     with closing(sqlite3.connect(tmp_path / "journal.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -564,11 +570,9 @@ def test_a_locked_database(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.
 
 def test_sqlite_is_set_for_durability(sqlite_url: str):
     """SQLite uses a write-ahead log, and every commit is on disk when append returns."""
-    store = SqlStore.open(sqlite_url)
-    pragma = store._connection.exec_driver_sql
-    assert "wal" == pragma("PRAGMA journal_mode").scalar_one()
-    assert 2 == pragma("PRAGMA synchronous").scalar_one()
-    store.close()
+    with connected(sqlite_url) as (_, raw):
+        assert [("wal",)] == raw.execute("PRAGMA journal_mode").fetchall()
+        assert [(2,)] == raw.execute("PRAGMA synchronous").fetchall()
 
 
 def test_text_in_place_of_bytes(sqlite_url: str, tmp_path: Path):
@@ -609,7 +613,7 @@ def test_migrations_make_the_table_that_the_store_knows(
         declared = request.getfixturevalue("postgres").new_database()
         declared = declared.replace("postgresql:", "postgresql+psycopg:")
     other = sa.create_engine(declared)
-    store_sql._metadata.create_all(other)
+    store_sql.metadata.create_all(other)
     made = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
 
     def described(engine: sa.Engine) -> list[object]:
@@ -624,10 +628,13 @@ def test_migrations_make_the_table_that_the_store_knows(
             for table in sorted(set(look.get_table_names()) - {store_sql.VERSION_TABLE})
         ]
 
+    def names_in(table: str) -> list[str]:
+        return [column.name for column in store_sql.metadata.tables[table].c]
+
     assert 2 == len(described(made))
     assert described(other) == described(made)
-    assert [field.name for field in attrs.fields(Base)] == [c.name for c in store_sql._bases.c]
-    assert [field.name for field in attrs.fields(Row)] == [c.name for c in store_sql._events.c]
+    assert [field.name for field in attrs.fields(Base)] == names_in("bases")
+    assert [field.name for field in attrs.fields(Row)] == names_in("events")
 
 
 def test_the_revision_known_is_the_head_of_the_migrations():

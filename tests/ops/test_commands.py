@@ -311,7 +311,7 @@ def test_an_export_that_fails_leaves_the_old_one(run, stored, tmp_path: Path):
 
 def test_migrate(run):
     """A journal is made, and made once."""
-    assert "made: schema 0001\n" == run("migrate").stdout
+    assert "created: schema 0001\n" == run("migrate").stdout
     assert "nothing to do: schema 0001\n" == run("migrate").stdout
     assert 0 == run("verify").exit_code
 

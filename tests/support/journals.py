@@ -29,14 +29,20 @@ LAYERS = 3
 SLAB_BYTES = 4096
 BLOCK_BYTES = 256
 START_US = 1_767_225_600_000_000
+JUNE_US = 1_780_272_000_000_000
 
 
 class Builder:
-    """A run without a server: each method proposes the events that the server would."""
+    """
+    A run without a server: each method proposes the events that the server would.
+
+    Attributes:
+        time_us: the time of the last row; a test may set it forward.
+    """
 
     def __init__(self) -> None:
         self._ids = 0
-        self._time_us = START_US
+        self.time_us = START_US
         self.rows: list[Row] = []
         self.bug: BugError | None = None
         self.ledger = Ledger(Clock(new_id=self._id, now_us=self._now, version="0.0.test"))
@@ -46,8 +52,8 @@ class Builder:
         return str(uuid.uuid5(uuid.NAMESPACE_OID, str(self._ids)))
 
     def _now(self) -> int:
-        self._time_us += 1000
-        return self._time_us
+        self.time_us += 1000
+        return self.time_us
 
     def propose(self, *events: ev.Event) -> None:
         """Append events to the journal, with the events that a violation adds."""
@@ -94,6 +100,21 @@ class Builder:
         """The server shuts down cleanly."""
         self.propose(ev.ServerStopped(boot="boot-1", reason="signal"))
 
+    def spill(self, size: int) -> None:
+        """Every block in memory gets a file of ``size`` bytes, if it has none."""
+        for block in list(self.ledger.state.blocks.values()):
+            pool = self.ledger.state.pool
+            if block.present and block.file_bytes is None:
+                self.propose(
+                    ev.BlockSpilled(
+                        key=block.key,
+                        digest=block.digest,
+                        bytes=size,
+                        disk_blocks=pool.disk_blocks + 1,
+                        disk_bytes=pool.disk_bytes + size,
+                    )
+                )
+
     def turn(
         self,
         session: str,
@@ -112,12 +133,12 @@ class Builder:
             prompt: token ids, beginning with those of the session's last prompt.
             wrong: called with each event before it is proposed; returns the event to propose.
         """
-        for event in self._steps(session, request, messages, tuple(prompt), tuple(answer)):
+        for event in self.steps(session, request, messages, tuple(prompt), tuple(answer)):
             self.propose(wrong(event))
             if self.bug is not None:
                 return
 
-    def _steps(
+    def steps(
         self,
         name: str,
         request: str,
@@ -139,20 +160,20 @@ class Builder:
         if held.slab is None:
             yield self._slab(name)
         elif held.cached_tokens > kept:
-            yield self._trimmed(name, held.cached_tokens, kept)
+            yield self.trimmed(name, held.cached_tokens, kept)
         if path.blocks_from_pool:
             yield self._shared(name, request, path)
         for start in range(path.reused_tokens, len(prompt), CHUNK):
             end = min(start + CHUNK, len(prompt))
             drawn = answer[:1] if end == len(prompt) else ()
-            yield self._extended(name, request, "prefill", (start, end), prompt[start:end], drawn)
+            yield self.extended(name, request, "prefill", (start, end), prompt[start:end], drawn)
             if end % CHUNK == 0:
                 yield self._sealed(name, prompt, end)
         yield ev.TokensEmitted(session=name, request=request, first=0, ids=answer[:1], text="a ")
         end = len(prompt)
         if len(answer) > 1:
             span = (end, end + len(answer) - 1)
-            yield self._extended(name, request, "decode", span, answer[:-1], answer[1:])
+            yield self.extended(name, request, "decode", span, answer[:-1], answer[1:])
             yield ev.TokensEmitted(session=name, request=request, first=1, ids=answer[1:], text="b")
         yield ev.RequestFinished(
             session=name,
@@ -165,7 +186,7 @@ class Builder:
         )
         canonical = len(prompt) // CHUNK * CHUNK
         if self.ledger.state.session(name).cached_tokens > canonical:
-            yield self._trimmed(name, self.ledger.state.session(name).cached_tokens, canonical)
+            yield self.trimmed(name, self.ledger.state.session(name).cached_tokens, canonical)
         yield ev.SessionSettled(session=name, canonical_tokens=canonical, complete=True)
 
     def _open(self, name: str) -> Any:
@@ -240,7 +261,7 @@ class Builder:
             **attrs.asdict(decision),
         )
 
-    def _coverage(self, end: int) -> ev.Coverage:
+    def coverage(self, end: int) -> ev.Coverage:
         return ((LAYERS, 0, end),)
 
     def _slab(self, name: str) -> ev.SlabAcquired:
@@ -254,9 +275,9 @@ class Builder:
             pool_bytes=pool.slab_bytes + SLAB_BYTES,
         )
 
-    def _trimmed(self, name: str, held: int, end: int) -> ev.CacheTrimmed:
+    def trimmed(self, name: str, held: int, end: int) -> ev.CacheTrimmed:
         return ev.CacheTrimmed(
-            session=name, cached_tokens=held, end=end, coverage=self._coverage(end), reason="settle"
+            session=name, cached_tokens=held, end=end, coverage=self.coverage(end), reason="settle"
         )
 
     def _shared(self, name: str, request: str, path: ev.PathSelected) -> ev.BlocksRestored:
@@ -269,11 +290,11 @@ class Builder:
             end=end,
             keys=keys,
             digests=tuple(self.ledger.state.blocks[key].digest for key in keys),
-            coverage=self._coverage(end),
+            coverage=self.coverage(end),
             duration_us=5,
         )
 
-    def _extended(
+    def extended(
         self,
         name: str,
         request: str,
@@ -289,7 +310,7 @@ class Builder:
             start=span[0],
             end=span[1],
             input_hash=ids_hash(ran),
-            coverage=self._coverage(span[1]),
+            coverage=self.coverage(span[1]),
             sampled=sampled,
             logprobs=tuple(-1 / (3 + token) for token in sampled),
             duration_us=17,
@@ -336,6 +357,35 @@ def healthy() -> list[Row]:
     made = conversation()
     made.stop()
     return made.rows
+
+
+def aged() -> list[Row]:
+    """
+    Sessions s1 and s2 of January and s3 of June, none of them closed; s3 was compared with s1.
+    """
+    made = Builder()
+    made.start()
+    made.turn("s1", "r1", ["Hello", "Hi", "Who?"], range(11, 21), (21, 22, 23))
+    made.turn("s2", "r2", ["Another"], range(40, 50), (51, 52))
+    made.stop()
+    made.time_us = JUNE_US
+    made.start()
+    made.turn("s3", "r3", ["Hello", "No", "Well"], (*range(11, 19), 90, 91), (61, 62))
+    made.stop()
+    return made.rows
+
+
+def in_mid_request() -> Builder:
+    """A server that was killed while session s1 had an answer in progress."""
+    made = Builder()
+    made.start()
+    made.turn("s1", "r1", ["Hello"], range(11, 21), (21, 22, 23))
+    prompt = (*range(11, 21), 21, 22, 23, 31, 32, 33, 34, 35777, 35)
+    for event in made.steps("s1", "r2", ["Hello", "An answer", "And?"], prompt, (41, 42)):
+        made.propose(event)
+        if isinstance(event, ev.TokensEmitted):
+            break
+    return made
 
 
 def _second(event: ev.Event) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -262,6 +262,31 @@ def read_export(path: Path) -> Iterator[Row]:
                     ) from error
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def require_complete(rows: Iterable[Row], base: Base | None) -> Iterator[Row]:
+    """
+    The rows, if none of them and none of their contents were left out of an export.
+
+    Raises:
+        StoreError: something is missing, so the events cannot be folded.
+    """
+    left_out = "Texts and token ids were left out of this export"
+    if base is not None and base.state is None:
+        raise StoreError(
+            f"{left_out}, and with them the base that it begins with. Export the journal without "
+            "--no-private."
+        )
+    for count, row in enumerate(rows):
+        excerpt = row.position > 1 and row.stream.startswith("session/")
+        if count == 0 and base is None and excerpt:
+            raise StoreError(
+                "This export has only one session's rows, and the server's decisions depended on "
+                "the others too. Export the journal without --session."
+            )
+        if row.private is None and row.private_digest:
+            raise StoreError(f"{left_out}. Export the journal without --no-private.")
+        yield row
 
 
 def _time(time_us: int) -> str | int:

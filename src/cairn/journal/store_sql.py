@@ -38,7 +38,8 @@ VERSION_TABLE = "cairn_schema"
 """Where Alembic keeps the revision. The name is Cairn's own, and identifies a Cairn journal."""
 
 _BATCH_ROWS = 2000
-_BUSY_S = 5.0
+BUSY_S = 5.0
+"""How long SQLite waits for another process's lock, in seconds."""
 
 _ROOM_BYTES = 64 * 1024  # the least that SQLite's shared memory and a few rows take
 _POSTGRES_DISK_FULL = "53100"
@@ -48,11 +49,12 @@ _MAKE_MORE_ROOM = (
     "done. What is in the journal is safe."
 )
 
-_metadata = sa.MetaData()
+metadata = sa.MetaData()
+"""The tables, as the migrations make them."""
 _big = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # INTEGER is SQLite's row id
 _events = sa.Table(
     "events",
-    _metadata,
+    metadata,
     sa.Column("position", _big, primary_key=True, autoincrement=False),
     sa.Column("stream", sa.Text, nullable=False),
     sa.Column("seq", _big, nullable=False),
@@ -71,7 +73,7 @@ _events = sa.Table(
 )
 _bases = sa.Table(
     "bases",
-    _metadata,
+    metadata,
     sa.Column("position", _big, primary_key=True, autoincrement=False),
     sa.Column("head", sa.Text, nullable=False),
     sa.Column("state", sa.LargeBinary, nullable=False),
@@ -504,7 +506,7 @@ def _sqlite(path: Path, mode: str) -> sa.Connection:
     def connect() -> sqlite3.Connection:
         # No implicit transactions: `begun` below says when one begins.
         made = sqlite3.connect(
-            address, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+            address, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
         if mode.startswith("rw"):
             made.execute("PRAGMA journal_mode = WAL")

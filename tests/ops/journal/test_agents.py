@@ -126,9 +126,9 @@ def test_an_agent_that_cannot_be_shown(run, stored):
     """One of several, or none: a sentence that says what to do."""
     stored(journal().rows)
     for arguments, words in (
-        (("review",), "alice, local. Name --tenant."),
-        (("nobody",), "No agent nobody is in"),
-        (("review", "--tenant", "bob"), "No agent review of bob is in"),
+        (("review",), "alice, local. Choose one with --tenant."),
+        (("missing",), "There is no agent missing in"),
+        (("review", "--tenant", "bob"), "There is no agent review of bob in"),
     ):
         result = run("agents", "show", *arguments)
         assert 2 == result.exit_code

@@ -20,9 +20,16 @@ from cairn.journal.ledger import Ledger
 from cairn.journal.replay import Replay
 from cairn.journal.store_sql import SqlStore, journal_url
 from cairn.ops.serve.data_dir import hold
-from tests.support.journals import BLOCK_BYTES, CHUNK, FINGERPRINT, SECRET, TENANT, Builder
+from tests.support.journals import (
+    BLOCK_BYTES,
+    CHUNK,
+    FINGERPRINT,
+    JUNE_US,
+    SECRET,
+    TENANT,
+    Builder,
+)
 
-JUNE_US = 1_780_272_000_000_000
 PRUNE = ("journal", "prune", "--before", "2026-03-01", "--close-idle")
 SIZE = 300
 
@@ -100,10 +107,10 @@ def setup(stored) -> Setup:
     made.turn("s1", "r1", ["Hello", "Hi", "Who?"], range(11, 21), (21, 22))
     kept = set(made.ledger.state.blocks)
     made.turn("s2", "r2", ["Another"], range(40, 50), (51, 52))
-    spill(made)
+    made.spill(SIZE)
     gone = set(made.ledger.state.blocks) - kept
     made.stop()
-    made._time_us = JUNE_US
+    made.time_us = JUNE_US
     made.start()
     made.propose(
         ev.BlockFilesScanned(
@@ -111,7 +118,7 @@ def setup(stored) -> Setup:
         )
     )
     kept.add(settled_turn(made, (*range(11, 19), 90, 91), (61, 62)))
-    spill(made)
+    made.spill(SIZE)
     made.stop()
     found = Setup(stored(made.rows), gone, kept)
     for key in gone | kept:
@@ -119,22 +126,6 @@ def setup(stored) -> Setup:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(SIZE))
     return found
-
-
-def spill(made: Builder) -> None:
-    """Put on record that all blocks in memory have files."""
-    for block in list(made.ledger.state.blocks.values()):
-        pool = made.ledger.state.pool
-        if block.present and block.file_bytes is None:
-            made.propose(
-                ev.BlockSpilled(
-                    key=block.key,
-                    digest=block.digest,
-                    bytes=SIZE,
-                    disk_blocks=pool.disk_blocks + 1,
-                    disk_bytes=pool.disk_bytes + SIZE,
-                )
-            )
 
 
 def settled_turn(made: Builder, prompt: tuple[int, ...], answer: tuple[int, ...]) -> str:
@@ -147,11 +138,11 @@ def settled_turn(made: Builder, prompt: tuple[int, ...], answer: tuple[int, ...]
         secret=SECRET, fingerprint=FINGERPRINT, tenant=TENANT, ids=ids, block_tokens=CHUNK
     )
     start, end = len(ids) - CHUNK, len(ids)
-    for event in made._steps("s3", "r3", ["Hello", "No", "Well"], prompt, answer):
+    for event in made.steps("s3", "r3", ["Hello", "No", "Well"], prompt, answer):
         if isinstance(event, ev.SessionSettled):
             made.propose(
                 attrs.evolve(
-                    made._extended("s3", "r3", "settle", (start, end), ids[start:], ()),
+                    made.extended("s3", "r3", "settle", (start, end), ids[start:], ()),
                     request=None,
                 )
             )
@@ -186,7 +177,7 @@ def test_files_of_what_was_pruned_go(run, setup: Setup):
     aside.write_bytes(b"looked at")
     result = run(*PRUNE)
     assert 0 == result.exit_code
-    assert "2 block files of what was removed are gone too\n" in result.stdout
+    assert "2 block files removed\n" in result.stdout
     assert setup.kept == setup.there()
     assert not aside.exists()
     assert setup.gone == setup.dropped()
@@ -204,7 +195,7 @@ def anticipating(made: Builder, name: str, request: str, ids: tuple[int, ...]) -
     keys = block_keys(
         secret=SECRET, fingerprint=FINGERPRINT, tenant=TENANT, ids=ids, block_tokens=CHUNK
     )
-    for event in made._steps(name, request, ["Tell"], tuple(range(70, 80)), (81, 82)):
+    for event in made.steps(name, request, ["Tell"], tuple(range(70, 80)), (81, 82)):
         if not isinstance(event, ev.SessionSettled):
             made.propose(event)
             continue
@@ -221,7 +212,7 @@ def anticipating(made: Builder, name: str, request: str, ids: tuple[int, ...]) -
                 blocks_from_slab=0,
                 blocks_from_pool=1,
             ),
-            made._trimmed(name, event.canonical_tokens, 0),
+            made.trimmed(name, event.canonical_tokens, 0),
             ev.BlocksRestored(
                 session=name,
                 request=None,
@@ -229,7 +220,7 @@ def anticipating(made: Builder, name: str, request: str, ids: tuple[int, ...]) -
                 end=CHUNK,
                 keys=keys[:1],
                 digests=(made.ledger.state.blocks[keys[0]].digest,),
-                coverage=made._coverage(CHUNK),
+                coverage=made.coverage(CHUNK),
                 duration_us=5,
             ),
             ev.PrewarmAbandoned(session=name, reason="request", computed_tokens=0),
@@ -250,10 +241,10 @@ def test_a_file_that_is_anticipated_stays(run, stored):
     )
     made.turn("s1", "r1", ["Another"], range(40, 50), (51, 52))
     first, second = made.ledger.state.session("s1").slab_keys
-    spill(made)
-    made._time_us = JUNE_US
+    made.spill(SIZE)
+    made.time_us = JUNE_US
     anticipating(made, "s2", "r2", tuple(range(40, 40 + CHUNK)) + (1, 1, 1, 1)[:CHUNK])
-    spill(made)
+    made.spill(SIZE)
     made.stop()
     found = Setup(stored(made.rows), set(), set())
     for key in (first, second):
@@ -284,11 +275,11 @@ def test_a_file_that_cannot_be_removed(run, setup: Setup, monkeypatch: pytest.Mo
         patch.setattr(Path, "unlink", failing)
         result = run(*PRUNE)
     assert 0 == result.exit_code
-    assert "1 block file of what was removed is gone too\n" in result.stdout
-    words = "1 block file of what was removed is not gone (Operation not permitted). "
-    assert f"{words}They were looked for in {setup.folder}. " in result.stderr
+    assert "1 block file removed\n" in result.stdout
+    words = f"1 block file not removed from {setup.folder} "
+    assert f"{words}(Operation not permitted). " in result.stderr
     assert {max(setup.gone)} == setup.dropped()
-    assert "1 block file of what was removed is gone too\n" in run(*PRUNE).stdout
+    assert "1 block file removed\n" in run(*PRUNE).stdout
     assert setup.kept == setup.there()
     assert () == setup.read().findings
 
@@ -297,7 +288,8 @@ def test_files_that_are_elsewhere(run, setup: Setup):
     """Without a folder, no prune removes files: that is reported, and nothing is on record."""
     setup.folder.rename(setup.data / "moved")
     result = run(*PRUNE)
-    assert "2 block files of what was removed are not gone (not there). " in result.stderr
+    words = f"2 block files not removed from {setup.folder} (it does not exist). "
+    assert words in result.stderr
     assert set() == setup.dropped()
     assert () == setup.read().findings
 
@@ -307,8 +299,8 @@ def test_files_that_are_gone(run, setup: Setup):
     for key in setup.gone:
         place_of(setup.folder, FINGERPRINT, key).unlink()
     result = run(*PRUNE)
-    assert "2 block files of what was removed are gone too\n" in result.stdout
-    assert f"2 of them were not in {setup.folder} before. If the server has " in result.stderr
+    assert "2 block files removed\n" in result.stdout
+    assert f"2 of them were missing from {setup.folder} already. If the " in result.stderr
     assert setup.gone == setup.dropped()
     assert "block file" not in run(*PRUNE).output
 
@@ -327,7 +319,8 @@ def test_a_folder_that_cannot_be_looked_into(run, setup: Setup, monkeypatch: pyt
 
     monkeypatch.setattr(Path, "lstat", failing)
     result = run(*PRUNE)
-    assert "1 block file of what was removed is not gone (something is in the" in result.stderr
+    words = f"1 block file not removed from {setup.folder} (another file is in the"
+    assert words in result.stderr
     assert setup.gone - {key} == setup.dropped()
 
 
@@ -343,11 +336,11 @@ def test_a_directory_in_use(run, setup: Setup):
         result = run(*command)
     assert 0 == result.exit_code
     assert "2 sessions removed" in result.stdout
-    words = "2 block files of what was removed are not gone. "
+    words = "2 block files not removed. "
     who = f"A server (process {os.getpid()}) uses {setup.data}. "
-    assert f"{words}{who}Stop it, and give the same command again.\n" in result.stderr
+    assert f"{words}{who}Stop it, and run the same command again.\n" in result.stderr
     assert setup.gone | setup.kept == setup.there()
-    assert "2 block files of what was removed are gone too\n" in run(*command).stdout
+    assert "2 block files removed\n" in run(*command).stdout
     assert setup.kept == setup.there()
 
 
@@ -360,7 +353,7 @@ def test_a_file_that_no_record_tells_of(run, setup: Setup):
         ),
     )
     result = run(*PRUNE)
-    assert "1 block file of what was removed is gone too\n" in result.stdout
+    assert "1 block file removed\n" in result.stdout
     assert setup.kept | {stays} == setup.there()
     assert {stays, goes} == setup.dropped()
 
@@ -390,7 +383,7 @@ def test_files_of_other_runs(run, setup: Setup):
     assert set() == setup.there()
     assert [True] * 2 == [path.exists() for path in theirs]
     assert [False] * 2 == [path.exists() for path in ours]
-    assert "2 files of the same blocks, set aside or not finished, may be" in result.stderr
+    assert "2 files of the same blocks, set aside or incomplete, left in" in result.stderr
     assert () == setup.read().findings
 
 
@@ -410,10 +403,10 @@ def test_a_disk_that_is_full_afterwards(run, setup: Setup, monkeypatch: pytest.M
         patch.setattr(SqlStore, "append", full)
         result = run(*PRUNE)
     assert 0 == result.exit_code
-    words = "could be removed and put on record: Cannot write to it: disk full. The same command"
+    words = "could be removed and recorded: Cannot write to it: disk full. Run the same command"
     assert words in result.stderr
     assert "on disk: " in result.stdout
     assert (setup.kept, set()) == (setup.there(), setup.dropped())
-    assert "2 block files of what was removed are gone too\n" in run(*PRUNE).stdout
+    assert "2 block files removed\n" in run(*PRUNE).stdout
     assert setup.gone == setup.dropped()
     assert "block file" not in run(*PRUNE).output

@@ -19,7 +19,7 @@ import pytest
 
 from cairn.actors.boot import BootRefused, read_journal
 from cairn.journal import events as ev
-from cairn.journal import store_sql
+from cairn.journal import pruning, store_sql
 from cairn.journal.base import VERSION, forgotten, loaded_of
 from cairn.journal.codec import Row, decode
 from cairn.journal.errors import StoreError
@@ -36,38 +36,23 @@ from cairn.journal.retention import Survey
 from cairn.journal.store_sql import SqlStore, journal_url
 from cairn.ops import doctor
 from cairn.ops.common.output import size_text
-from cairn.ops.journal import prune as command
 from cairn.ops.journal.growth import growth
 from cairn.ops.serve.data_dir import hold_journal
 from tests.support.journals import (
     FINGERPRINT,
+    JUNE_US,
     SLAB_BYTES,
     TENANT,
     Builder,
+    aged,
     broken,
     conversation,
     healthy,
+    in_mid_request,
     tampered,
 )
 
-JUNE_US = 1_780_272_000_000_000
 BEFORE = ("--before", "2026-03-01")
-
-
-def aged() -> list[Row]:
-    """
-    Sessions s1 and s2 of January and s3 of June, none of them closed; s3 was compared with s1.
-    """
-    made = Builder()
-    made.start()
-    made.turn("s1", "r1", ["Hello", "Hi", "Who?"], range(11, 21), (21, 22, 23))
-    made.turn("s2", "r2", ["Another"], range(40, 50), (51, 52))
-    made.stop()
-    made._time_us = JUNE_US
-    made.start()
-    made.turn("s3", "r3", ["Hello", "No", "Well"], (*range(11, 19), 90, 91), (61, 62))
-    made.stop()
-    return made.rows
 
 
 SLAB_GONE = ev.SlabReleased(
@@ -102,7 +87,7 @@ def test_nothing_can_go(run, stored):
     assert 0 == result.exit_code
     date, first, held = result.stdout.splitlines()
     assert ("before: 2026-03-01 00:00:00.000Z (UTC)", "nothing to prune") == (date, first)
-    assert "session s1, opened at row 3 and last used 2026-01-01 00:00:00" in held
+    assert "session s1 (opened at row 3, last used 2026-01-01 00:00:00" in held
     assert held.endswith("it is not closed. --close-idle closes it.")
     assert (None, aged()) == there(folder)
 
@@ -129,8 +114,8 @@ def test_a_bug_holds_the_cut(run, stored, more: tuple[str, ...]):
     folder = stored(made.rows)
     result = run("journal", "prune", "--before", "2026-01-01T00:00:00.003500", *more)
     assert (0, "nothing to prune") == (result.exit_code, result.stdout.splitlines()[1])
-    words = "row 3 is the one that a bug on record at row 4 is about, and goes with it"
-    assert f"The rows up to 3 are old enough; {words}" in result.stdout
+    words = "row 3 broke an invariant, and row 4 records that. They are removed together"
+    assert f"The rows up to 3 are old enough, but {words}" in result.stdout
     assert "No session is older" not in result.stdout
     assert (None, made.rows) == there(folder)
 
@@ -153,7 +138,7 @@ def test_a_dry_run_beside_a_server_that_writes(run, stored, monkeypatch: pytest.
     made.start()
     made.turn("s1", "r1", ["Hello"], range(11, 21), (21, 22, 23))
     made.stop()
-    made._time_us = JUNE_US
+    made.time_us = JUNE_US
     made.start()
     folder = stored(made.rows)
     alone = run("journal", "prune", *BEFORE, "--close-idle", "--dry-run")
@@ -281,19 +266,6 @@ def test_a_server_that_was_lost(run, stored):
     assert 0 == run("verify").exit_code
 
 
-def in_mid_request() -> Builder:
-    """A server that was killed while session s1 had an answer in hand."""
-    made = Builder()
-    made.start()
-    made.turn("s1", "r1", ["Hello"], range(11, 21), (21, 22, 23))
-    prompt = (*range(11, 21), 21, 22, 23, 31, 32, 33, 34, 35777, 35)
-    for event in made._steps("s1", "r2", ["Hello", "An answer", "And?"], prompt, (41, 42)):
-        made.propose(event)
-        if isinstance(event, ev.TokensEmitted):
-            return made
-    raise AssertionError
-
-
 def test_a_server_that_was_lost_in_a_request(run, stored):
     """
     The request ends with the loss, which is put on record only now: its session is closed, and goes
@@ -301,8 +273,9 @@ def test_a_server_that_was_lost_in_a_request(run, stored):
     """
     folder = stored(in_mid_request().rows)
     result = run("journal", "prune", *BEFORE, "--close-idle")
-    assert (0, True) == (result.exit_code, "1 session closed\nno row can go yet" in result.stdout)
-    assert "session s1, opened at row 3" in result.stdout
+    assert 0 == result.exit_code
+    assert "1 session closed\nno row can be removed yet" in result.stdout
+    assert "session s1 (opened at row 3, last used " in result.stdout
     base, rows = there(folder)
     assert (None, "server_lost", "session_closed") == (base, rows[-2].kind, rows[-1].kind)
     result = run("journal", "prune", "--before", "0m", "--recent")
@@ -346,7 +319,7 @@ def test_a_server_holds_it(run, stored):
     with hold_journal(journal_url(folder), who="serve"):
         result = run("journal", "prune", *BEFORE, "--close-idle")
     assert (2, "") == (result.exit_code, result.stdout)
-    assert "Stop it, and prune then; or see with --dry-run" in result.stderr
+    assert "Stop it, and prune then, or use --dry-run to see" in result.stderr
     assert (None, aged()) == there(folder)
 
 
@@ -368,7 +341,7 @@ def test_what_would_not_read_the_same(run, stored, monkeypatch: pytest.MonkeyPat
         return attrs.evolve(forget(state, kept), self_tests=state.self_tests.set("x", 1))
 
     for wrong in (lambda state, _: forget(state), too_much):
-        monkeypatch.setattr(command, "forgotten", wrong)
+        monkeypatch.setattr(pruning, "forgotten", wrong)
         result = run("journal", "prune", *BEFORE, "--close-idle")
         assert (2, "") == (result.exit_code, result.stdout)
         assert "nothing was pruned" in result.stderr
@@ -385,8 +358,8 @@ def test_space_that_cannot_be_given_back(run, stored, monkeypatch: pytest.Monkey
     monkeypatch.setattr(SqlStore, "give_back", full)
     result = run("journal", "prune", *BEFORE, "--close-idle")
     assert 0 == result.exit_code
-    assert "The rows are gone, but their space is still the file's" in result.stderr
-    assert "may still be read there: Cannot shrink it: disk full. The same" in result.stderr
+    assert "The rows are removed, but the file has not shrunk" in result.stderr
+    assert "may still be readable in it: Cannot shrink it: disk full. Run" in result.stderr
     assert 0 == run("verify").exit_code
 
 
@@ -415,7 +388,7 @@ def test_a_prune_that_a_reader_holds_up(run, stored, monkeypatch: pytest.MonkeyP
     """
     The removed rows stay in the file until no reader is left; that is reported, and done later.
     """
-    monkeypatch.setattr(store_sql, "_BUSY_S", 0.05)
+    monkeypatch.setattr(store_sql, "BUSY_S", 0.05)
     folder = stored(in_mid_request().rows)
     run("journal", "prune", *BEFORE, "--close-idle")
     with closing(sqlite3.connect(folder / "journal.db", isolation_level=None)) as reader:
@@ -424,7 +397,7 @@ def test_a_prune_that_a_reader_holds_up(run, stored, monkeypatch: pytest.MonkeyP
         result = run("journal", "prune", "--before", "0m", "--recent")
         assert "1 session removed" in result.stdout
         assert "another program reads it" in result.stderr
-        assert "The same command tries again." in result.stderr
+        assert "Run the same command again to finish." in result.stderr
         reader.execute("ROLLBACK")
         run("journal", "prune", "--before", "0m", "--recent")
         contents = b"".join(path.read_bytes() for path in folder.glob("journal.db*"))
@@ -434,12 +407,12 @@ def test_a_prune_that_a_reader_holds_up(run, stored, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("date", "says"),
     [
-        ("999999999d", "no date"),
-        ("yesterday", "no date"),
-        ("30", "no date"),
-        ("2999-01-01", "yet to come"),
-        ("", "no date"),
-        ("0001-01-01T00:00+14:00", "no date"),
+        ("999999999d", "is not a date"),
+        ("yesterday", "is not a date"),
+        ("30", "is not a date"),
+        ("2999-01-01", "in the future"),
+        ("", "is not a date"),
+        ("0001-01-01T00:00+14:00", "is not a date"),
     ],
 )
 def test_dates_that_are_none(run, stored, date: str, says: str):
@@ -476,7 +449,7 @@ def test_a_date_within_a_day(run, stored, date: str):
     folder = stored(aged())
     result = run("journal", "prune", "--before", date, "--close-idle")
     assert (2, "") == (result.exit_code, result.stdout)
-    assert "is less than a day ago (m are minutes" in result.stderr
+    assert "is less than a day ago (m means minutes" in result.stderr
     assert None is there(folder)[0]
     words = ("journal", "prune", "--before", date, "--close-idle")
     assert 0 == run(*words, "--dry-run").exit_code
@@ -620,11 +593,11 @@ def test_sessions_and_replay(run, pruned: Path):
     assert ["s3"] == [line.split("\t")[0] for line in run("sessions").stdout.splitlines()[1:]]
     result = run("replay", "s3")
     assert 0 == result.exit_code
-    assert result.stdout.endswith("same: 1 path decisions made again, every check holds\n")
+    assert result.stdout.endswith("same: 1 path decisions made again, all checks pass\n")
     for session in ("s1", "s2"):
         result = run("replay", session)
         assert (2, "") == (result.exit_code, result.stdout)
-        words = f"Session {session} was pruned with the rows up to {FIRST_RUN}; "
+        words = f"Session {session} was pruned with the rows up to {FIRST_RUN}. "
         assert result.stderr.startswith(words)
     assert 2 == run("replay", "s9").exit_code
 
@@ -670,7 +643,7 @@ def in_the_middle() -> list[Row]:
     made.start()
     made.turn("s1", "r1", ["Hello"], range(11, 21), (21, 22, 23))
     made.propose(SLAB_GONE)
-    made._time_us = JUNE_US
+    made.time_us = JUNE_US
     made.propose(ev.SessionClosed(session="s1", reason="-"))
     made.turn("s1", "r2", ["Again"], range(30, 40), (51, 52))
     made.stop()
@@ -699,7 +672,7 @@ def test_one_session_of_a_pruned_journal(run, stored, tmp_path: Path):
     assert f"{words}base {base.digest}\n" in result.stdout
     assert "broken: 0\n" in result.stdout
     assert "or changes to rows that were pruned" in result.stdout
-    assert "one session's rows only" in run("replay", "s1", export).stderr
+    assert "only one session's rows" in run("replay", "s1", export).stderr
 
     first, *lines = export.read_bytes().splitlines(keepends=True)
     again = next(n for n, line in enumerate(lines) if b'"session_opened"' in line)
@@ -795,7 +768,7 @@ def test_a_cut_in_the_middle_of_a_run(run, stored):
     made.turn("s1", "r1", ["Hello"], range(11, 21), (21, 22, 23))
     cut = len(made.rows)
     made.propose(SLAB_GONE)
-    made._time_us = JUNE_US
+    made.time_us = JUNE_US
     made.turn("s3", "r3", ["Well"], (90, 91), (61, 62))
     made.stop()
     folder = stored(made.rows)
@@ -857,7 +830,7 @@ def test_size_of_today(run, stored):
     [
         (172_800, 0, "growth: {} over the last 7 days\n"),
         (43_200, 20, "growth: {} over the last 7 days\n"),
-        (300, 0, "growth: {} in 5 minutes; too short to say what a day is\n"),
+        (300, 0, "growth: {} in 5 minutes; too short to give a daily rate\n"),
     ],
 )
 def test_growth_is_what_the_doctor_tells(run, stored, ago_s: int, old_rows: int, told: str):

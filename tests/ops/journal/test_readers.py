@@ -1,14 +1,13 @@
 """A journal that every user of the machine can read is warned of."""
 
+import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cairn.journal.store_sql import SqlStore, journal_url, migrate
 from cairn.ops import doctor
-from cairn.ops.journal import readers as module
 from cairn.ops.journal.readers import readers_warning
 from cairn.ops.serve import run as serve_run
 from cairn.ops.serve.command import serve
@@ -20,10 +19,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "open"
     place.mkdir()
     place.chmod(0o755)
-    real: Callable[[Path], int] = module._mode
-    monkeypatch.setattr(
-        module, "_mode", lambda path: 0o755 if path in place.parents else real(path)
-    )
+    real = Path.stat
+
+    def look(self: Path, **options: bool) -> os.stat_result:
+        found = real(self, **options)
+        if self in place.parents:
+            return os.stat_result((found.st_mode | stat.S_IXOTH, *found[1:]))
+        return found
+
+    monkeypatch.setattr(Path, "stat", look)
     return place
 
 

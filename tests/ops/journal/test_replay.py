@@ -44,7 +44,7 @@ def test_a_bug_is_reproduced(run, stored, invariant: str):
     assert "fingerprint:  ffff" in result.stdout
     for name in ("session:", "expected:", "actual:", "stack:", "\n> ", "on record:    yes"):
         assert name in result.stdout
-    assert result.stdout.endswith("reproduced: the check broke again at the same row\n")
+    assert result.stdout.endswith("reproduced: the check failed again at the same row\n")
 
 
 def test_a_crash_is_not_reproduced(run, stored):
@@ -85,7 +85,7 @@ def test_a_session(run, stored):
     first, second = (line.split("\t") for line in result.stdout.splitlines()[1:3])
     assert ["r1", "4", "new_session", "cold_start", "10", "0", "10", "3"] == first[:8]
     assert ["r2", "18", "continuation", "", "18", "8", "10", "2", "2", "0", "2", "stop"] == second
-    assert result.stdout.endswith("same: 2 path decisions made again, every check holds\n")
+    assert result.stdout.endswith("same: 2 path decisions made again, all checks pass\n")
 
 
 def test_a_session_that_broke(run, stored):

@@ -198,4 +198,4 @@ def test_nothing_to_run(capsys: pytest.CaptureFixture[str], journal: list[Row]) 
     A bug before the first pass: that nothing differs proves nothing, and no model is loaded for it.
     """
     assert NOTHING == rerun(journal, "s1", None)
-    assert "nothing of session s1 could be run again" in capsys.readouterr().out
+    assert "nothing to run again: the journal has no pass of session s1" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.ops.journal.tail import Log, _show_pretty
+from cairn.ops.journal.tail import Log, show_pretty
 from tests.support.journals import healthy
 
 LINES = [
@@ -119,7 +119,7 @@ def test_a_kind_that_is_none(run, stored):
         ("knd=path_selected", "no event has a field knd; did you mean kind?"),
         ("xyzzy=1", "no event has a field xyzzy.\n"),
         ("payload=1", "no event has a field payload.\n"),
-        ("ids=1", "ids is a text or token ids, and nothing is chosen by these; --private shows "),
+        ("ids=1", "ids is private (texts or token ids), so events cannot be filtered by it; "),
     ],
 )
 def test_a_field_that_no_event_has(run, stored, value: str, told: str):
@@ -142,9 +142,9 @@ def test_every_field_of_an_event_can_be_asked_for(run, stored):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("nosuch=1",), "Nothing that was read of the log has a field nosuch.\n"),
-        (("tokns=1",), "Nothing that was read of the log has a field tokns; did you mean tokens?"),
-        (("--session", "nosuch"), "No session nosuch is in what was read of the log; "),
+        (("nosuch=1",), "No entry of the log that was read has a field nosuch.\n"),
+        (("tokns=1",), "No entry of the log that was read has a field tokns; did you mean tokens?"),
+        (("--session", "nosuch"), "The log that was read has no session nosuch; "),
         (("tokens=99",), ""),
         (("--session", "session-1", "tokens=2"), ""),
         (("--grep", "nosuch"), ""),
@@ -167,9 +167,9 @@ def test_nothing_was_found_in_the_journal(run, stored):
     """The same of events; a field that other journals have is none that is misspelt."""
     stored(healthy())
     told = run("tail", "--journal", "--session", "nosuch").stderr
-    assert told.startswith("No session nosuch is in what was read of the journal; ")
+    assert told.startswith("The journal that was read has no session nosuch; ")
     told = run("tail", "--journal", "bug_id=1").stderr
-    assert told.startswith("Nothing that was read of the journal has a field bug_id.\n")
+    assert told.startswith("No entry of the journal that was read has a field bug_id.\n")
     assert "cursor: 31\n" == run("tail", "--journal", "--session", "s1", "position=1").stderr
 
 
@@ -178,13 +178,13 @@ def test_a_cursor_beyond_the_end(run, stored, log: Path):
     result = run("tail", "--after", 99999999)
     assert LINES == shown(result)
     assert result.stderr.startswith(
-        f"The log has {log.stat().st_size} bytes, and none behind 99999999: "
+        f"The log has only {log.stat().st_size} bytes, and the cursor is 99999999: "
     )
     stored(healthy())
     result = run("tail", "--journal", "--after", 99999999)
     assert [] == shown(result)
-    told = "There is no event 99999999: the journal ends at 31. Going on behind that.\n"
-    assert f"{told}cursor: 31\n" == result.stderr
+    words = "There is no event 99999999: the journal ends at 31. Continuing after that.\n"
+    assert f"{words}cursor: 31\n" == result.stderr
     assert "cursor: 31\n" == run("tail", "--journal", "--after", 31).stderr
 
 
@@ -192,7 +192,7 @@ def test_nothing_steers_a_terminal(capsys: pytest.CaptureFixture[str], log: Path
     """Values from a client are shown with their control characters escaped."""
     log.write_text('{"event": "a\\u001b[2Jb", "model": "c\\nd\\u009be"}\n')
     (entry,) = Log(log, 0).read()
-    _show_pretty(entry)
+    show_pretty(entry)
     assert capsys.readouterr().out.endswith("a\\x1b[2Jb model=c\\nd\\x9be\n")
 
 
@@ -219,7 +219,7 @@ def test_a_time_that_is_none(run, text: str):
     """What is no time, or beyond all calendars in UTC, is named."""
     result = run("tail", "--since", text)
     assert (2, "") == (result.exit_code, result.stdout)
-    assert f"{text} is no time; write 10m or " in result.stderr
+    assert f"{text} is not a time; write 10m or " in result.stderr
 
 
 def test_following(log: Path):

@@ -1,4 +1,4 @@
-"""``ops agents``: which agents there are, by the journal, and what was said with one."""
+"""``ops agents``: lists the agents of a journal, and shows the conversation of one."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from cairn.ops.journal.sessions import time_text, used
 
 
 class _ListFirst(click.Group):
-    """A group that without a command lists."""
+    """A group whose default command is ``list``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """What is no command of the group's own belongs to ``list``."""
+        """Arguments that do not begin with a command belong to ``list``."""
         if not args or args[0] not in (*self.commands, *ctx.help_option_names):
             args = ["list", *args]
         return super().parse_args(ctx, args)
@@ -39,13 +39,13 @@ def agents() -> None:
     """
     List the agents of a journal, or show the conversation of one.
 
-    Without a command: `ops agents list`. Both read the journal, beside a running server as well.
+    Without a command: `ops agents list`. The server may be running.
     """
 
 
 @attrs.frozen
 class _Found:
-    """What a journal has."""
+    """The agents of a journal."""
 
     source: Source
     base: Base | None
@@ -54,7 +54,7 @@ class _Found:
 
     @classmethod
     def of(cls, data_dir: Path, journal: str | None, file: Path | None) -> _Found:
-        """What the options of a command point at."""
+        """Those of the journal that the options name."""
         found = Agents(Turns())
 
         def watch(recorded: ev.Recorded, _: State) -> None:
@@ -65,7 +65,7 @@ class _Found:
         base = source.base()
         state = replay(source.rows("fold", base=base), base=base, watch=watch).state
         if state.boot is not None and source.is_held is False:
-            # A server that died could not write so. The next one will, and this is what follows.
+            # A server that was killed could not record it. The next one will.
             lost = ev.Recorded(
                 position=state.position + 1,
                 stream="server",
@@ -84,11 +84,11 @@ class _Found:
 @journal_options
 def list_agents(data_dir: Path, journal: str | None, file: Path | None) -> None:
     """
-    List the agents of a journal, the last used one first.
+    List the agents of a journal, the most recently used first.
 
-    `status` says where the KV of an agent's history is: hot in memory, warm in files, cold nowhere,
-    so that it is computed again. While no server runs all are cold: the next one looks what files
-    there are. `context` are the tokens of its last prompt and answer.
+    `status` says where the KV cache of an agent's history is: `hot` in memory, `warm` in files,
+    `cold` nowhere, so it must be computed again. While no server runs, all agents are cold; the
+    next server finds the files. `context` counts the tokens of its last prompt and answer.
     """
     found = _Found.of(data_dir, journal, file)
     known = found.agents.of(None)
@@ -128,14 +128,14 @@ def list_agents(data_dir: Path, journal: str | None, file: Path | None) -> None:
 @click.argument("name")
 @file_argument
 @journal_options
-@click.option("--tenant", help="Whose it is, where agents of several are called so.")
+@click.option("--tenant", help="The agent's tenant, if agents of several tenants have this name.")
 def show(
     name: str, data_dir: Path, journal: str | None, file: Path | None, tenant: str | None
 ) -> None:
     """
-    Show an agent: what it was created with, and what was said, turn by turn.
+    Show an agent: how it was created, and its conversation, turn by turn.
 
-    The number of a turn is what a fork of the agent begins behind.
+    To fork the agent after a turn, pass the number of that turn.
     """
     found = _Found.of(data_dir, journal, file)
     agent = _chosen(found, name, tenant)
@@ -150,7 +150,7 @@ def show(
             ("created", f"{time_text(agent.created_s * 1_000_000)} (row {agent.created})"),
             ("forked from", agent.forked_from),
             ("model", agent.model or None),
-            ("persists", "yes" if agent.persist else "no, it ends with the server"),
+            ("persists", "yes" if agent.persist else "no, it is deleted when the server stops"),
             ("status", found.agents.status(agent, found.state)),
             ("context", _context(found, agent)),
             ("session", agent.session),
@@ -174,25 +174,27 @@ def show(
 
 def _chosen(found: _Found, name: str, tenant: str | None) -> Agent:
     """
-    The agent of a name.
+    The agent with this name.
 
     Raises:
-        click.ClickException: there is none, or there are several.
+        click.UsageError: there is none, or there are several.
     """
     named = [one for one in found.agents.of(tenant) if one.name == name]
     if len(named) > 1:
-        whose = ", ".join(sorted(one.tenant for one in named))
-        raise click.UsageError(f"Agents of several are called {name}: {whose}. Name --tenant.")
+        tenants = ", ".join(sorted(one.tenant for one in named))
+        raise click.UsageError(
+            f"Agents of several tenants have the name {name}: {tenants}. Choose one with --tenant."
+        )
     if not named:
         of = f" of {tenant}" if tenant is not None else ""
         raise click.UsageError(
-            f"No agent {name}{of} is in {found.source.name}; `ops agents` lists those that are."
+            f"There is no agent {name}{of} in {found.source.name}; `ops agents` lists them."
         )
     return named[0]
 
 
 def _texts(found: _Found, agent: Agent, places: Sequence[Place]) -> dict[int, ev.Event]:
-    """The rows that have the texts of an agent."""
+    """The events with the texts of an agent, by position."""
     wanted = {agent.created, *(place.stored for place in places)}
     rows = found.source.rows("read", base=found.base)
     return {row.position: decode(row).event for row in rows if row.position in wanted}
@@ -209,7 +211,7 @@ def _tools(created: ev.AgentCreated) -> Iterator[str]:
 
 
 def _say(message: Message) -> None:
-    """Print a message: who, and what, each line set in."""
+    """Print a message: its role, and its lines, indented."""
     if message.reasoning:
         _lines(f"{message.role} (thought)", message.reasoning)
     if message.content or not message.tool_calls:
@@ -221,7 +223,7 @@ def _say(message: Message) -> None:
         _lines(f"{message.role} (call)", f"{call['function']['name']}({arguments})")
 
 
-def _lines(who: str, text: str) -> None:
-    click.echo(f"{printable(who)}:")
+def _lines(heading: str, text: str) -> None:
+    click.echo(f"{printable(heading)}:")
     for line in text.splitlines() or [""]:
         click.echo(f"  {printable(line)}")

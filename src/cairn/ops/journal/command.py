@@ -1,4 +1,4 @@
-"""``ops journal``: how large the journal is, and how fast it grows. ``prune`` makes it smaller."""
+"""``ops journal``: shows how large the journal is and how fast it grows. ``prune`` shrinks it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from cairn.ops.journal.sessions import time_text
 _DAY_US = 86_400_000_000
 _USUAL_DAYS = 30
 _OF_DAYS = f" over the last {GROWTH_DAYS} days"
-_SHORT = "; too short to say what a day is"
+_SHORT = "; too short to give a daily rate"
 _ROW_BYTES = 300
-"""What a row takes beside its payloads: hashes, ids, and its places in the indexes."""
+"""Bytes of a row besides its payloads: hashes, ids, and its entries in the indexes."""
 
 
 class _SizeFirst(click.Group):
-    """A group that without a command tells the size."""
+    """A group whose default command is ``size``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Options that are not the group's own belong to ``size``."""
@@ -58,12 +58,12 @@ journal.add_command(prune)
 @attrs.define
 class Sizes:
     """
-    What rows take, counted row by row.
+    The sizes of rows.
 
     Attributes:
-        kinds: kind of event to (rows, bytes that may be shown, private bytes).
+        kinds: kind of event to (rows, public bytes, private bytes).
         days: day (UTC) to (rows, bytes).
-        up_to: bytes of all rows up to each, the first one's first.
+        up_to: for each row, the bytes of all rows up to it.
     """
 
     kinds: dict[str, tuple[int, int, int]] = attrs.field(factory=dict)
@@ -78,7 +78,7 @@ class Sizes:
         return self.up_to[-1] if self.up_to else 0
 
     def add(self, row: Row) -> None:
-        """Take in the next row."""
+        """Add the next row."""
         public, private = len(row.public), len(row.private or b"")
         size = public + private + _ROW_BYTES
         rows, shown, hidden = self.kinds.get(row.kind, (0, 0, 0))
@@ -97,11 +97,10 @@ def size(data_dir: Path, journal: str | None) -> None:
     """
     Show how large the journal is, and how fast it grows.
 
-    Bytes by kind of event are those of the contents, texts and token ids apart (private); on disk a
-    row takes more. Growth is that of the last seven days, as `ops doctor` tells it: by the share of
-    the rows that are of these days, of a younger journal those since its first row; of less than a
-    day it says in how much time. What pruning would free is reckoned from the contents' share of
-    the disk. Reads beside a running server.
+    Bytes by kind of event are those of the contents, with texts and token ids in a column of their
+    own (private). On disk a row takes more. Growth is that of the last seven days, or since the
+    first row if the journal is younger, as in `ops doctor`. It is an estimate from the share of
+    rows of these days, and so is the space that pruning would free. The server may be running.
     """
     from cairn.journal.store_sql import SqlStore
 
@@ -145,11 +144,11 @@ def size(data_dir: Path, journal: str | None) -> None:
     scale = sum(on_disk) / sizes.all if on_disk and sizes.all else 1.0
     grown = growth(url)
     click.echo(f"growth: {grown}{_SHORT if grown.is_short else _OF_DAYS}")
-    _tell_freed(sizes, survey, fold.state, scale)
+    _show_freed(sizes, survey, fold.state, scale)
 
 
-def _tell_freed(sizes: Sizes, survey: Survey, state: State, scale: float) -> None:
-    """What pruning would free, as things are and with idle sessions closed."""
+def _show_freed(sizes: Sizes, survey: Survey, state: State, scale: float) -> None:
+    """Print what pruning would free, without closing sessions and with idle ones closed."""
     first = state.position - len(sizes.up_to)
 
     def freed(plan: Plan) -> str:
@@ -165,4 +164,4 @@ def _tell_freed(sizes: Sizes, survey: Survey, state: State, scale: float) -> Non
 def _on_disk_words(sizes: Sequence[int]) -> str | None:
     if not sizes:
         return None
-    return f"{size_text(sum(sizes))} ({sizes[0]} bytes, and {sizes[1]} in the log beside it)"
+    return f"{size_text(sum(sizes))} ({sizes[0]} bytes, and {sizes[1]} in its write-ahead log)"

@@ -1,4 +1,4 @@
-"""``ops export``: a journal as lines of JSON, to keep, to search, or to verify elsewhere."""
+"""``ops export``: writes a journal as lines of JSON, to archive, search or verify elsewhere."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from cairn.ops.common.locations import (
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file to write, readable by you alone; it is replaced at the end, as a whole. "
-    "Default: stdout.",
+    help="The file to write. Only you can read it. An existing file is replaced when all rows are "
+    "written. Default: stdout.",
 )
 @click.option(
     "--session",
     metavar="ID",
-    help="Only the rows of this session; the beginning of its id will do.",
+    help="Only the rows of this session; the beginning of its id is enough.",
 )
 @click.option("--no-private", is_flag=True, help="Leave out texts and token ids.")
 def export(
@@ -77,25 +77,25 @@ def export(
             file.write(to_line(attrs.evolve(row, private=None) if no_private else row))
             count, head = count + 1, row.hash
         if session is not None and count == 0:
-            raise _none(source, base, session)
+            raise _not_found(source, base, session)
     click.echo(f"{count} rows, head {head}", err=True)
 
 
 def _meant(source: Source, base: Base | None, session: str) -> str:
     """
-    The id of the session that an id or the beginning of one names.
+    The id of the session with this id, or whose id begins like this.
 
     Raises:
-        StoreError: it names none or several.
+        StoreError: there is none, or there are several.
     """
     found = named(session, source.sessions(base))
     if found is None:
-        raise _none(source, base, session)
+        raise _not_found(source, base, session)
     return found
 
 
-def _none(source: Source, base: Base | None, session: str) -> StoreError:
-    """That the rows of a session are not there."""
+def _not_found(source: Source, base: Base | None, session: str) -> StoreError:
+    """The error for a session without rows."""
     return StoreError(
         f"No session {session} is in {source.name}{too_short_words(session)}; `ops sessions` lists "
         f"them.{pruned_words(base, f'session/{session}')}"
@@ -103,7 +103,7 @@ def _none(source: Source, base: Base | None, session: str) -> StoreError:
 
 
 def _excerpt(stream: str, base: Base) -> Excerpt:
-    """What the rows of one stream begin with. Of a damaged base nobody knows what went."""
+    """The first line for the rows of one stream; of a damaged base it counts no pruned rows."""
     try:
         seq = state_of(base).streams.get(stream, 0)
     except ValueError:
@@ -113,13 +113,13 @@ def _excerpt(stream: str, base: Base) -> Excerpt:
 
 @contextmanager
 def _written(path: Path | None) -> Iterator[BinaryIO]:
-    """A file that takes its name when all is written; stdout for None."""
+    """A file that gets its name when all is written; stdout for None."""
     if path is None:
         yield sys.stdout.buffer
         return
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        # It has everybody's conversations in it, whatever the umask.
+        # It contains all conversations, so only its owner may read it, whatever the umask.
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             yield file
             file.flush()

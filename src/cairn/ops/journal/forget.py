@@ -1,14 +1,14 @@
 """
-What of a pruned conversation lies clock the journal: the KV of its blocks, in files.
+Removes the block files that only pruned conversations had: the KV of their blocks, as files.
 
-A block may be that of many conversations. Its file stays as long as a row that is left names it.
-All rows of a session that is open are left, so that they name what it has.
+A block may belong to many conversations. Its file stays as long as a row that is left names it
+(``cairn.journal.pruning.orphaned_blocks``).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +17,7 @@ import click
 
 from cairn.actors.clock import clock
 from cairn.engine.block_folder import Named, files_in, place_of, run_of
-from cairn.journal import events as ev
-from cairn.journal.codec import Row
-from cairn.journal.errors import StoreError
-from cairn.journal.ledger import Ledger
-from cairn.journal.replay import Replay
+from cairn.journal.pruning import files_removed, orphaned_blocks
 from cairn.journal.state import Block
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.output import counted, progress
@@ -30,65 +26,59 @@ from cairn.ops.serve.data_dir import hold_directory
 if TYPE_CHECKING:
     from cairn.journal.store_sql import SqlStore
 
-_FILE = "block file of what was removed is"
-_FILES = "block files of what was removed are"
-
 
 def forget_files(store: SqlStore, data_dir: Path, runs: Collection[str]) -> None:
     """
-    Remove the block files that only pruned conversations had, and put that on record. For who holds
-    the journal. What an earlier prune left is removed too.
+    Remove the block files that only pruned conversations had, and record that. The caller holds the
+    journal's lock. Files that an earlier prune left are removed too.
 
-    Files go first: should this end in between, the next prune or start finds that they are missing.
-    They go only while no server uses the directory: one with another journal may need them.
+    Files are removed first: if this is interrupted, the next prune or start finds that they are
+    missing. None is removed while a server uses the directory, because one with another journal may
+    need them.
 
     Args:
         data_dir: the data directory, with the folder of blocks.
-        runs: the runs of the server that the journal tells of, or told of before the prune.
+        runs: the server's runs that are in the journal, or were before the prune.
 
     Raises:
-        StoreError: the journal cannot be read, or what was removed cannot be put on record.
+        StoreError: the journal cannot be read or written.
     """
     base = store.base()
     if base is None:
         return
-    fold, kept = Replay(base), set[str]()
     left = store.head()[0] - base.position
-    for row in progress(store.read(), "block files", left):
-        recorded = fold.feed(row)
-        if recorded is not None:
-            kept.update(_keys_in(recorded.event))
-    orphans = {key: block for key, block in fold.state.blocks.items() if key not in kept}
+    report, orphans = orphaned_blocks(progress(store.read(), "block files", left), base)
     if not orphans:
         return
     filed = {key for key, block in orphans.items() if block.file_bytes is not None}
     folder = data_dir / "blocks"
-    removal = _Removal(why="not there")
+    removal = _Removal(why="it does not exist")
     if folder.is_dir():
         try:
-            with hold_directory(data_dir, "and give the same command again", who="journal prune"):
+            with hold_directory(data_dir, "and run the same command again", who="journal prune"):
                 removal = _removed(folder, orphans, runs)
         except Unreadable as error:
             if filed:
-                click.echo(f"{counted(len(filed), _FILE, _FILES)} not gone. {error}", err=True)
+                click.echo(f"{counted(len(filed), 'block file')} not removed. {error}", err=True)
             return
-    rows = _on_record(fold, [orphans[key] for key in sorted(removal.gone)])
+    rows = files_removed(report, orphans, removal.gone, clock())
     if rows:
         store.append(rows)
-        click.echo(f"{counted(len(rows), _FILE, _FILES)} gone too")
-    _tell(removal, len(filed - removal.gone), folder)
+        click.echo(f"{counted(len(rows), 'block file')} removed")
+    _report(removal, len(filed - removal.gone), folder)
 
 
 @attrs.frozen(kw_only=True)
 class _Removal:
     """
-    What became of files.
+    The result of removing files.
 
     Attributes:
         gone: the blocks on record that have no file any more.
         absent: how many of them had none before.
-        foreign: how many files of the same blocks were left, as another journal's runs wrote them.
-        why: what the system said where one could not be removed.
+        foreign: how many files of the same blocks were left, because runs of another journal wrote
+            them.
+        why: the system's message if a file could not be removed.
     """
 
     gone: frozenset[str] = frozenset()
@@ -97,53 +87,40 @@ class _Removal:
     why: str | None = None
 
 
-def _tell(removal: _Removal, stuck: int, folder: Path) -> None:
+def _report(removal: _Removal, stuck: int, folder: Path) -> None:
     """
-    Say what is not as it should be.
+    Print what was not as expected.
 
     Args:
-        stuck: how many blocks on record still have a file, as far as can be told.
+        stuck: how many blocks on record still have a file, as far as is known.
     """
     if removal.absent:
         were = counted(removal.absent, "of them was", "of them were")
         click.echo(
-            f"{were} not in {folder} before. If the server has another --data-dir, look there.",
+            f"{were} missing from {folder} already. If the server uses another --data-dir, look "
+            "there.",
             err=True,
         )
     if removal.foreign:
         files = counted(removal.foreign, "file", "files")
         click.echo(
-            f"{files} of the same blocks, set aside or not finished, may be another journal's, and "
-            f"stay in {folder}: no run on record wrote them. If they are not, remove them there.",
+            f"{files} of the same blocks, set aside or incomplete, left in {folder}: no run in "
+            "this journal wrote them, so they may belong to another journal. If they do not, "
+            "remove them yourself.",
             err=True,
         )
     if stuck:
-        why = removal.why or "something is in the way"
+        why = removal.why or "another file is in the way"
         click.echo(
-            f"{counted(stuck, _FILE, _FILES)} not gone ({why}). "
-            f"They were looked for in {folder}. If the server has another --data-dir, name that; "
-            "else remove them there. The same command tries again.",
+            f"{counted(stuck, 'block file')} not removed from {folder} ({why}). If the server "
+            "uses another --data-dir, run the same command with it; otherwise fix the cause and "
+            "run it again.",
             err=True,
         )
 
 
-def _keys_in(event: ev.Event) -> Iterator[str]:
-    """
-    The blocks that a conversation has, as far as this event tells: those of its prompts, and those
-    of answers and of what it prewarms, whose keys no prompt may ever have had. What it shares is
-    of one of these.
-    """
-    match event:
-        case ev.RequestReceived() | ev.PrewarmStarted():
-            yield from event.new_keys
-        case ev.BlockSealed():
-            yield event.key
-        case _:
-            pass
-
-
 def _removed(folder: Path, orphans: Mapping[str, Block], runs: Collection[str]) -> _Removal:
-    """Remove the files of blocks, and of those too that were set aside or never finished."""
+    """Remove the files of blocks, including files that were set aside or are incomplete."""
     gone: set[str] = set()
     foreign, why = 0, None
     named, _ = files_in(folder)
@@ -161,7 +138,7 @@ def _removed(folder: Path, orphans: Mapping[str, Block], runs: Collection[str]) 
         if one.kind == "block":
             gone.add(one.key)
         with contextlib.suppress(OSError):
-            one.path.parent.rmdir()  # only where it is empty
+            one.path.parent.rmdir()  # only if it is empty
     absent = {
         key
         for key, block in orphans.items()
@@ -172,8 +149,8 @@ def _removed(folder: Path, orphans: Mapping[str, Block], runs: Collection[str]) 
 
 def _is_ours(one: Named, block: Block, runs: Collection[str]) -> bool:
     """
-    Whether a file is this journal's. See ``mlx_files``, whose rule this is; but nobody is asked
-    about a block's file that no record tells of.
+    Whether a file belongs to this journal, by the rule of ``engine.mlx.block_files``. A block's
+    file that is not on record is left alone.
     """
     match one.kind:
         case "block":
@@ -181,13 +158,13 @@ def _is_ours(one: Named, block: Block, runs: Collection[str]) -> bool:
         case "draft":
             return one.run in runs
         case "aside":
-            # One that is damaged where it says who wrote it goes by its key.
+            # If the part that names its run is damaged, the key decides.
             return run_of(one.path, one.fingerprint, one.key) in (None, *runs)
 
 
 def _is_absent(folder: Path, key: str) -> bool:
     """
-    Whether nothing is at a block's place, under any fingerprint. What cannot be told is not so.
+    Whether a block has no file under any fingerprint. False if that cannot be determined.
     """
     try:
         for above in folder.iterdir():
@@ -199,25 +176,3 @@ def _is_absent(folder: Path, key: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _on_record(fold: Replay, blocks: list[Block]) -> tuple[Row, ...]:
-    """The rows that say that files are gone."""
-    state = fold.state
-    count, size = state.pool.disk_blocks, state.pool.disk_bytes
-    dropped = []
-    for block in blocks:
-        count, size = count - 1, size - (block.file_bytes or 0)
-        dropped.append(
-            ev.BlockFileRemoved(
-                key=block.key,
-                bytes=block.file_bytes or 0,
-                disk_blocks=count,
-                disk_bytes=size,
-                reason="space",
-            )
-        )
-    outcome = Ledger(clock(), state=state, head=fold.report().head).propose(dropped)
-    if outcome.bug is not None:
-        raise StoreError(f"Block files are gone that could not be put on record: {outcome.bug}.")
-    return outcome.rows

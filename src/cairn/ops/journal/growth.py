@@ -1,4 +1,4 @@
-"""How fast a journal grows, for whoever tells it."""
+"""How fast a journal grows, for ``ops journal`` and ``ops doctor``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _DAY_S = 86_400
 @attrs.frozen
 class Growth:
     """
-    What a journal grew by in the last days.
+    How much a journal grew in the last days.
 
     Attributes:
         size: in bytes.
-        seconds: in so much time: that of the last days, or since its first row.
+        seconds: the time in which it grew: the last days, or since its first row.
     """
 
     size: float
@@ -31,18 +31,18 @@ class Growth:
     @property
     def is_short(self) -> bool:
         """
-        Whether the time is too short to say what comes in a day: loading a model and trying things
-        out is no day's use.
+        Whether the time is too short to give a daily rate: loading a model and trying things out is
+        not a day's use.
         """
         return self.seconds < _DAY_S
 
     @property
     def daily(self) -> float:
-        """By how many bytes it grew a day. Of no use where the time is short."""
+        """Bytes per day. Meaningless if ``is_short``."""
         return self.size * _DAY_S / max(self.seconds, 1)
 
     def __str__(self) -> str:
-        """For people: so much a day, or in so much time where that is short."""
+        """For people: the size per day, or per time if that is short."""
         if not self.is_short:
             return f"{size_text(self.daily)} a day"
         return f"{size_text(self.size)} in {_span(self.seconds)}"
@@ -53,14 +53,12 @@ _UNKNOWN = Growth(size=0.0, seconds=GROWTH_DAYS * _DAY_S)
 
 def growth(url: str) -> Growth:
     """
-    What a journal grew by in the last days; nothing where that cannot be told.
-
-    Reckoned from the share of its rows that are of these days, and from its size on disk: positions
-    have no gaps, so few of them are looked at. One that has not been there for so long grew in the
-    time since its first row.
+    How much a journal grew in the last days, or since its first row if it is younger; 0 if that
+    cannot be determined. An estimate from its size on disk and the share of rows of these days.
+    Positions have no gaps, so it reads only a few rows.
 
     Args:
-        url: of the journal, which is opened read-only.
+        url: of the journal; it is opened read-only.
     """
     from cairn.journal.store_sql import SqlStore, schema_revision
 
@@ -86,7 +84,7 @@ def growth(url: str) -> Growth:
         finally:
             store.close()
     except JournalError:
-        return _UNKNOWN  # to say what is wrong with it is not what was asked
+        return _UNKNOWN  # other commands report what is wrong with the journal
     if not rows or began_us is None:
         return _UNKNOWN
     seconds = min(GROWTH_DAYS * _DAY_S, max((now_us - began_us) / 1e6, 0.0))
@@ -94,7 +92,7 @@ def growth(url: str) -> Growth:
 
 
 def _span(seconds: float) -> str:
-    """A time of less than a day."""
+    """A time of less than a day, for people."""
     if seconds < 60:
         return "less than a minute"
     if seconds < 3600:

@@ -1,4 +1,4 @@
-"""``ops migrate``: a journal's schema, brought up to date."""
+"""``ops migrate``: brings a journal's schema up to date."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def migrate(data_dir: Path, journal: str | None) -> None:
             before = store_sql.migrate(url)
     after = store_sql.schema_revision(url)
     if before is None:
-        click.echo(f"made: schema {after}")
+        click.echo(f"created: schema {after}")
     elif before == after:
         click.echo(f"nothing to do: schema {after}")
     else:

@@ -1,8 +1,8 @@
 """
-Whether other users of the machine can read a journal, and with it what everybody said.
+Warns if other users of the machine can read a journal, and with it all conversations.
 
-A journal that Cairn makes is its owner's alone. One that was made before that, or was copied, may
-not be; it is left as it is, since the operator may want it so.
+Only its owner can read a journal that Cairn creates. A copy may have another mode; it is not
+changed, because the operator may have chosen it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 def readers_warning(path: Path) -> tuple[str, str] | None:
     """
-    What to say of a journal at ``path``, and what to do; None where it is its owner's, and perhaps
-    a group's, which somebody will have been asked about.
+    What is wrong with the journal at ``path``, and the command that fixes it; None if only its
+    owner and group can read it.
     """
     real = Path(os.path.realpath(path))
     beside = (real.with_name(f"{real.name}-wal"), real.with_name(f"{real.name}-shm"))
@@ -25,7 +25,7 @@ def readers_warning(path: Path) -> tuple[str, str] | None:
     if not there or not all(_mode(folder) & stat.S_IXOTH for folder in real.parents):
         return None
     command = shlex.join(["chmod", "o-rwx", *map(str, there)])
-    return f"every user of this machine can read {real}, and all that was said", f"`{command}`"
+    return f"every user of this machine can read {real}, with all conversations", f"`{command}`"
 
 
 def _mode(path: Path) -> int:

@@ -1,17 +1,14 @@
 """
-``ops replay``: what happened, told from the journal, and decided again.
+``ops replay``: shows what happened by the journal, and checks it again.
 
-The journal is folded from its beginning (or from its base, where it was pruned) by the server's own
-code; every check and every path decision is made again on the way. ``--engine`` runs the model
-again too.
+The journal is folded from its beginning (or from its base, if it was pruned) by the server's own
+code, which repeats every check and every path decision. ``--engine`` runs the model again too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +18,14 @@ import click
 
 from cairn.journal import events as ev
 from cairn.journal.agents import SESSIONS
-from cairn.journal.base import Base, state_of
+from cairn.journal.base import Base
 from cairn.journal.codec import Row, decode
 from cairn.journal.errors import DamagedRow, StoreError
+from cairn.journal.export import require_complete
 from cairn.journal.replay import Finding, Report
 from cairn.journal.replay import replay as fold
-from cairn.journal.state import Session, SessionId, State
+from cairn.journal.state import Session, State
+from cairn.journal.stories import bug_story, findings_of, pruned_names, request_stories
 from cairn.journal.tenants import session_name
 from cairn.ops.common.locations import (
     Source,
@@ -39,26 +38,6 @@ from cairn.ops.common.locations import (
 from cairn.ops.common.output import facts, printable, table
 from cairn.ops.journal.sessions import time_text
 from cairn.ops.serve.preload import preload_blas
-
-_STORY_ROWS = 12
-
-
-@attrs.define(kw_only=True)
-class Asked:
-    """What became of one request of a session."""
-
-    request: str
-    position: int
-    path: str = ""
-    reason: str | None = None
-    prompt: int = 0
-    blocks_from_slab: int = 0
-    blocks_from_pool: int = 0
-    sealed_blocks: int = 0
-    reused: int = 0
-    prefilled: int = 0
-    generated: int = 0
-    end: str = "open"
 
 
 @click.command(
@@ -112,8 +91,8 @@ def replay(
     base = source.base()
     if at is not None and base is not None and at < base.position:
         raise StoreError(
-            f"Row {at} was pruned, with all up to {base.position}: the earliest state that can be "
-            f"shown is that after row {base.position}."
+            f"Row {at} was pruned, with all rows up to {base.position}. The earliest state that "
+            f"can be shown is the one after row {base.position}."
         )
     if target is None:
         if at is None or engine:
@@ -124,22 +103,22 @@ def replay(
     finding, session = _meant(report, target, base)
     if engine:
         if session is None:
-            raise StoreError(f"Bug {target} concerns no session, so there is nothing to run again.")
+            raise StoreError(f"Bug {target} concerns no session: there is nothing to run again.")
         rows = list(source.rows("read", base=base))
         last = max((row.position for row in rows if row.stream == f"session/{session}"), default=0)
-        news = [one for one in _broken(report, session, last) if not one.recorded]
+        news = [one for one in findings_of(report, session, last) if not one.recorded]
         if news:
             # What would be compared is not what the server wrote.
-            _tell_broken(news)
+            _show_broken(news)
             sys.exit(1)
         sys.exit(_engine_module().rerun(rows, session, model, adapter, base))
     if at is not None:
         _show_session(_folded(source, until=at).state, session, at)
         return
     if finding is not None:
-        sys.exit(_tell_bug(source, finding))
+        sys.exit(_show_bug(source, finding))
     assert session is not None
-    sys.exit(_tell_session(source, report, session))
+    sys.exit(_show_requests(source, report, session))
 
 
 def _is_file(target: str) -> bool:
@@ -148,61 +127,39 @@ def _is_file(target: str) -> bool:
 
 def _engine_module() -> Any:
     """
-    What runs the model again. It loads the model's code, so it is not imported before it is needed.
+    The module that runs the model again. It loads MLX, so it is imported only when it is needed.
 
     Raises:
-        StoreError: that code cannot be loaded here.
+        StoreError: it cannot be loaded here.
     """
     preload_blas()
     try:
         return importlib.import_module("cairn.ops.journal.replay_engine")
     except ImportError as error:
         raise StoreError(
-            f"The model cannot be run here: {error}. `ops doctor` tells what is missing."
+            f"The model cannot be run here: {error}. `ops doctor` shows what is missing."
         ) from error
 
 
-# --- finding what is meant -----------------------------------------------------------------------
+# --- finding the target --------------------------------------------------------------------------
 
 
 def _folded(source: Source, *, until: int | None = None) -> Report:
     base = source.base()
     try:
-        return fold(_complete(source.rows("replay", base=base), base), base=base, until=until)
-    except DamagedRow as error:
-        raise DamagedRow(error.position, f"{error.fact}; `ops verify` tells more") from error
-
-
-def _complete(rows: Iterable[Row], base: Base | None) -> Iterator[Row]:
-    """
-    The rows, refused where some or their contents were left out: there is nothing to fold then.
-    """
-    if base is not None and base.state is None:
-        raise StoreError(
-            "Texts and token ids were left out of this export, and with them the base that it "
-            "stands on. Export the journal without --no-private."
+        return fold(
+            require_complete(source.rows("replay", base=base), base), base=base, until=until
         )
-    for count, row in enumerate(rows):
-        excerpt = row.position > 1 and row.stream.startswith("session/")
-        if count == 0 and base is None and excerpt:
-            raise StoreError(
-                "This export has one session's rows only, and what the server decided depended on "
-                "all. Export the journal without --session."
-            )
-        if row.private is None and row.private_digest:
-            raise StoreError(
-                "Texts and token ids were left out of this export. Export the journal without "
-                "--no-private."
-            )
-        yield row
+    except DamagedRow as error:
+        raise DamagedRow(error.position, f"{error.fact}; run `ops verify` for details") from error
 
 
 def _meant(report: Report, target: str, base: Base | None) -> tuple[Finding | None, str | None]:
     """
-    The finding or the session that an id or the beginning of one names.
+    The finding or the session with this id, or whose id begins like this.
 
     Raises:
-        StoreError: it names none or several, or what was pruned.
+        StoreError: there is none, there are several, or it was pruned.
     """
     findings = {finding.bug_id: finding for finding in report.findings}
     sessions = {
@@ -210,11 +167,11 @@ def _meant(report: Report, target: str, base: Base | None) -> tuple[Finding | No
         for stream in report.state.streams
         if stream.startswith("session/")
     }
-    gone = _gone(report, base)
+    gone = pruned_names(report, base)
     known = {*findings, *sessions, *gone}
     name = named(target, known)
     if name is None:
-        # A tenant's name may stand in front of it.
+        # A tenant's name may come before it.
         of_agent = f"{SESSIONS}{target}"
         if any(of_agent in (name, session_name(name)) for name in known):
             raise StoreError(f"{target} is an agent's name; its session is {of_agent}.")
@@ -224,56 +181,20 @@ def _meant(report: Report, target: str, base: Base | None) -> tuple[Finding | No
         )
     if base is not None and name in gone:
         raise StoreError(
-            f"{gone[name]} {name} was pruned with the rows up to {base.position}; nothing "
-            "is left to tell. An export that was made before still has it."
+            f"{gone[name]} {name} was pruned with the rows up to {base.position}. An export that "
+            "was made earlier still has it."
         )
     finding = findings.get(name)
     return finding, finding.concerns if finding is not None else name
 
 
-def _gone(report: Report, base: Base | None) -> dict[str, str]:
-    """
-    The sessions and bugs that were pruned, and which of the two each is. Of a session that was at
-    rest in the base, one row is left, which closed it.
-    """
-    try:
-        then = state_of(base) if base is not None else None
-    except ValueError:
-        then = None
-    if then is None:
-        return {}
-    gone = dict.fromkeys(then.faults, "Bug")
-    for stream, seq in then.streams.items():
-        session = stream.removeprefix("session/")
-        left = SessionId(session) in then.sessions
-        if stream != session and report.state.streams.get(stream, 0) <= seq + left:
-            gone[session] = "Session"
-    return gone
-
-
 # --- a bug ---------------------------------------------------------------------------------------
 
 
-def _tell_bug(source: Source, finding: Finding) -> int:
-    stream = f"session/{finding.session}" if finding.session else None
-    story: deque[Row] = deque(maxlen=_STORY_ROWS)
-    violated: ev.InvariantViolated | None = None
-    model: str | None = None
+def _show_bug(source: Source, finding: Finding) -> int:
     base = source.base()
-    with contextlib.suppress(ValueError):  # a damaged base is a finding of its own
-        then = state_of(base).model if base is not None else None
-        model = then.fingerprint if then is not None else None
-    for row in source.rows("story", base=base):
-        if row.position <= finding.position:
-            if stream in (None, row.stream):
-                story.append(row)
-            if row.kind == ev.ModelLoaded.kind:
-                model = _fingerprint(row)
-        elif row.kind == ev.InvariantViolated.kind:
-            event = decode(row).event
-            if isinstance(event, ev.InvariantViolated) and event.bug_id == finding.bug_id:
-                violated = event
-                break
+    story = bug_story(source.rows("story", base=base), finding, base)
+    violated = story.violated
     facts(
         (
             ("bug", finding.bug_id),
@@ -281,7 +202,7 @@ def _tell_bug(source: Source, finding: Finding) -> int:
             ("row", finding.position),
             ("session", finding.concerns),
             ("request", violated.request if violated else None),
-            ("fingerprint", violated.fingerprint if violated else model),
+            ("fingerprint", story.fingerprint),
             ("version", violated.cairn_version if violated else None),
             ("meaning", f"docs/bugs/{finding.invariant}.md"),
             ("on record", "yes" if finding.recorded else "no"),
@@ -291,7 +212,7 @@ def _tell_bug(source: Source, finding: Finding) -> int:
         )
     )
     click.echo("\nwhat led to it:")
-    for row in story:
+    for row in story.rows:
         mark = ">" if row.position == finding.position else " "
         click.echo(
             f"{mark} {row.position:>8}  {time_text(row.time_us)}  {row.kind:<19} {_gist(row)}"
@@ -301,25 +222,17 @@ def _tell_bug(source: Source, finding: Finding) -> int:
         click.echo("\n".join(f"  {line}" for line in violated.trace.rstrip().splitlines()))
     click.echo()
     if finding.reproduced:
-        click.echo("reproduced: the check broke again at the same row")
+        click.echo("reproduced: the check failed again at the same row")
         return 0
     if finding.invariant == "CRASH":
         click.echo("not reproduced: a crash of the server's code, which no check can repeat")
     else:
-        click.echo("not reproduced: the check holds now, or the event is not in the journal")
+        click.echo("not reproduced: the check passes now, or the event is not in the journal")
     return 1
 
 
-def _fingerprint(row: Row) -> str | None:
-    try:
-        event = decode(row).event
-    except DamagedRow:
-        return None
-    return event.fingerprint if isinstance(event, ev.ModelLoaded) else None
-
-
 def _gist(row: Row) -> str:
-    """The short fields of an event that may be shown."""
+    """The short fields of an event that are not private."""
     try:
         event = decode(row).event
     except DamagedRow:
@@ -337,18 +250,13 @@ def _gist(row: Row) -> str:
 # --- a session -----------------------------------------------------------------------------------
 
 
-def _tell_session(source: Source, report: Report, session: str) -> int:
+def _show_requests(source: Source, report: Report, session: str) -> int:
     rows = list(source.rows("story", stream=f"session/{session}"))
-    broken = _broken(report, session, rows[-1].position if rows else 0)
-    requests = asked(_readable(rows))
-    for one in requests:
-        # The run of the server in which it was open never stopped; that is on another stream.
-        if one.end == "open" and one.request not in report.state.requests:
-            one.end = "lost"
+    stories = request_stories(rows, report.state)
     table(
         (
             *("request", "row", "path", "reason", "prompt", "reused", "prefilled", "generated"),
-            *("kept", "shared", "sealed", "end"),
+            *("from slab", "from pool", "sealed", "end"),
         ),
         (
             (
@@ -356,87 +264,25 @@ def _tell_session(source: Source, report: Report, session: str) -> int:
                 *(one.prefilled, one.generated, one.blocks_from_slab, one.blocks_from_pool),
                 *(one.sealed_blocks, one.end),
             )
-            for one in requests
+            for one in stories
         ),
-        spare=("sealed", "shared", "kept", "generated", "prefilled"),
+        spare=("sealed", "from pool", "from slab", "generated", "prefilled"),
     )
-    decided = sum(1 for one in requests if one.path)
+    broken = findings_of(report, session, rows[-1].position if rows else 0)
     if broken:
-        _tell_broken(broken)
+        _show_broken(broken)
         return 1
-    click.echo(f"same: {decided} path decisions made again, every check holds")
+    decided = sum(1 for one in stories if one.path)
+    click.echo(f"same: {decided} path decisions made again, all checks pass")
     return 0
 
 
-def _broken(report: Report, session: str, last: int) -> list[Finding]:
-    """
-    What is broken of a session whose last row is at ``last``: its own findings, those of shadow
-    checks of its answers, and of those that are nobody's (a changed row, an eviction) the
-    unrecorded ones that it may rest on. No row before its last one is beside the point, since the
-    decisions are made on all of them.
-    """
-    return [
-        finding
-        for finding in report.findings
-        if finding.concerns == session
-        or (finding.session is None and not finding.recorded and finding.position <= last)
-    ]
-
-
-def _tell_broken(broken: Iterable[Finding]) -> None:
+def _show_broken(broken: Iterable[Finding]) -> None:
     for finding in broken:
         click.echo(
             f"broken at row {finding.position}: {finding.invariant}, {finding.bug_id}: "
             f"{printable(finding.message)}"
         )
-
-
-def _readable(rows: Iterable[Row]) -> Iterator[ev.Recorded]:
-    """
-    The events, less those of rows that were changed until they are none. Of these there is a
-    finding.
-    """
-    for row in rows:
-        with contextlib.suppress(DamagedRow):
-            yield decode(row)
-
-
-def asked(events: Iterable[ev.Recorded]) -> list[Asked]:
-    """The requests of a session, from its events in order."""
-    found: list[Asked] = []
-    for recorded in events:
-        event = recorded.event
-        if isinstance(event, ev.RequestReceived):
-            found.append(
-                Asked(request=event.request, position=recorded.position, prompt=event.prompt_tokens)
-            )
-        if not found:
-            continue
-        one = found[-1]
-        match event:
-            case ev.PathSelected():
-                one.path, one.reason = event.path, event.reason
-                one.blocks_from_slab, one.blocks_from_pool = (
-                    event.blocks_from_slab,
-                    event.blocks_from_pool,
-                )
-                one.reused = event.reused_tokens
-            case ev.CacheExtended(step="prefill"):
-                one.prefilled += event.end - event.start
-                one.generated += len(event.sampled)
-            case ev.CacheExtended(step="decode"):
-                one.generated += len(event.sampled)
-            case ev.BlockSealed():
-                one.sealed_blocks += 1
-            case ev.RequestFinished():
-                one.end = event.finish_reason
-            case ev.RequestCancelled():
-                one.end = f"cancelled ({event.stage})"
-            case ev.InvariantViolated() if one.end == "open":
-                one.end = event.invariant
-            case _:
-                pass  # no column of the table
-    return found
 
 
 # --- a state of the past -------------------------------------------------------------------------
@@ -466,12 +312,12 @@ def _show_state(report: Report, at: int) -> None:
 
 
 def _show_session(state: State, session: str | None, at: int) -> None:
-    held = next((one for one in state.sessions.values() if one.id == session), None)
+    found = next((one for one in state.sessions.values() if one.id == session), None)
     facts([("as of row", _reached(state, at)), ("session", session)])
-    if held is None:
-        click.echo("It is not open there.")
+    if found is None:
+        click.echo("The session is not open there.")
         return
-    facts(_of_session(state, held))
+    facts(_of_session(state, found))
 
 
 def _reached(state: State, at: int) -> str:
@@ -485,7 +331,7 @@ def _path(path: ev.PathSelected | None) -> str:
 
 
 def _of_session(state: State, session: Session) -> Iterator[tuple[str, object]]:
-    """A session's state in figures; no texts and no token ids."""
+    """A session's state, without texts and token ids."""
     yield "state", session.state
     yield "tenant", session.tenant
     yield "group", session.group
@@ -498,8 +344,8 @@ def _of_session(state: State, session: Session) -> Iterator[tuple[str, object]]:
     if (last := session.last) is not None:
         yield "last request", f"{last.request}, {'answered' if last.answered else 'not answered'}"
         yield "parts", " ".join(label for label, _ in last.chain)
-    if (ahead := session.prewarm) is not None:
-        yield "anticipated tokens", f"{len(ahead.ids)} ({ahead.computed_tokens} computed)"
+    if (prewarm := session.prewarm) is not None:
+        yield "prewarm tokens", f"{len(prewarm.ids)} ({prewarm.computed_tokens} computed)"
     if session.slab is not None:
         yield "slab", f"{session.slab.id} ({session.slab.capacity_tokens} tokens)"
     yield "cached tokens", session.cached_tokens

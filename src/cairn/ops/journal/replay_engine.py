@@ -1,10 +1,10 @@
 """
-``ops replay --engine``: run a session's passes on the model again and compare what comes out.
+``ops replay --engine``: runs a session's passes on the model again and compares the results.
 
-Every pass that the journal has of the session is run, on the model that ran it: the same rows, the
-same tokens. Blocks that were shared are computed from their tokens, so that a hit is compared with
-a miss. Tokens, log-probabilities, digests, coverage and the bytes of slabs and blocks must be those
-of the journal, and so must the text that the tokens of each answer make.
+Every pass of the session in the journal is run on the model that ran it, with the same rows and
+tokens. Restored blocks are computed from their tokens, so a cache hit is compared with a miss.
+Tokens, log-probabilities, digests, coverage, the bytes of slabs and blocks, and the text of each
+answer must equal those in the journal.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class _Step:
 @attrs.frozen
 class _Part:
     """
-    What happened while one model was loaded, in all runs of the server: events of the session, and
-    those that took its slab.
+    What happened while one model was loaded, in all runs of the server: the session's events, and
+    those that released its slab.
     """
 
     model: ev.ModelLoaded
@@ -73,12 +73,12 @@ class _Part:
 
     @property
     def runs(self) -> bool:
-        """Whether the session was served by it."""
+        """Whether it computed anything for the session."""
         return any(isinstance(step.recorded.event, _RUN) for step in self.steps)
 
 
 class _Differs(Exception):
-    """The engine gives something else than the journal has."""
+    """The engine's result is not the one in the journal."""
 
     def __init__(self, what: str, journal: object, engine: object) -> None:
         super().__init__(f"{what}: the journal has {journal}, the engine gives {engine}")
@@ -92,17 +92,17 @@ def rerun(
     base: Base | None = None,
 ) -> int:
     """
-    Run a session again. Prints what came of it.
+    Run a session again. Prints the result.
 
     Args:
         rows: the whole journal, or what is left of it.
-        model: the model's directory, where it is no longer the one on record.
-        adapter: that of the adapter over it, likewise.
-        base: what stands in the place of the rows that were pruned.
+        model: the model's directory, if it is no longer the one on record.
+        adapter: the adapter's directory, likewise.
+        base: what replaces the rows that were pruned.
 
     Returns:
-        0 where all is the same, 1 where nothing could be run, 3 where an event differs, 4 for
-        another fingerprint.
+        0 if everything is the same, 1 if nothing could be run, 3 if an event differs, 4 for another
+        fingerprint.
 
     Raises:
         StoreError: a model on record cannot be loaded.
@@ -123,12 +123,12 @@ def rerun(
     replay(rows, base=base, watch=watch)
     used = [part for part in parts.values() if part.runs]
     if not used:
-        # Said before a model is loaded, which may take a while.
+        # Reported before a model is loaded, which may take a while.
         return _nothing(session_id)
     if len(used) > 1 and (model is not None or adapter is not None):
         click.echo(
-            f"The session was served under {len(used)} fingerprints, and --model and --adapter "
-            "name the place of one. Leave them out to have each model where it was."
+            f"The session was served under {len(used)} fingerprints, but --model and --adapter "
+            "name one model. Leave them out to use each model from where it was."
         )
         return OTHER_FINGERPRINT
     passes = 0
@@ -147,14 +147,14 @@ def rerun(
 
 def _rerun(part: _Part, model: str | None, adapter: str | None) -> _Again | int:
     """
-    Run again what one model did. Prints what differs.
+    Run again what one model computed. Prints what differs.
 
     Returns:
-        What was run; the exit code where it is not the same.
+        What was run, or an exit code if it differs.
     """
     started = _start(part.model, model, adapter)
     if started.facts.fingerprint != part.model.fingerprint:
-        _tell_difference(part.model.fields, started.facts.fields)
+        _show_difference(part.model.fields, started.facts.fields)
         return OTHER_FINGERPRINT
     again = _Again(
         started.engine,
@@ -174,7 +174,7 @@ def _rerun(part: _Part, model: str | None, adapter: str | None) -> _Again | int:
 
 
 def _nothing(session_id: str) -> int:
-    click.echo(f"nothing of session {session_id} could be run again: the journal has no pass of it")
+    click.echo(f"nothing to run again: the journal has no pass of session {session_id}")
     return NOTHING
 
 
@@ -182,10 +182,10 @@ def _start(recorded: ev.ModelLoaded, model: str | None, adapter: str | None) -> 
     where, over = model or still_at(recorded.directory), adapter or recorded.adapter or None
     if model is None and not Path(where).is_dir():
         raise StoreError(
-            f"The model {recorded.name} is not at {where} any more. Name its place with --model."
+            f"The model {recorded.name} is no longer at {where}. Pass its directory with --model."
         )
     if over is not None and not Path(over).is_dir():
-        raise StoreError(f"There is no adapter at {over}. Name its place with --adapter.")
+        raise StoreError(f"There is no adapter at {over}. Pass its directory with --adapter.")
     try:
         return start_engine(
             where,
@@ -194,7 +194,7 @@ def _start(recorded: ev.ModelLoaded, model: str | None, adapter: str | None) -> 
             decode_rows=recorded.decode_rows,
             kv_cache=recorded.fields["kv_cache"],
             pool_bytes=recorded.pool_bytes,
-            blocks_bytes=0,  # blocks are computed again and not kept
+            blocks_bytes=0,  # blocks are computed again and not stored
             already_tested=lambda fingerprint: True,  # what is run again is the test
             progress=lambda what, done, total: None,
             adapter=over,
@@ -209,15 +209,17 @@ def _start(recorded: ev.ModelLoaded, model: str | None, adapter: str | None) -> 
         raise StoreError(str(error)) from error
 
 
-def _tell_difference(journal: Any, here: Any) -> None:
-    click.echo("The journal's fingerprint is not this machine's; the bits may differ:")
+def _show_difference(journal: Any, here: Any) -> None:
+    click.echo(
+        "The fingerprint in the journal is not the one of this machine; the bits may differ:"
+    )
     for name in sorted({*journal, *here}):
         if journal.get(name) != here.get(name):
             click.echo(f"  {name}: {journal.get(name)} on record, {here.get(name)} here")
 
 
 class _Text:
-    """The text of the answer in hand: what its tokens make, and what the journal has of it."""
+    """The text of the current answer: what its tokens make, and what the journal has of it."""
 
     def __init__(self, detokenizer: Any, ends: Collection[int]) -> None:
         self._detokenizer = detokenizer
@@ -226,10 +228,10 @@ class _Text:
 
     def begin(self, *, goes_on: bool) -> None:
         """
-        Another answer begins.
+        Begin another answer.
 
         Args:
-            goes_on: whether it stands right behind a raw prompt.
+            goes_on: whether it directly continues a raw prompt.
         """
         self._goes_on = goes_on
         self._tokens: list[int] = []
@@ -239,7 +241,7 @@ class _Text:
         self._over = False
 
     def drawn(self, tokens: Sequence[int]) -> None:
-        """Tokens were drawn. Those past an end token are none of the answer's."""
+        """Add drawn tokens. Those after an end token do not belong to the answer."""
         for token in tokens:
             self._tokens.append(token)
             self._over = self._over or token in self._ends
@@ -248,46 +250,42 @@ class _Text:
 
     def emitted(self, text: str) -> None:
         """
-        Text was released.
+        Add text that was sent.
 
         Raises:
-            _Differs: it is not a beginning of what the tokens make.
+            _Differs: the text of the tokens does not begin with it.
         """
         self._said += text
-        # The last piece of an answer may hold what is no whole character.
+        # The last piece of an answer may end in an incomplete character.
         if not self._certain.startswith(self._said):
             whole = self._whole(self._tokens)
-            if self._goes_on and not whole.startswith(self._said):
-                # Journals of before have the answers to raw prompts without a space in front.
-                self._goes_on = False
-                whole = self._whole(self._tokens)
             if not whole.startswith(self._said):
                 raise self._other(whole)
 
     def rejected(self, text: str) -> None:
         """
-        A call was none.
+        Check a rejected call.
 
         Raises:
-            _Differs: the answer does not have its text.
+            _Differs: the answer does not contain its text.
         """
         if text not in self._said:
             raise _Differs(
                 "the text of a rejected call",
                 f"{len(text)} characters",
-                "none of the answer's",
+                "an answer without them",
             )
 
     def finished(self, event: ev.RequestFinished) -> None:
         """
-        The answer is complete.
+        Check the complete answer.
 
         Raises:
-            _Differs: its text is another one.
+            _Differs: its text is different.
         """
         tokens = self._tokens[: event.answer_tokens]
         whole = self._whole(tokens)
-        # Stop texts are not journaled: one cut the answer where no end token and no length did.
+        # Stop texts are not journaled: one cut the answer if no end token and no length did.
         cut = event.finish_reason == "stop" and not (tokens and tokens[-1] in self._ends)
         if self._said != whole and not (cut and whole.startswith(self._said)):
             raise self._other(whole)
@@ -302,7 +300,7 @@ class _Text:
         return made + text.finish().text
 
     def _other(self, whole: str) -> _Differs:
-        """Told without the words, which are the client's."""
+        """The difference in numbers, because the text is private."""
         pairs = zip(self._said, whole, strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return _Differs(
@@ -313,7 +311,7 @@ class _Text:
 
 
 class _Matchers:
-    """What holds answers to the grammars that are on record, each made once."""
+    """The matchers for the grammars on record; each is compiled once."""
 
     def __init__(self, tokenizer: Any, facts: ModelFacts) -> None:
         self._compiler = compiler_for(tokenizer, markers_of(tokenizer), facts)
@@ -321,10 +319,10 @@ class _Matchers:
 
     def matcher(self, ask: ev.RequestReceived) -> GrammarMatcher | None:
         """
-        That of a request, if it has one.
+        The matcher for a request, or None if it has no grammar.
 
         Raises:
-            _Differs: no answer can be held to it.
+            _Differs: the grammar cannot be compiled.
         """
         if ask.grammar is None:
             return None
@@ -337,7 +335,7 @@ class _Matchers:
 
 
 class _Again:
-    """The session's passes on an engine of our own."""
+    """The session's passes, on an engine of its own."""
 
     def __init__(
         self, engine: MlxEngine, block_tokens: int, text: _Text, matchers: _Matchers
@@ -351,10 +349,10 @@ class _Again:
 
     def run(self, step: _Step) -> None:
         """
-        Do what an event says, and compare.
+        Carry out an event, and compare.
 
         Raises:
-            _Differs: something else came out.
+            _Differs: the result is different.
         """
         event, session = step.recorded.event, step.session
         match event:
@@ -362,8 +360,7 @@ class _Again:
                 slab = self._engine.open_slab(event.capacity_tokens)
                 self._slab = slab.slab
                 _same("tokens of the slab", event.capacity_tokens, slab.capacity_tokens)
-                if event.bytes:  # once nobody counted caches that grow
-                    _same("bytes of the slab", event.bytes, slab.bytes)
+                _same("bytes of the slab", event.bytes, slab.bytes)
             case ev.SlabReleased() | ev.ModelUnloaded() | ev.ServerStopped() | ev.ServerLost():
                 self._close()
             case ev.CacheTrimmed():
@@ -398,7 +395,7 @@ class _Again:
             case ev.RequestFinished():
                 self._text.finished(event)
             case _:
-                pass  # it changes no cache
+                pass  # changes no cache
 
     @property
     def _held(self) -> int:
@@ -419,7 +416,7 @@ class _Again:
         return self._engine.seal(self._held, "again", start, end, store=False)
 
     def _draw_spec(self, session: Session, before: Sequence[int] = ()) -> DrawSpec:
-        """What the request wants, once the tokens ``before`` are there."""
+        """The draw of a request after the tokens ``before``."""
         assert session.request is not None
         ask, prompt = session.request.ask, session.request.prompt_ids
         draw = DrawSpec.first(
@@ -431,7 +428,7 @@ class _Again:
         return draw.after(*before[len(prompt) :])
 
     def _share(self, event: ev.BlocksRestored, session: Session) -> None:
-        """The journal copied sealed blocks; here their tokens are run."""
+        """Compute the tokens of the blocks that the server copied."""
         sequence, digests = _sequence(session), dict(zip(event.keys, event.digests, strict=True))
         for start in range(event.start, event.end, self._chunk):
             self._pass(sequence[start : start + self._chunk], None)
@@ -440,8 +437,8 @@ class _Again:
                 self.blocks += 1
                 _same("digest", digest, self._seal(start, start + self._chunk).digest)
         if session.window_start and event.end == _shared_end(session, self._chunk):
-            # Passes let go later than a copy that leaves out what none attends to. Those over the
-            # blocks of a part that is not the last attend to what lies before them.
+            # A copy leaves out tokens that nothing attends to; passes drop them later. Passes over
+            # the blocks of any part but the last attend to the tokens before them.
             self._engine.let_go(self._held, session.window_start)
 
     def _decode(self, event: ev.CacheExtended, session: Session) -> None:
@@ -467,7 +464,7 @@ class _Again:
 
 
 def _shared_end(session: Session, block_tokens: int) -> int:
-    """Where all that was decided to be shared ends, in tokens."""
+    """The end of the decided reuse, in tokens."""
     decided = session.prewarm
     if decided is not None:
         return (decided.blocks_from_slab + decided.blocks_from_pool) * block_tokens

@@ -1,4 +1,4 @@
-"""``ops sessions``: who is there, by the journal."""
+"""``ops sessions``: lists the sessions of a journal."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def sessions(data_dir: Path, journal: str | None, file: Path | None) -> None:
     source = Source.of(data_dir, journal, file)
     base = source.base()
     state = replay(source.rows("fold", base=base), base=base, watch=watch).state
-    # A server that died could not record it. The next one will; until then the journal says that
-    # it is running. With an export this cannot be known.
+    # A server that was killed could not record it; until the next one does, the journal says that
+    # it is running. For an export this is unknown.
     dead = state.boot is not None and source.is_held is False
     found = sorted(state.sessions.values(), key=lambda session: session.last_used, reverse=True)
     columns = ("id", "state", "tenant", "requests", "in slab", "blocks", "last request", "bug id")
@@ -71,7 +71,7 @@ def _state_of_lost(session: Session) -> str:
 
 
 def used(time_us: int | None) -> Shown | None:
-    """When a session was last used: on a terminal without the date if it is today's, in UTC."""
+    """When something was last used, in UTC; on a terminal without the date if that is today."""
     if time_us is None:
         return None
     full = time_text(time_us)

@@ -1,8 +1,8 @@
 """
-``ops tail``: the log of the server, or the events of the journal, now and as they come.
+``ops tail``: prints the server's log or the journal's events, and follows them.
 
 Both are sequences of JSON objects with a cursor: a byte offset in the log, a position in the
-journal. What is behind the readers treats them alike.
+journal. Both readers give entries of one type.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Entry:
     A line of the log, or an event.
 
     Attributes:
-        cursor: where to go on behind it.
+        cursor: where to continue after it.
         text: as JSON.
         fields: by name, for FIELD=VALUE.
-        moment: when it was written; None where it does not say.
-        head: what stands first on a terminal: level or position, and what happened.
-        rest: the fields that follow there.
+        moment: when it was written; None if it has no time.
+        head: what a terminal shows first: level or position, and what happened.
+        rest: the fields that follow.
     """
 
     cursor: int
@@ -60,12 +60,12 @@ class Entry:
 
 
 class Reader(Protocol):
-    """Where entries come from."""
+    """A source of entries."""
 
     cursor: int
 
     def read(self) -> Iterator[Entry]:
-        """The entries behind the cursor, which moves with them."""
+        """The entries after the cursor. Moves the cursor."""
 
 
 @attrs.frozen(kw_only=True)
@@ -79,11 +79,11 @@ class Filter:
 
     @property
     def all(self) -> bool:
-        """Whether nothing in particular is chosen."""
+        """Whether every entry is shown."""
         return self == Filter(since=None, session=None, pattern=None, values=())
 
     def __call__(self, entry: Entry) -> bool:
-        """Whether an entry is to be shown."""
+        """Whether to show an entry."""
         if self.since is not None and (entry.moment is None or entry.moment < self.since):
             return False
         if not self.is_of_session(entry):
@@ -96,14 +96,14 @@ class Filter:
         )
 
     def is_of_session(self, entry: Entry) -> bool:
-        """Whether an entry is of the session that is chosen, if one is."""
-        called = entry.session, session_name(entry.session)
-        return self.session is None or any(one.startswith(self.session) for one in called)
+        """Whether an entry is of the chosen session, or no session was chosen."""
+        names = entry.session, session_name(entry.session)
+        return self.session is None or any(name.startswith(self.session) for name in names)
 
 
 @attrs.define
 class Seen:
-    """What there was of that which is chosen, to tell what is misspelt from what did not happen."""
+    """What the entries had of the filter's names, to distinguish a typing error from no match."""
 
     _filter: Filter
     _fields: set[str] = attrs.field(factory=set, init=False)
@@ -111,7 +111,7 @@ class Seen:
     _is_empty: bool = attrs.field(default=True, init=False)
 
     def passing(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """The entries, looked at as they pass."""
+        """The entries, unchanged."""
         for entry in entries:
             self._is_empty = False
             self._fields.update(entry.fields)
@@ -120,21 +120,21 @@ class Seen:
 
     def missing(self, where: str) -> Iterator[str]:
         """
-        Sentences on what no entry had.
+        A sentence for each name of the filter that no entry had.
 
         Args:
-            where: what was read, for people.
+            where: what was read: log or journal.
         """
         if self._is_empty:
             return
         if self._filter.session is not None and not self._has_session:
             yield (
-                f"No session {self._filter.session} is in what was read of the {where}; "
+                f"The {where} that was read has no session {self._filter.session}; "
                 "`ops sessions` lists them."
             )
         for name, _ in self._filter.values:
             if name not in self._fields:
-                yield f"Nothing that was read of the {where} {_no_field(name, self._fields)}"
+                yield f"No entry of the {where} that was read {_no_field(name, self._fields)}"
 
 
 @click.command(
@@ -145,17 +145,25 @@ class Seen:
 )
 @data_dir_option
 @click.argument("values", metavar="[FIELD=VALUE]...", nargs=-1)
-@click.option("--journal", is_flag=True, help="The events of the journal in place of the log.")
-@click.option("--url", metavar="URL", help="The journal, if it is not in the data directory.")
+@click.option("--journal", is_flag=True, help="Show the events of the journal instead of the log.")
+@click.option(
+    "--url",
+    metavar="URL",
+    help="Show the events of this journal, if it is not in the data directory.",
+)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), help="The last N only. [default: 10]")
-@click.option("--since", metavar="T", help="A time (ISO 8601), or how long ago: 90s, 10m, 2h, 1d.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last N. [default: 10]")
+@click.option(
+    "--since", metavar="T", help="Only since a time (ISO 8601) or an age: 90s, 10m, 2h, 1d."
+)
 @click.option(
     "--session", metavar="ID", help="Only this session; the beginning of its id is enough."
 )
-@click.option("--grep", metavar="RE", help="What matches a regular expression.")
-@click.option("--after", type=click.IntRange(min=0), metavar="CURSOR", help="Go on behind there.")
-@click.option("--private", is_flag=True, help="Texts and token ids of events too.")
+@click.option("--grep", metavar="RE", help="Only what matches a regular expression.")
+@click.option(
+    "--after", type=click.IntRange(min=0), metavar="CURSOR", help="Continue after this cursor."
+)
+@click.option("--private", is_flag=True, help="Also show texts and token ids of events.")
 def tail(
     data_dir: Path,
     values: tuple[str, ...],
@@ -172,8 +180,9 @@ def tail(
     """
     Show the log of the server, or the events of the journal.
 
-    Pretty on a terminal, a JSON object a line elsewhere. The cursor to resume at with --after goes
-    to stderr at the end. With --since or --after all of it is shown, not the last lines only.
+    Prints readable lines to a terminal, and JSON objects, one per line, elsewhere. At the end it
+    prints a cursor to stderr; pass it with --after to continue there. With --since or --after it
+    shows everything from there on, unless --lines is given.
     """
     chosen = Filter(
         since=_since(since) if since else None,
@@ -183,7 +192,7 @@ def tail(
     )
     if lines is None and since is None and after is None:
         lines = _LINES
-    show = _show_pretty if sys.stdout.isatty() else _show_json
+    show = show_pretty if sys.stdout.isatty() else show_json
     reader: Reader
     if journal or url is not None:
         _check_fields(chosen)
@@ -194,9 +203,9 @@ def tail(
     else:
         reader = Log(log_path(data_dir), after or 0)
         if any(name == "kind" for name, _ in chosen.values):
-            # It would wait for ever, in silence.
+            # It would wait forever, without a word.
             raise click.BadParameter(
-                "no line of the log has a field kind; events have it: add --journal",
+                "lines of the log have no field kind; events do: add --journal",
                 param_hint="FIELD=VALUE",
             )
     seen = Seen(chosen)
@@ -204,7 +213,7 @@ def tail(
         found = (entry for entry in seen.passing(reader.read()) if chosen(entry))
         for entry in found if lines is None else deque(found, maxlen=lines):
             show(entry)
-        # Before more is waited for: what is misspelt waits for ever.
+        # Before waiting for more, because a misspelt name would wait forever.
         for words in seen.missing("journal" if isinstance(reader, Events) else "log"):
             click.echo(words, err=True)
         while follow:
@@ -216,34 +225,34 @@ def tail(
     except KeyboardInterrupt:
         if not follow:
             raise
-        # Else it is how following ends.
+        # Ctrl-C is how following ends.
     click.echo(f"cursor: {reader.cursor}", err=True)
 
 
-# --- where entries come from ---------------------------------------------------------------------
+# --- sources of entries --------------------------------------------------------------------------
 
 
 class Log:
-    """The lines of a log file. A file that was put aside for a new one is read to its end first."""
+    """The lines of a log file. When the log is rotated, the old file is read to its end first."""
 
     def __init__(self, path: Path, cursor: int) -> None:
         self.cursor = cursor
         self._path = path
         if not path.exists():
-            raise StoreError(f"There is no log at {path}; the server writes it. Check --data-dir.")
+            raise StoreError(f"There is no log at {path}. The server creates it; check --data-dir.")
         self._file = path.open("rb")
         size = path.stat().st_size
         if cursor > size:
             click.echo(
-                f"The log has {size} bytes, and none behind {cursor}: it was begun anew, or the "
-                "cursor is another's. Going on at its beginning.",
+                f"The log has only {size} bytes, and the cursor is {cursor}: it was started again, "
+                "or the cursor belongs to another log. Continuing from its beginning.",
                 err=True,
             )
 
     def read(self) -> Iterator[Entry]:
-        """See ``Reader.read``. A line that is not finished yet is left for the next time."""
+        """See ``Reader.read``. A line that is not complete yet is left for the next call."""
         if os.fstat(self._file.fileno()).st_size < self.cursor:
-            self.cursor = 0  # it was cut back in place
+            self.cursor = 0  # it was truncated
         yield from self._lines()
         if self._replaced():
             self._file.close()
@@ -286,7 +295,7 @@ class Log:
 
 
 class Events:
-    """The events of a journal, read beside the server."""
+    """The events of a journal; a server may be running."""
 
     def __init__(self, source: Source, cursor: int, *, private: bool) -> None:
         self.cursor = cursor
@@ -297,7 +306,7 @@ class Events:
             click.echo(f"The events up to {base.position} were pruned.", err=True)
         if cursor > (head := self._store.head()[0]):
             click.echo(
-                f"There is no event {cursor}: the journal ends at {head}. Going on behind that.",
+                f"There is no event {cursor}: the journal ends at {head}. Continuing after that.",
                 err=True,
             )
             self.cursor = head
@@ -335,14 +344,16 @@ class Events:
         )
 
 
-# --- how they are shown, and what is asked for ---------------------------------------------------
+# --- output and options --------------------------------------------------------------------------
 
 
-def _show_json(entry: Entry) -> None:
+def show_json(entry: Entry) -> None:
+    """Print an entry as a line of JSON."""
     click.echo(entry.text)
 
 
-def _show_pretty(entry: Entry) -> None:
+def show_pretty(entry: Entry) -> None:
+    """Print an entry for a terminal, in one line of its main fields."""
     first, what = entry.head
     moment = entry.moment.strftime("%H:%M:%S.%f")[:-3] if entry.moment else " " * 12
     parts = [
@@ -360,7 +371,7 @@ def _show_pretty(entry: Entry) -> None:
 
 
 def _text(value: Any) -> str:
-    """A value as it is written on the command line: text as it is, the rest as JSON."""
+    """A value as written on the command line: text unchanged, everything else as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
@@ -368,7 +379,7 @@ def _since(text: str) -> datetime:
     moment = moment_of(text, datetime.now(UTC))
     if moment is None:
         raise click.BadParameter(
-            f"{text} is no time; write 10m or 2026-01-31T12:00:00Z", param_hint="--since"
+            f"{text} is not a time; write 10m or 2026-01-31T12:00:00Z", param_hint="--since"
         )
     return moment
 
@@ -388,14 +399,14 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _no_field(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence: that there is no field of a name, and which one may be meant."""
+    """The end of a sentence: there is no field of this name, and perhaps which one is meant."""
     near = get_close_matches(name, known, n=1)
     return f"has a field {name}{f'; did you mean {near[0]}?' if near else '.'}"
 
 
 def _check_fields(chosen: Filter) -> None:
     """
-    A field that no event has would wait for ever, in silence, and so would a private one.
+    Refuse a field that no event has, or a private one: it would wait forever, without a word.
 
     Raises:
         click.BadParameter: there is no such field.
@@ -407,8 +418,8 @@ def _check_fields(chosen: Filter) -> None:
     for name, _ in chosen.values:
         if name in private:
             raise click.BadParameter(
-                f"{name} is a text or token ids, and nothing is chosen by these; --private shows "
-                "them",
+                f"{name} is private (texts or token ids), so events cannot be filtered by it; "
+                "--private shows it",
                 param_hint="FIELD=VALUE",
             )
         if name not in known:
@@ -417,7 +428,7 @@ def _check_fields(chosen: Filter) -> None:
 
 def _check_kinds(chosen: Filter) -> None:
     """
-    A kind that no event has would wait for ever, in silence.
+    Refuse a kind that no event has: it would wait forever, without a word.
 
     Raises:
         click.BadParameter: there is no such kind.

@@ -1,0 +1,325 @@
+"""
+Prepares a prune: where to cut, the base for the cut, and the proof that nothing else changes.
+
+``retention`` says where a journal may be cut. What would be left is read before anything is
+changed, and must give the same state as the whole journal. Only ``PreparedPrune.commit`` changes
+the store: the cut and the event that records it are one transaction.
+
+The journal is read up to three times. A server may append meanwhile, so each pass ends where the
+first one did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, takewhile
+
+import attrs
+
+from cairn.journal import events as ev
+from cairn.journal.base import Base, base_of, forgotten, forgotten_faults, loaded_of, with_ids
+from cairn.journal.codec import Row, decode
+from cairn.journal.errors import StoreError
+from cairn.journal.ledger import Clock, Ledger
+from cairn.journal.replay import Replay, Report
+from cairn.journal.retention import Plan, Span, Survey, compared_with
+from cairn.journal.runs import Runs
+from cairn.journal.state import Block, State
+from cairn.journal.store import Store
+
+Watched = Callable[[Iterable[Row], str, int], Iterator[Row]]
+"""Passes rows on, for a progress bar. Arguments: the rows, the name of the pass, how many rows."""
+
+
+def _unwatched(rows: Iterable[Row], _: str, __: int) -> Iterator[Row]:
+    return iter(rows)
+
+
+@attrs.frozen(kw_only=True)
+class PruneOptions:
+    """
+    What to prune.
+
+    Attributes:
+        before_us: remove rows that are older, in microseconds since 1970.
+        close_idle: first close idle sessions that were last used before then.
+        close_quarantined: first close quarantined sessions that were last used before then.
+    """
+
+    before_us: int
+    close_idle: bool = False
+    close_quarantined: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class PreparedPrune:
+    """
+    A prune that was checked and not done yet.
+
+    Attributes:
+        state: the fold of the whole journal, without the new rows.
+        plan: where to cut, and what keeps the cut from going further.
+        closed: the sessions that are closed first.
+        base: None if no row can be removed.
+        rows: to be appended: sessions closed, and the event of the prune.
+        removed: how many rows are removed.
+        left: how many rows stay, not counting the new ones.
+        runs: the server's runs in all rows, removed or not.
+    """
+
+    state: State
+    plan: Plan
+    closed: tuple[Span, ...]
+    base: Base | None
+    rows: tuple[Row, ...]
+    removed: int
+    left: int
+    runs: frozenset[str]
+
+    def commit(self, store: Store) -> None:
+        """
+        Do it.
+
+        Raises:
+            HeadMoved: the journal was changed since the prune was prepared; nothing is removed.
+            StoreError: the store could not write.
+        """
+        if self.base is not None:
+            store.cut(self.base, self.rows)
+        else:
+            store.append(self.rows)
+
+
+def prepare_prune(
+    store: Store, options: PruneOptions, clock: Clock, *, watched: Watched = _unwatched
+) -> PreparedPrune:
+    """
+    Prepare a prune. Changes nothing.
+
+    Raises:
+        StoreError: the journal failed verification, or it was pruned while it was read.
+    """
+    old = store.base()
+    begins = old.position if old is not None else 0
+    fold, seen = Replay(old), Runs()
+    if fold.state.boot is not None:
+        seen.boots.add(fold.state.boot)
+    survey = Survey(options.before_us, fold.state)
+    passes = _Passes(store, old, store.head()[0], watched)
+    for row in passes.rows("read", begins):
+        recorded = fold.feed(row)
+        if recorded is not None:
+            survey.feed(recorded, fold.state)
+            seen.see(recorded)
+    report = fold.report()
+    broken = [found for found in report.findings if not found.recorded]
+    if broken:
+        raise StoreError(
+            f"The journal failed verification: {broken[0].invariant} at row {broken[0].position} "
+            f"({broken[0].message}). Nothing was pruned. Run `ops verify` to see what is broken."
+        )
+    ledger = Ledger(clock, state=report.state, head=report.head)
+    rows, closed = _close_sessions(ledger, survey, options, clock)
+    plan = survey.plan(closed)
+    base = None
+    if plan.cut > begins:
+        base, ids_of, first_us, last_us = _base_at(passes, plan.cut)
+        pruned = ev.JournalPruned(
+            cut=base.position,
+            head=base.head,
+            rows=base.position - begins,
+            sessions=plan.sessions,
+            first_us=first_us,
+            last_us=last_us,
+            before_us=options.before_us,
+            base_digest=base.digest,
+        )
+        rows += ledger.propose([pruned]).rows
+        _prove(passes.rows("check", base.position), base, ids_of, rows, ledger)
+    end = base.position if base is not None else begins
+    return PreparedPrune(
+        state=report.state,
+        plan=plan,
+        closed=closed,
+        base=base,
+        rows=rows,
+        removed=end - begins,
+        left=report.state.position - end,
+        runs=frozenset(seen.boots),
+    )
+
+
+@attrs.frozen
+class _Passes:
+    """
+    Passes over the same rows of a journal.
+
+    Attributes:
+        base: the base when the first pass began.
+        end: the last row then.
+    """
+
+    store: Store
+    base: Base | None
+    end: int
+    watched: Watched
+
+    def rows(self, name: str, after: int) -> Iterator[Row]:
+        """
+        The rows in ``(after, end]``.
+
+        Raises:
+            StoreError: the journal was pruned since the first pass began.
+        """
+        rows = takewhile(lambda row: row.position <= self.end, self.store.read(after))
+        yield from self.watched(rows, name, self.end - after)
+        if self.store.base() != self.base:
+            raise StoreError("The journal was pruned while it was read. Run this again.")
+
+
+def _close_sessions(
+    ledger: Ledger, survey: Survey, options: PruneOptions, clock: Clock
+) -> tuple[tuple[Row, ...], tuple[Span, ...]]:
+    """
+    Close the sessions that the options name: (rows to append, the sessions). Changes ledger and
+    survey.
+    """
+    rows: list[Row] = []
+    lost = None
+    if ledger.state.boot is not None:
+        # No process uses the journal, so that run was lost; the next server would find the same.
+        lost = ev.ServerLost(boot=ledger.state.boot)
+    trial = Ledger(clock, state=ledger.state, head=ledger.head)
+    trial.propose([lost] if lost is not None else [])
+    spans = survey.closable(
+        trial.state, idle=options.close_idle, quarantined=options.close_quarantined
+    )
+    if spans and lost is not None:
+        outcome = ledger.propose([lost])
+        rows.extend(outcome.rows)
+        for recorded in outcome.recorded:
+            # A request that was open then ends here, and its session cannot be cut before.
+            survey.feed(recorded, ledger.state)
+    for span in spans:
+        outcome = ledger.propose([ev.SessionClosed(session=span.session, reason="retention")])
+        assert outcome.bug is None, outcome.bug  # a closable session has no slab and no request
+        rows.extend(outcome.rows)
+    return tuple(rows), spans
+
+
+def _base_at(passes: _Passes, cut: int) -> tuple[Base, set[str], int, int]:
+    """
+    The base for a cut: (base, sessions whose token ids it keeps, time of the first removed row,
+    time of the last one).
+    """
+    old = passes.base
+    fold = Replay(old)
+    times: list[int] = []
+    loaded = loaded_of(old) if old is not None else None
+    ids_of: set[str] = set()
+    state, head = fold.state, ""
+    for row in passes.rows("fold", fold.state.position):
+        if row.position <= cut:
+            recorded = fold.feed(row)
+            times = [*times[:1], row.time_us]
+            state, head = fold.state, row.hash
+            if recorded is not None and isinstance(recorded.event, ev.ModelLoaded):
+                loaded = recorded.event
+        elif row.kind == ev.PathSelected.kind:
+            ids_of.update(compared_with([decode(row).event]))
+    return base_of(forgotten(state, ids_of), head, loaded), ids_of, times[0], times[-1]
+
+
+def _prove(
+    left: Iterable[Row], base: Base, ids_of: set[str], rows: Sequence[Row], ledger: Ledger
+) -> None:
+    """
+    Read what would be left, and compare.
+
+    Args:
+        left: the rows after the cut.
+        ids_of: the sessions whose token ids the base may have.
+        rows: what would be appended.
+
+    Raises:
+        StoreError: it is not the same, which is a bug in Cairn.
+    """
+    fold = Replay(base)
+    begins = fold.state
+    for row in chain(left, rows):
+        fold.feed(row)
+    report = fold.report()
+    faults = forgotten_faults(ledger.state.faults, base.position)
+    due = attrs.evolve(ledger.state, faults=faults)
+    broken = [found for found in report.findings if not found.recorded]
+    what = broken[0].message if broken else None
+    if what is None and (report.state != due or report.head != ledger.head):
+        what = "another state"
+    if what is None and (begins.requests or not with_ids(begins) <= ids_of):
+        what = "texts would be left in the base"
+    if what is not None:
+        raise StoreError(
+            f"The rows after row {base.position} would not read as the whole journal does "
+            f"({what}). This is a bug in Cairn; nothing was pruned. Please report it."
+        )
+
+
+def orphaned_blocks(rows: Iterable[Row], base: Base) -> tuple[Report, dict[str, Block]]:
+    """
+    The blocks that only pruned conversations had, by their keys, and the replay of what is left.
+
+    A block may belong to many conversations; it is an orphan when no row that is left names it. All
+    rows of an open session are left, so they name all that it has.
+
+    Args:
+        rows: what is left.
+    """
+    fold, named = Replay(base), set[str]()
+    for row in rows:
+        recorded = fold.feed(row)
+        if recorded is not None:
+            named.update(_keys_in(recorded.event))
+    report = fold.report()
+    return report, {key: block for key, block in report.state.blocks.items() if key not in named}
+
+
+def _keys_in(event: ev.Event) -> Sequence[str]:
+    """
+    The blocks of a conversation that an event names: those of prompts, and those of answers and
+    prewarms, whose keys no prompt may ever have had. What a conversation shares is one of these.
+    """
+    match event:
+        case ev.RequestReceived() | ev.PrewarmStarted():
+            return event.new_keys
+        case ev.BlockSealed():
+            return (event.key,)
+        case _:
+            return ()
+
+
+def files_removed(
+    report: Report, blocks: Mapping[str, Block], keys: Iterable[str], clock: Clock
+) -> tuple[Row, ...]:
+    """
+    The rows to append after the files of blocks were removed.
+
+    Args:
+        report: the replay up to the head.
+        keys: the blocks among ``blocks`` whose files, which are on record, were removed.
+    """
+    ledger = Ledger(clock, state=report.state, head=report.head)
+    pool = report.state.pool
+    count, size = pool.disk_blocks, pool.disk_bytes
+    removed = []
+    for key in sorted(keys):
+        taken = blocks[key].file_bytes
+        assert taken is not None
+        count, size = count - 1, size - taken
+        removed.append(
+            ev.BlockFileRemoved(
+                key=key, bytes=taken, disk_blocks=count, disk_bytes=size, reason="space"
+            )
+        )
+    outcome = ledger.propose(removed)
+    assert outcome.bug is None, outcome.bug
+    return outcome.rows

@@ -1,0 +1,288 @@
+"""A prune is prepared without a change, and what it leaves reads as the whole journal did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import attrs
+import pytest
+
+from cairn.journal import events as ev
+from cairn.journal import pruning
+from cairn.journal.base import forgotten, loaded_of, state_of
+from cairn.journal.codec import Row, decode
+from cairn.journal.errors import HeadMoved, StoreError
+from cairn.journal.ledger import Clock
+from cairn.journal.pruning import (
+    PreparedPrune,
+    PruneOptions,
+    files_removed,
+    orphaned_blocks,
+    prepare_prune,
+)
+from cairn.journal.replay import Report, replay
+from cairn.journal.retention import Survey
+from cairn.journal.state import State
+from cairn.journal.store import MemoryStore
+from tests.support.journals import (
+    JUNE_US,
+    SLAB_BYTES,
+    Builder,
+    aged,
+    broken,
+    in_mid_request,
+    tampered,
+)
+
+FAR = 2**60
+MARCH = 1_772_323_200_000_000
+FIRST_RUN = next(n for n, row in enumerate(aged(), start=1) if row.kind == "server_stopped")
+
+
+def numbered() -> Clock:
+    """A clock with another id for each event."""
+    numbers = iter(range(10**6))
+    return Clock(
+        new_id=lambda: f"new-{next(numbers)}", now_us=lambda: JUNE_US * 2, version="0.0.test"
+    )
+
+
+def prepared(store: MemoryStore, before_us: int = MARCH, **options: bool) -> PreparedPrune:
+    """A prune of the sessions of January, if nothing else is asked for."""
+    return prepare_prune(store, PruneOptions(before_us=before_us, **options), numbered())
+
+
+def read(store: MemoryStore) -> Report:
+    """The replay of what a store has."""
+    return replay(store.read(), base=store.base())
+
+
+def test_a_prune_is_prepared_then_done():
+    """Nothing changes before ``commit``. The rest stays, and an event records the prune."""
+    store = MemoryStore(aged())
+    prune = prepared(store, close_idle=True)
+    assert (aged(), None) == (store.rows, store.base())
+    assert ["s1", "s2"] == [span.session for span in prune.closed]
+    assert (FIRST_RUN, len(aged()) - FIRST_RUN) == (prune.removed, prune.left)
+    assert {"boot-1"} == prune.runs
+    prune.commit(store)
+    young = aged()[FIRST_RUN:]
+    assert [*young, *prune.rows] == store.rows
+    assert prune.base == store.base()
+    event = decode(store.rows[-1]).event
+    assert isinstance(event, ev.JournalPruned)
+    assert prune.base is not None
+    assert (FIRST_RUN, 2, prune.base.digest) == (event.rows, event.sessions, event.base_digest)
+    assert (aged()[0].time_us, aged()[FIRST_RUN - 1].time_us) == (event.first_us, event.last_us)
+    after = read(store)
+    assert (["s3"], ()) == (list(after.state.sessions), after.findings)
+    assert replay(aged()).state.session("s3") == after.state.session("s3")
+
+
+def test_nothing_can_be_removed():
+    """Open sessions stay unless they are closed first; then nothing is written either."""
+    store = MemoryStore(aged())
+    prune = prepared(store)
+    assert (None, (), (), 0) == (prune.base, prune.rows, prune.closed, prune.removed)
+    assert prune.plan.held_by is not None
+    assert "s1" == prune.plan.held_by.session
+    prune.commit(store)
+    assert (aged(), None) == (store.rows, store.base())
+
+
+def test_a_second_prune():
+    """It begins at the base of the first one, and replaces it."""
+    store = MemoryStore(aged())
+    prepared(store, close_idle=True).commit(store)
+    first = store.base()
+    assert first is not None
+    prune = prepared(store, FAR, close_idle=True)
+    assert prune.base is not None
+    assert prune.base.position == first.position + prune.removed
+    prune.commit(store)
+    assert ((), {}) == (read(store).findings, dict(read(store).state.sessions.items()))
+    assert 0 == prepared(store, FAR, close_idle=True).removed
+
+
+def test_a_cut_within_a_run():
+    """The base has the run and the model that were there, and the next base has them from it."""
+    made = Builder()
+    made.start()
+    for number, time_us in enumerate((0, JUNE_US, JUNE_US + 10**12), start=1):
+        made.time_us = max(made.time_us, time_us)
+        made.turn(f"s{number}", f"r{number}", ["Well"], range(90, 100), (61, 62))
+        gone = ev.SlabReleased(
+            session=f"s{number}", slab=1, bytes=SLAB_BYTES, pool_slabs=0, pool_bytes=0, reason="-"
+        )
+        made.propose(gone, ev.SessionClosed(session=f"s{number}", reason="-"))
+    store = MemoryStore(made.rows)
+    prepared(store).commit(store)
+    first = store.base()
+    prepared(store, JUNE_US + 10**11).commit(store)
+    second = store.base()
+    assert first is not None
+    assert second is not None
+    assert first.position < second.position
+    loaded = decode(made.rows[1]).event
+    for base in (first, second):
+        assert ("boot-1", loaded) == (state_of(base).boot, loaded_of(base))
+    assert {"boot-1"} == prepared(store).runs
+    assert () == read(store).findings
+
+
+@pytest.mark.parametrize("quarantined", [False, True])
+def test_a_quarantined_session(quarantined: bool):
+    """It is closed only by its own option. The record of the bug is then pruned too."""
+    rows, bug_id = broken("INV-7")
+    store = MemoryStore(rows)
+    prune = prepared(store, close_idle=True, close_quarantined=quarantined)
+    assert quarantined == (prune.base is not None)
+    prune.commit(store)
+    report = read(store)
+    assert () == tuple(found for found in report.findings if not found.recorded)
+    assert quarantined == (bug_id not in {found.bug_id for found in report.findings})
+
+
+def test_a_lost_server():
+    """Its loss is recorded before sessions are closed, and not recorded if none is."""
+    store = MemoryStore(in_mid_request().rows)
+    assert () == prepared(store, 0, close_idle=True).rows
+    prune = prepared(store, close_idle=True)
+    kinds = [row.kind for row in prune.rows]
+    assert (["server_lost", "session_closed"], None) == (kinds, prune.base)
+    prune.commit(store)
+    prepared(store, FAR).commit(store)
+    base = store.base()
+    assert base is not None
+    assert base.state is not None
+    assert b"35777" not in base.state
+    assert () == read(store).findings
+
+
+def test_a_broken_journal():
+    """What is broken must be looked at before it may be removed."""
+    with pytest.raises(StoreError, match=r"INV-8 at row 4 .*Nothing was pruned"):
+        prepared(MemoryStore(tampered()), close_idle=True)
+
+
+def blind_to_loss(feed: Callable[..., None]) -> Callable[..., None]:
+    """A survey that ignores that a server was lost."""
+
+    def blind(self: Survey, recorded: ev.Recorded, state: State) -> None:
+        if not isinstance(recorded.event, ev.ServerLost):
+            feed(self, recorded, state)
+
+    return blind
+
+
+def test_a_base_with_texts_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """A cut in the middle of a request would be our bug. It is found before anything is changed."""
+    monkeypatch.setattr(Survey, "feed", blind_to_loss(Survey.feed))
+    with pytest.raises(StoreError, match="texts would be left in the base"):
+        prepared(MemoryStore(in_mid_request().rows), close_idle=True)
+
+
+def test_another_state_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """Likewise a base that gives another state, or on which another decision is made."""
+
+    test = ev.SelfTestFinished(
+        fingerprint="x", findings={}, passed=True, error_max=0.0, duration_us=0, from_cache=False
+    )
+
+    def too_much(state: State, kept: set[str]) -> State:
+        return attrs.evolve(forgotten(state, kept), self_tests=state.self_tests.set("x", test))
+
+    for wrong, what in (
+        (too_much, "another state"),
+        (lambda state, _: forgotten(state), "another decision"),
+    ):
+        monkeypatch.setattr(pruning, "forgotten", wrong)
+        with pytest.raises(StoreError, match=rf"\({what}\). This is a bug in Cairn"):
+            prepared(MemoryStore(aged()), close_idle=True)
+
+
+class Growing(MemoryStore):
+    """A store to which a server appends whenever it has been read."""
+
+    def __init__(self, rows: list[Row], later: list[Row]) -> None:
+        super().__init__(rows)
+        self.later = later
+
+    def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
+        """The rows that were there; then there is one more."""
+        found = list(super().read(after, stream=stream))
+        self.append(self.later[:1])
+        del self.later[:1]
+        yield from found
+
+
+def test_a_server_appends_meanwhile():
+    """Each pass ends where the first one did, and the result is that of the journal at rest."""
+    store = Growing(aged()[:-3], aged()[-3:])
+    prune = prepared(store, close_idle=True)
+    assert [] == store.later
+    still = prepared(MemoryStore(aged()[:-3]), close_idle=True)
+    assert (still.base, still.rows, still.left) == (prune.base, prune.rows, prune.left)
+    with pytest.raises(HeadMoved):
+        prune.commit(store)
+    assert aged() == store.rows
+
+
+def test_a_journal_that_is_pruned_meanwhile():
+    """The passes would not be over the same rows, so the caller is asked to try again."""
+    store = MemoryStore(aged())
+
+    def watched(rows: Iterable[Row], _: str, __: int) -> Iterator[Row]:
+        yield from list(rows)
+        prepared(store, close_idle=True).commit(store)
+
+    with pytest.raises(StoreError, match="pruned while it was read"):
+        prepare_prune(store, PruneOptions(before_us=MARCH), numbered(), watched=watched)
+
+
+def test_passes_are_watched():
+    """Each pass has a name and a number of rows, for a progress bar."""
+    seen = []
+
+    def watched(rows: Iterable[Row], name: str, count: int) -> Iterator[Row]:
+        found = list(rows)
+        seen.append((name, count, len(found)))
+        return iter(found)
+
+    options = PruneOptions(before_us=MARCH, close_idle=True)
+    prepare_prune(MemoryStore(aged()), options, numbered(), watched=watched)
+    rows, left = len(aged()), len(aged()) - FIRST_RUN
+    assert [("read", rows, rows), ("fold", rows, rows), ("check", left, left)] == seen
+
+
+def test_blocks_of_pruned_conversations():
+    """Blocks that only pruned rows name are orphans, and the removal of their files is recorded."""
+    made = Builder()
+    made.start()
+    made.propose(
+        ev.BlockFilesScanned(budget_bytes=1 << 30, disk_blocks=0, disk_bytes=0, removed_files=0)
+    )
+    made.turn("s1", "r1", ["Hello", "Hi", "Who?"], range(11, 21), (21, 22))
+    shared = set(made.ledger.state.blocks)
+    made.turn("s2", "r2", ["Another"], range(40, 50), (51, 52))
+    only = set(made.ledger.state.blocks) - shared
+    made.spill(300)
+    made.stop()
+    made.time_us = JUNE_US
+    made.start()
+    made.turn("s3", "r3", ["Hello", "No", "Well"], (*range(11, 19), 90, 91), (61, 62))
+    made.stop()
+    store = MemoryStore(made.rows)
+    prepared(store, close_idle=True).commit(store)
+    base = store.base()
+    assert base is not None
+    report, orphans = orphaned_blocks(store.read(), base)
+    assert (only, ()) == (set(orphans), report.findings)
+    assert read(store) == report
+    rows = files_removed(report, orphans, orphans, numbered())
+    store.append(rows)
+    after = read(store)
+    assert () == after.findings
+    assert len(only) == len(rows)
+    pool = after.state.pool
+    assert (len(shared), 300 * len(shared)) == (pool.disk_blocks, pool.disk_bytes)
