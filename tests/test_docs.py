@@ -104,6 +104,13 @@ def test_the_fields_marked_as_private_are_the_private_ones():
         assert named <= set(fields), event.kind
 
 
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_kinds_of_events_in_commands_exist(page: Path):
+    """A command on a page that selects events by their kind names one that there is."""
+    kinds = re.findall(r"\bkind=(\w+)", page.read_text(encoding="utf-8"))
+    assert set() == set(kinds) - {event.kind for event in ALL_EVENTS}
+
+
 def test_every_invariant_is_described_in_its_own_words_and_no_other():
     """The table of invariants is that of ``SENTENCES``: names, sentences, scopes."""
     lines = section(ARCHITECTURE, "Invariants").splitlines()
