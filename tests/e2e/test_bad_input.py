@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cairn.http.wire.limits import BODY_BYTES_MAX
+from cairn.http.wire.checks import BODY_BYTES_MAX
 from tests.e2e.conftest import servers
 from tests.http.wire.bad_bodies import BAD, ODD, say, streamed
 from tests.support.subprocess_server import DEADLINE_S, Serving, ask, eventually, user

@@ -18,7 +18,7 @@ from cairn.engine.sampling import Sampling
 from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
 from cairn.http.openapi.document import OPERATIONS
-from cairn.http.wire.limits import BODY_BYTES_MAX
+from cairn.http.wire.checks import BODY_BYTES_MAX
 from tests.http.conftest import Serve
 from tests.http.fake_service import FACTS, FakeService
 

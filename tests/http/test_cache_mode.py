@@ -10,7 +10,7 @@ import pytest
 
 from cairn.actors.agents.messages import AgentHistory, NewAgent
 from cairn.http.agents.requests import read_generate_request
-from cairn.http.wire.errors import ClientError
+from cairn.http.wire.checks import ClientError
 from cairn.http.wire.parameters import Ignored
 from tests.http.fake_service import FACTS
 from tests.http.test_ttl import HELLO, PROTOCOLS, Body, command_of

@@ -14,7 +14,7 @@ from cairn.http.chat_completions.request import read_chat_request
 from cairn.http.completions.request import read_text_request
 from cairn.http.messages.request import read_messages_request
 from cairn.http.responses.request import read_responses_request
-from cairn.http.wire.errors import ClientError
+from cairn.http.wire.checks import ClientError
 from cairn.http.wire.parameters import Ignored
 from tests.http.fake_service import FACTS
 

@@ -43,9 +43,9 @@ from cairn.http.responses.request import (
 )
 from cairn.http.server.connection import OwningConnection, OwningRequest, with_readable_path
 from cairn.http.service import Server
-from cairn.http.wire.errors import ClientError, ErrorAnswer, describe
+from cairn.http.wire.checks import BODY_BYTES_MAX, ClientError
+from cairn.http.wire.errors import ErrorAnswer, describe
 from cairn.http.wire.json import encode
-from cairn.http.wire.limits import BODY_BYTES_MAX
 from cairn.http.wire.not_found import meant_by, nothing_at
 from cairn.http.wire.parameters import Ignored
 from cairn.journal.tenants import LOCAL

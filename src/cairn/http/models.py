@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from cairn.actors.requests.messages import ListedModel
-from cairn.http.wire.errors import ClientError
+from cairn.http.wire.checks import ClientError
 from cairn.http.wire.sent import Sent
 
 

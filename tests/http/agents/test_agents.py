@@ -16,7 +16,7 @@ from cairn.engine.prompt.template import Message
 from cairn.http.access.keys import Keys
 from cairn.http.agents.requests import read_fork, read_new_agent
 from cairn.http.app import create_app
-from cairn.http.wire.errors import ClientError
+from cairn.http.wire.checks import ClientError
 from cairn.http.wire.parameters import Ignored
 from tests.http.agents.fake_agents import TURN
 from tests.http.fake_service import FakeService

@@ -14,7 +14,7 @@ from cairn.engine.prompt.template import Conversation, Message, conversation_par
 from cairn.engine.sampling import Sampling
 from cairn.http.chat_completions.request import ChatRequest, read_chat_request
 from cairn.http.wire import placeholders as placeholders
-from cairn.http.wire.errors import ClientError
+from cairn.http.wire.checks import ClientError
 from cairn.http.wire.parameters import Ignored
 from tests.http.fake_service import FACTS
 

@@ -13,7 +13,7 @@ from cairn.actors.requests.messages import Delta, TokenInfo
 from cairn.engine.answer.parts import Said
 from cairn.http.app import create_app
 from cairn.http.completions.request import TextRequest, read_text_request
-from cairn.http.wire.errors import ClientError
+from cairn.http.wire.checks import ClientError
 from cairn.http.wire.parameters import Ignored
 from tests.http.chat_completions.test_client import ask
 from tests.http.conftest import Serve

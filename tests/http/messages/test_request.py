@@ -16,7 +16,7 @@ from cairn.engine.prompt.template import Conversation, Message, conversation_par
 from cairn.engine.sampling import Sampling
 from cairn.http.messages.request import MessagesRequest, read_count_request, read_messages_request
 from cairn.http.wire import placeholders as placeholders
-from cairn.http.wire.errors import ClientError
+from cairn.http.wire.checks import ClientError
 from cairn.http.wire.parameters import Ignored
 from tests.http.fake_service import FACTS
 

@@ -14,7 +14,7 @@ from cairn.engine.answer.parts import Called
 from cairn.engine.prompt.template import Message
 from cairn.http.responses.request import ResponsesRequest, read_responses_request
 from cairn.http.wire import placeholders as placeholders
-from cairn.http.wire.errors import ClientError
+from cairn.http.wire.checks import ClientError
 from cairn.http.wire.parameters import Ignored
 from tests.http.fake_service import FACTS, FINISHED
 

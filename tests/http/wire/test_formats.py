@@ -11,7 +11,8 @@ from cairn.actors.errors import FormatRefused
 from cairn.engine.answer.grammar import ANY_OBJECT, Constraint
 from cairn.http.app import create_app
 from cairn.http.chat_completions.request import read_chat_request
-from cairn.http.wire.errors import ClientError, describe
+from cairn.http.wire.checks import ClientError
+from cairn.http.wire.errors import describe
 from cairn.http.wire.parameters import Ignored
 from tests.http.chat_completions.test_request import command, read
 from tests.http.fake_service import ACCEPTED, DELTAS, FACTS, FakeService

@@ -19,7 +19,7 @@ from quart import g
 from werkzeug.datastructures import Headers
 
 from cairn.http.service import Server, Service
-from cairn.http.wire.errors import ClientError
+from cairn.http.wire.checks import ClientError
 from cairn.journal.tenants import LOCAL
 
 _SEND_IT = "send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`"

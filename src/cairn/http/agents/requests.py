@@ -34,9 +34,8 @@ from cairn.http.chat_completions.conversation import read_tools
 from cairn.http.chat_completions.request import ChatRequest, _Request, chat_request
 from cairn.http.service import Service
 from cairn.http.wire import parameters
-from cairn.http.wire.errors import ClientError
+from cairn.http.wire.checks import MESSAGES_MAX, ClientError, check_count
 from cairn.http.wire.json import decode_object, encode, to_struct
-from cairn.http.wire.limits import MESSAGES_MAX, check_count
 from cairn.http.wire.parameters import INT64_MAX, Ignored, integer
 from cairn.journal.agents import NAME_MAX, is_agent_name, session_of
 

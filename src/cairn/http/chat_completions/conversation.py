@@ -16,9 +16,15 @@ import msgspec
 from cairn.engine.json_text import fault_of
 from cairn.engine.prompt.template import Message, call_arguments
 from cairn.engine.prompt.template_settings import RENDERED
-from cairn.http.wire.errors import ClientError, missing
-from cairn.http.wire.limits import CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
-from cairn.http.wire.parameters import check_name
+from cairn.http.wire.checks import (
+    CALLS_MAX,
+    MESSAGES_MAX,
+    TOOLS_MAX,
+    ClientError,
+    check_count,
+    check_name,
+    missing,
+)
 from cairn.http.wire.placeholders import OF_PARTS, answered
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")

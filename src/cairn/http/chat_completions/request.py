@@ -24,7 +24,7 @@ from cairn.http.chat_completions.conversation import (
     read_tools,
 )
 from cairn.http.wire import parameters
-from cairn.http.wire.errors import ClientError
+from cairn.http.wire.checks import ClientError
 from cairn.http.wire.formats import ToolChoiceForm, read_constraint
 from cairn.http.wire.json import decode_object, to_struct
 from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, integer

@@ -16,7 +16,7 @@ from cairn.actors.requests.messages import Generate, ServerFacts
 from cairn.http.chat_completions.request import CompletionFields, choices, stop_texts
 from cairn.http.completions.answers import TextAnswer, TextStream
 from cairn.http.wire import parameters
-from cairn.http.wire.errors import ClientError, missing
+from cairn.http.wire.checks import ClientError, missing
 from cairn.http.wire.json import decode_object, to_struct
 from cairn.http.wire.parameters import INT64_MAX, Ignored, integer
 from cairn.http.wire.suggestions import slip_for

@@ -29,10 +29,18 @@ import msgspec
 
 from cairn.engine.json_text import fault_of
 from cairn.engine.prompt.template import Message
-from cairn.http.wire.errors import ClientError, given, missing
-from cairn.http.wire.formats import schema_at
-from cairn.http.wire.limits import BODY_BYTES_MAX, CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
-from cairn.http.wire.parameters import check_name
+from cairn.http.wire.checks import (
+    BODY_BYTES_MAX,
+    CALLS_MAX,
+    MESSAGES_MAX,
+    TOOLS_MAX,
+    ClientError,
+    check_count,
+    check_name,
+    given,
+    missing,
+    schema_at,
+)
 from cairn.http.wire.placeholders import DOCUMENT, OF_PARTS, UNKNOWN, answered, of_server_tools
 
 _ROLES = ("user", "assistant", "system")

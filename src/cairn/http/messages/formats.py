@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from cairn.engine.answer.grammar import Constraint
-from cairn.http.wire.errors import ClientError, missing
-from cairn.http.wire.formats import Choice, constraint_of, schema_at
+from cairn.http.wire.checks import ClientError, missing, schema_at
+from cairn.http.wire.formats import Choice, constraint_of
 
 _CHOICES = ("auto", "any", "tool", "none")
 

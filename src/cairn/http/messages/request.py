@@ -30,7 +30,7 @@ from cairn.http.messages.conversation import (
 )
 from cairn.http.messages.formats import WireToolChoice, offers_tools, read_constraint
 from cairn.http.wire import parameters
-from cairn.http.wire.errors import ClientError, missing
+from cairn.http.wire.checks import ClientError, missing
 from cairn.http.wire.formats import ignored_format, ignored_strict
 from cairn.http.wire.json import decode_object, to_struct
 from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, integer

@@ -20,10 +20,16 @@ from cairn.actors.requests.messages import StoredTurn
 from cairn.engine.answer.parts import AnswerPart, Called, Said, Thought
 from cairn.engine.json_text import fault_of
 from cairn.engine.prompt.template import Message, call_arguments
-from cairn.http.wire.errors import ClientError, given
+from cairn.http.wire.checks import (
+    CALLS_MAX,
+    MESSAGES_MAX,
+    TOOLS_MAX,
+    ClientError,
+    check_count,
+    check_name,
+    given,
+)
 from cairn.http.wire.json import to_struct
-from cairn.http.wire.limits import CALLS_MAX, MESSAGES_MAX, TOOLS_MAX, check_count
-from cairn.http.wire.parameters import check_name
 from cairn.http.wire.placeholders import OF_PARTS, answered
 
 T = TypeVar("T")

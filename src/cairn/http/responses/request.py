@@ -36,10 +36,9 @@ from cairn.http.responses.conversation import (
 from cairn.http.responses.objects import DeletedResponse, Echo, ItemPage, Response
 from cairn.http.service import Service
 from cairn.http.wire import parameters
-from cairn.http.wire.errors import ClientError, missing
+from cairn.http.wire.checks import MESSAGES_MAX, ClientError, check_count, missing
 from cairn.http.wire.formats import ToolChoiceForm, read_constraint
 from cairn.http.wire.json import decode_object, to_struct
-from cairn.http.wire.limits import MESSAGES_MAX, check_count
 from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, integer
 from cairn.http.wire.suggestions import slip_for
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import attrs
 import structlog
@@ -43,74 +43,13 @@ from cairn.actors.errors import (
     TooManyAgents,
     TooManyAnswers,
 )
+from cairn.http.wire.checks import BODY_BYTES_MAX, ClientError
 from cairn.http.wire.sent import Sent
-
-T = TypeVar("T")
-
-BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 
 log = structlog.get_logger(__name__)
 
 #: Trying again gives the same result; without this header, the official clients try twice more.
 _NO_RETRY = MappingProxyType({"x-should-retry": "false"})
-
-
-class ClientError(Exception):
-    """
-    The client's request cannot be used. It changed nothing.
-
-    Attributes:
-        message: what is wrong, and what to send instead.
-        param: the path of the parameter in the body.
-        headers: further headers of the answer.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str = "invalid_value",
-        status: int = 400,
-        headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-        self.code = code
-        self.status = status
-        self.headers = headers
-
-
-def missing(where: str, instead: str | None = None) -> ClientError:
-    """
-    The error for a missing required field.
-
-    Args:
-        where: the path of the field in the body.
-        instead: a field that may have been sent by mistake.
-    """
-    hint = "" if instead is None else f". Did you mean `{where}` instead of `{instead[:100]}`?"
-    return ClientError(
-        f"Missing required field `{where}`{hint}",
-        param=where,
-        code="missing_required_parameter",
-    )
-
-
-def given(value: T | None, where: str) -> T:
-    """
-    The value of a required field.
-
-    Args:
-        where: the path of the field in the body.
-
-    Raises:
-        ClientError: the field is missing.
-    """
-    if value is None:
-        raise missing(where)
-    return value
 
 
 class ErrorObject(Sent):

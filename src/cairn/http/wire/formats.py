@@ -11,8 +11,7 @@ from typing import Any
 import attrs
 
 from cairn.engine.answer.grammar import ANY_OBJECT, Constraint
-from cairn.engine.json_text import fault_of
-from cairn.http.wire.errors import ClientError, missing
+from cairn.http.wire.checks import ClientError, object_at, schema_at
 
 _FORMATS = ("text", "json_object", "json_schema")
 _CHOICES = ("none", "auto", "required")
@@ -258,30 +257,3 @@ def read_format(
             f"{where}.strict must be true or false", param=f"{where}.strict", code="invalid_type"
         )
     return schema, strict is True
-
-
-def schema_at(found: Any, where: str) -> Mapping[str, Any]:
-    """
-    The schema at a path of the body.
-
-    Raises:
-        ClientError: it is missing, or cannot be read.
-    """
-    schema = object_at(found, where)
-    if (fault := fault_of(dict(schema))) is not None:
-        raise ClientError(f"{where} {fault}", param=where)
-    return schema
-
-
-def object_at(found: Any, where: str) -> Mapping[str, Any]:
-    """
-    The object at a path of the body.
-
-    Raises:
-        ClientError: it is missing, or is not an object.
-    """
-    if found is None:
-        raise missing(where)
-    if not isinstance(found, Mapping):
-        raise ClientError(f"{where} must be an object", param=where, code="invalid_type")
-    return found

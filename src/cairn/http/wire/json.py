@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cairn.http.wire.errors import ClientError, missing
+from cairn.http.wire.checks import ClientError, missing
 from cairn.http.wire.suggestions import slip_for
 
 T = TypeVar("T")

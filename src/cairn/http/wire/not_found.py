@@ -10,7 +10,7 @@ from typing import Final
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.routing import Map
 
-from cairn.http.wire.errors import ClientError
+from cairn.http.wire.checks import ClientError
 
 _VERSION: Final = "/v1"
 _SHOWN = 200

@@ -16,8 +16,7 @@ from cairn.engine.names import NAME_MAX, is_name
 from cairn.engine.prompt.template_settings import GRADES
 from cairn.engine.sampling import Sampling
 from cairn.engine.ttl import seconds_of
-from cairn.http.wire.errors import ClientError
-from cairn.http.wire.limits import check_count
+from cairn.http.wire.checks import ClientError, check_count
 from cairn.http.wire.suggestions import meant
 from cairn.journal.agents import SESSIONS
 from cairn.journal.events import CacheMode
@@ -288,20 +287,6 @@ def _cache_mode(value: str | None) -> CacheMode:
         f"cache_mode is {value[:40]!r}; it must be one of {', '.join(get_args(CacheMode))}",
         param="cache_mode",
     )
-
-
-def check_name(name: str, where: str) -> None:
-    """
-    Refuse a tool without a name, because its calls could not be distinguished from text.
-
-    Args:
-        where: the path of the name in the body.
-
-    Raises:
-        ClientError: the name is empty.
-    """
-    if not name:
-        raise ClientError(f"{where} must not be empty", param=where)
 
 
 def group(headers: Mapping[str, str]) -> str | None:
