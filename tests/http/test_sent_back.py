@@ -21,11 +21,11 @@ from cairn.engine.answer.parts import AnswerForm, AnswerParts
 from cairn.engine.prompt.encoder import Encoder
 from cairn.engine.prompt.template import message_of, prompt_ids, render
 from cairn.http.chat_completions.answers import ChatAnswer
-from cairn.http.chat_completions.request import read_chat_request
+from cairn.http.chat_completions.request import ChatRequest, read_chat_request
 from cairn.http.messages.answers import MessagesStream
 from cairn.http.messages.request import read_messages_request
 from cairn.http.wire.json import encode
-from cairn.http.wire.parameters import Ignored
+from cairn.http.wire.parameters import Ignored, ReadRequest
 from tests.http.fake_service import ACCEPTED, FACTS, FINISHED
 
 TOOLS: list[dict[str, Any]] = [
@@ -54,14 +54,17 @@ def tokenizer_(model_directory: Path) -> Any:
 class Chat:
     """A client of chat completions."""
 
+    def _request(self, *more: dict[str, Any]) -> ChatRequest:
+        body = {"messages": [*ASKED, *more], "tools": TOOLS, "enable_thinking": True}
+        return read_chat_request(json.dumps(body).encode(), {}, Ignored(), FACTS)
+
     def read(self, *more: dict[str, Any]) -> Generate:
         """The command of its request."""
-        body = {"messages": [*ASKED, *more], "tools": TOOLS, "enable_thinking": True}
-        return read_chat_request(json.dumps(body).encode(), {}, Ignored(), FACTS).command
+        return self._request(*more).command
 
     def sent_back(self, replies: Iterable[Reply]) -> list[dict[str, Any]]:
         """What it sends back after an answer: the answer, and the results of its calls."""
-        completion = ChatAnswer(logprobs=False)
+        completion = ChatAnswer(self._request())
         for reply in replies:
             completion.take(reply)
         message = json.loads(encode(completion.body()))["choices"][0]["message"]
@@ -78,8 +81,7 @@ class Chat:
 class Messages:
     """A client of Anthropic's messages, which adds up a stream."""
 
-    def read(self, *more: dict[str, Any]) -> Generate:
-        """The command of its request."""
+    def _request(self, *more: dict[str, Any]) -> ReadRequest:
         system, *messages = ASKED
         body = {
             "max_tokens": 100,
@@ -91,11 +93,15 @@ class Messages:
             ],
             "thinking": {"type": "adaptive"},
         }
-        return read_messages_request(json.dumps(body).encode(), {}, Ignored(), FACTS).command
+        return read_messages_request(json.dumps(body).encode(), {}, Ignored(), FACTS)
+
+    def read(self, *more: dict[str, Any]) -> Generate:
+        """The command of its request."""
+        return self._request(*more).command
 
     def sent_back(self, replies: Iterable[Reply]) -> list[dict[str, Any]]:
         """What it sends back after an answer: the answer, and the results of its calls."""
-        chunks = MessagesStream(max_tokens=100)
+        chunks = MessagesStream(self._request())
         blocks: list[dict[str, Any]] = []
         inputs = ""
         for event in b"".join(map(chunks.take, replies)).decode().split("\n\n")[:-1]:

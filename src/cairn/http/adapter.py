@@ -67,33 +67,14 @@ class StreamBuilder(Protocol):
         """The end of a stream that broke off, so that the client sees it is incomplete."""
 
 
-class ReadRequest(Protocol):
-    """A request that an adapter has read: a command, and how to send its answer."""
-
-    @property
-    def command(self) -> Generate:
-        """The command for the service."""
-
-    @property
-    def stream(self) -> bool:
-        """Whether to stream the answer."""
-
-    def whole(self) -> AnswerBuilder:
-        """A builder of the answer as one object."""
-
-    def streamed(self) -> StreamBuilder:
-        """A builder of the answer as a stream."""
-
-
-async def whole_answer(service: Service, read: ReadRequest) -> Response:
+async def whole_answer(service: Service, command: Generate, whole: AnswerBuilder) -> Response:
     """
     Answer with one JSON object.
 
     Raises:
         RefusalError: the request is refused, or its answer ended early.
     """
-    whole = read.whole()
-    async with service.generate(read.command) as replies:
+    async with service.generate(command) as replies:
         async for reply in replies:
             whole.take(reply)
     body = encode(whole.body())
@@ -101,7 +82,7 @@ async def whole_answer(service: Service, read: ReadRequest) -> Response:
 
 
 async def streamed_answer(
-    service: Service, read: ReadRequest, resources: AsyncExitStack
+    service: Service, command: Generate, stream: StreamBuilder, resources: AsyncExitStack
 ) -> Response:
     """
     Answer with server-sent events, beginning with the first reply.
@@ -112,11 +93,10 @@ async def streamed_answer(
     Raises:
         RefusalError: the request is refused, or ended before its first reply.
     """
-    replies = aiter(await resources.enter_async_context(service.generate(read.command)))
+    replies = aiter(await resources.enter_async_context(service.generate(command)))
     first = await anext(replies, None)
     if first is None:
         raise UnfinishedAnswer("there was no reply")
-    stream = read.streamed()
     headers = {**_STREAM_HEADERS, **stream.headers(first)}
     response = Response(_events(first, replies, stream, resources), headers=headers)
     # Quart would cut the stream after a minute, and the client would not know.

@@ -6,7 +6,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 import structlog
@@ -17,16 +17,19 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import BadHost, NotFound
 from werkzeug.routing import MapAdapter
 
-from cairn.actors.requests.messages import Generate, ServerFacts
+from cairn.actors.requests.messages import ServerFacts
 from cairn.http.access.cors import Cors, read_origin
 from cairn.http.access.keys import Keys, service_of_caller, tenant_of
-from cairn.http.adapter import ReadRequest, streamed_answer, whole_answer
+from cairn.http.adapter import AnswerBuilder, StreamBuilder, streamed_answer, whole_answer
 from cairn.http.agents.routes import add_agent_routes
+from cairn.http.chat_completions.answers import ChatAnswer, ChatStream
 from cairn.http.chat_completions.request import read_chat_request
 from cairn.http.completions import errors as completions_errors
+from cairn.http.completions.answers import TextAnswer, TextStream
 from cairn.http.completions.request import read_text_request
 from cairn.http.health import health
-from cairn.http.messages import errors as anthropic_errors
+from cairn.http.messages import errors as messages_errors
+from cairn.http.messages.answers import MessagesAnswer, MessagesStream
 from cairn.http.messages.objects import TokenCount
 from cairn.http.messages.request import read_count_request, read_messages_request
 from cairn.http.metrics.registry import Metrics
@@ -34,20 +37,16 @@ from cairn.http.models import listed, model_list, model_object, named_model
 from cairn.http.openapi import document as openapi
 from cairn.http.pages import front_page
 from cairn.http.responses import errors as responses_errors
-from cairn.http.responses.request import (
-    completed,
-    delete,
-    look_up,
-    look_up_input,
-    read_responses_request,
-)
+from cairn.http.responses.answers import ResponsesAnswer, ResponsesStream
+from cairn.http.responses.request import Draft, read_responses_request
+from cairn.http.responses.stored import completed, delete, look_up, look_up_input
 from cairn.http.server.connection import OwningConnection, OwningRequest, with_readable_path
 from cairn.http.service import Server
 from cairn.http.wire.checks import BODY_BYTES_MAX, ClientError
 from cairn.http.wire.errors import ErrorAnswer, describe
 from cairn.http.wire.json import encode
 from cairn.http.wire.not_found import meant_by, nothing_at
-from cairn.http.wire.parameters import Ignored
+from cairn.http.wire.parameters import Ignored, ReadRequest
 from cairn.journal.tenants import LOCAL
 
 log = structlog.get_logger(__name__)
@@ -59,15 +58,9 @@ _HOST = re.compile(r"(?:\[(?P<bracketed>[^\[\]]*)\]|(?P<name>[^\[\]:]+))(?::[0-9
 _OPEN = ("get_health",)
 
 
-class _Read(Protocol):
-    """A request that an adapter has read, complete or not."""
-
-    @property
-    def command(self) -> Generate:
-        """The command for the service."""
-
-
-_R = TypeVar("_R", bound=_Read)
+_R = TypeVar("_R", bound=ReadRequest)
+#: A request of responses is complete only once what it refers to is looked up.
+_D = TypeVar("_D", bound=ReadRequest | Draft)
 
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -155,31 +148,34 @@ def create_app(
         if strict_model_names and name:
             listed(name, server.models)
 
-    async def asked_of(read: Callable[[bytes, Mapping[str, str], Ignored, ServerFacts], _R]) -> _R:
+    async def asked_of(read: Callable[[bytes, Mapping[str, str], Ignored, ServerFacts], _D]) -> _D:
         body, headers = await body_of()
         facts = service().facts_of(named_model(body, server.models))
         asked = read(body, headers, ignored, facts)
         check_model(asked.command.requested_model)
         return asked
 
-    async def answered(read: ReadRequest) -> Response:
+    async def answered(
+        read: _R, whole: Callable[[_R], AnswerBuilder], stream: Callable[[_R], StreamBuilder]
+    ) -> Response:
         if not read.stream:
-            return await whole_answer(service(), read)
+            return await whole_answer(service(), read.command, whole(read))
         resources = cast(OwningRequest, request).resources
-        return await streamed_answer(service(), read, resources)
+        return await streamed_answer(service(), read.command, stream(read), resources)
 
     @app.post("/v1/chat/completions")
     async def chat_completions() -> Response:
-        return await answered(await asked_of(read_chat_request))
+        return await answered(await asked_of(read_chat_request), ChatAnswer, ChatStream)
 
     @app.post(completions_errors.ADDRESS)
     async def completions() -> Response:
-        return await answered(await asked_of(read_text_request))
+        return await answered(await asked_of(read_text_request), TextAnswer, TextStream)
 
     @app.post(responses_errors.ADDRESS)
     async def responses() -> Response:
         draft = await asked_of(read_responses_request)
-        return await answered(await completed(draft, service()))
+        read = await completed(draft, service())
+        return await answered(read, ResponsesAnswer, ResponsesStream)
 
     @app.get(f"{responses_errors.ADDRESS}/<name>")
     async def response(name: str) -> Response:
@@ -193,17 +189,23 @@ def create_app(
     async def response_input(name: str) -> Response:
         return _json(await look_up_input(name, service(), request.args))
 
-    @app.post(anthropic_errors.ADDRESS)
+    @app.post(messages_errors.ADDRESS)
     async def messages() -> Response:
-        return await answered(await asked_of(read_messages_request))
+        read = await asked_of(read_messages_request)
+        return await answered(read, MessagesAnswer, MessagesStream)
 
-    @app.post(f"{anthropic_errors.ADDRESS}/count_tokens")
+    @app.post(f"{messages_errors.ADDRESS}/count_tokens")
     async def count_tokens() -> Response:
         asked = await asked_of(read_count_request)
         return _json(TokenCount(await service().count(asked.command)))
 
     add_agent_routes(
-        app, service, ignored, body_of=body_of, check_model=check_model, answered=answered
+        app,
+        service,
+        ignored,
+        body_of=body_of,
+        check_model=check_model,
+        answered=lambda read: answered(read, ChatAnswer, ChatStream),
     )
 
     @app.get("/v1/models")
@@ -353,8 +355,8 @@ def _tenant_field() -> dict[str, str]:
 
 def _describe_at(path: str) -> Callable[[Exception], ErrorAnswer]:
     """The function that describes errors in the protocol of an address."""
-    if anthropic_errors.is_ours(path):
-        return anthropic_errors.messages_error
+    if messages_errors.is_ours(path):
+        return messages_errors.messages_error
     if responses_errors.is_ours(path):
         return responses_errors.responses_error
     return (

@@ -12,7 +12,8 @@ from cairn.actors.errors import PromptTooLong
 from cairn.actors.requests.messages import Delta, TokenInfo
 from cairn.engine.answer.parts import Said
 from cairn.http.app import create_app
-from cairn.http.completions.request import TextRequest, read_text_request
+from cairn.http.chat_completions.request import ChatRequest
+from cairn.http.completions.request import read_text_request
 from cairn.http.wire.checks import ClientError
 from cairn.http.wire.parameters import Ignored
 from tests.http.chat_completions.test_client import ask
@@ -29,7 +30,7 @@ from tests.http.fake_service import (
 )
 
 
-def read(**fields: Any) -> TextRequest:
+def read(**fields: Any) -> ChatRequest:
     """Read a request of these fields."""
     return read_text_request(json.dumps(fields).encode(), {}, Ignored(), FACTS)
 

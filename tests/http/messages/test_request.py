@@ -14,10 +14,10 @@ import structlog
 from cairn.actors.requests.messages import Generate
 from cairn.engine.prompt.template import Conversation, Message, conversation_parts
 from cairn.engine.sampling import Sampling
-from cairn.http.messages.request import MessagesRequest, read_count_request, read_messages_request
+from cairn.http.messages.request import read_count_request, read_messages_request
 from cairn.http.wire import placeholders as placeholders
 from cairn.http.wire.checks import ClientError
-from cairn.http.wire.parameters import Ignored
+from cairn.http.wire.parameters import Ignored, ReadRequest
 from tests.http.fake_service import FACTS
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -31,7 +31,7 @@ def body_of(**fields: Any) -> bytes:
     return json.dumps({"max_tokens": 100, "messages": HELLO, **fields}).encode()
 
 
-def read(headers: dict[str, str] | None = None, **fields: Any) -> MessagesRequest:
+def read(headers: dict[str, str] | None = None, **fields: Any) -> ReadRequest:
     """Read a request of these fields."""
     return read_messages_request(body_of(**fields), headers or {}, Ignored(), FACTS)
 
@@ -66,7 +66,7 @@ def test_plain_request():
     """
     Fields that are left out have the server's defaults; without ``thinking``, thinking is off.
     """
-    assert MessagesRequest(
+    assert ReadRequest(
         command=Generate(
             protocol="anthropic.messages",
             conversation=Conversation(
@@ -103,7 +103,7 @@ def test_all_parameters():
     )
     looks = {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
     assert (
-        MessagesRequest(
+        ReadRequest(
             command=Generate(
                 protocol="anthropic.messages",
                 conversation=Conversation(
@@ -400,7 +400,7 @@ def test_blocks_that_are_shown_to_no_model():
 def test_a_conversation_with_the_tools_of_a_server_goes_on():
     """Constant texts replace the blocks of another server's tools, whatever they contain."""
 
-    def talk(data: str) -> MessagesRequest:
+    def talk(data: str) -> ReadRequest:
         call = {
             "type": "server_tool_use",
             "id": "srv_1",

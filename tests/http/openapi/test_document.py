@@ -20,7 +20,7 @@ from cairn.http.app import create_app
 from cairn.http.health import HealthWithoutKey
 from cairn.http.messages.objects import MessagesErrorEnvelope
 from cairn.http.openapi.document import OPERATIONS, description
-from cairn.http.responses.answers import Form
+from cairn.http.responses.form import Form
 from cairn.http.responses.objects import Echo
 from cairn.http.wire.errors import ErrorEnvelope
 from cairn.journal.tenants import LOCAL

@@ -13,9 +13,12 @@ from cairn.actors.requests.messages import Delta, Reply, StoredTurn
 from cairn.engine.answer.parts import Called, Calling, Said, Thought
 from cairn.engine.prompt.template import Message
 from cairn.http.app import create_app
-from cairn.http.responses.answers import Form, ResponsesAnswer, ResponsesStream
+from cairn.http.responses.answers import ResponsesAnswer, ResponsesStream
+from cairn.http.responses.form import Form
 from cairn.http.responses.objects import Echo
+from cairn.http.responses.request import read_responses_request
 from cairn.http.wire.answers import UnfinishedAnswer
+from cairn.http.wire.parameters import Ignored
 from tests.http.chat_completions.test_client import ask
 from tests.http.conftest import Serve
 from tests.http.fake_service import (
@@ -42,7 +45,6 @@ SCRIPT: tuple[Reply, ...] = (
     Delta(parts=(Said("\nDone."),)),
     FINISHED,
 )
-FORM = Form(echo=Echo(), model="any")
 LONG = "Be brief. " * 20
 CUT = attrs.evolve(FINISHED, finish_reason="length")
 ITEMS = ["reasoning", "message", "function_call", "function_call", "message"]
@@ -284,7 +286,8 @@ async def test_a_fault_in_the_queue(serve: Serve):
 @pytest.mark.parametrize("replies", [(), (ACCEPTED,)])
 async def test_an_answer_that_is_not_complete(replies: tuple[Reply, ...]):
     """They never become a response, and the stream has no end event."""
-    whole, chunks = ResponsesAnswer(FORM), ResponsesStream(FORM)
+    read = read_responses_request(b'{"input": "Hello"}', {}, Ignored(), FACTS).complete((), {})
+    whole, chunks = ResponsesAnswer(read), ResponsesStream(read)
     for reply in replies:
         whole.take(reply)
         chunks.take(reply)

@@ -61,7 +61,7 @@ def parts(command: Generate) -> tuple[tuple[str, bytes], ...]:
 
 def output(body: Body, told: tuple[AnswerPart, ...]) -> list[Body]:
     """The output items that a client receives."""
-    whole = ResponsesAnswer(draft(body).form)
+    whole = ResponsesAnswer(draft(body).complete((), {}))
     replies: list[Reply] = [ACCEPTED, *(Delta(parts=(part,)) for part in told), FINISHED]
     for reply in replies:
         whole.take(reply)

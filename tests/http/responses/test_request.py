@@ -12,7 +12,8 @@ from cairn.actors.requests.messages import Generate, StoredTurn
 from cairn.engine.answer.grammar import ANY_OBJECT, Constraint
 from cairn.engine.answer.parts import Called
 from cairn.engine.prompt.template import Message
-from cairn.http.responses.request import ResponsesRequest, read_responses_request
+from cairn.http.responses.form import ResponsesRequest
+from cairn.http.responses.request import read_responses_request
 from cairn.http.wire import placeholders as placeholders
 from cairn.http.wire.checks import ClientError
 from cairn.http.wire.parameters import Ignored

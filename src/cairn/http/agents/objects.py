@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
+from cairn.http.chat_completions.objects import ToolCall
+from cairn.http.wire.checks import JsonObject
 from cairn.http.wire.sent import Sent
 from cairn.journal.events import FinishReason
 
@@ -27,7 +29,7 @@ class AgentObject(Sent, kw_only=True):
     created: str
     last_accessed: str
     system_prompt: str | UnsetType | None = UNSET
-    tools: list[dict[str, Any]] | UnsetType = UNSET
+    tools: list[JsonObject] | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
 
 
@@ -46,28 +48,13 @@ class DeletedAgent(Sent, kw_only=True):
     deleted: Literal[True] = True
 
 
-class CalledFunction(Sent):
-    """The function that a call names, and its arguments as JSON text."""
-
-    name: str
-    arguments: str
-
-
-class AgentToolCall(Sent):
-    """A tool call in a stored message."""
-
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
 class AgentMessage(Sent, kw_only=True):
     """A stored message, in the form of chat completions."""
 
     role: str
     content: str
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[AgentToolCall] | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
     tool_call_id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
 

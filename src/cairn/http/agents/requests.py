@@ -11,7 +11,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 import attrs
 import msgspec
@@ -24,17 +23,16 @@ from cairn.http.agents.objects import (
     AgentList,
     AgentMessage,
     AgentObject,
-    AgentToolCall,
     AgentTurn,
     AgentTurns,
-    CalledFunction,
     DeletedAgent,
 )
 from cairn.http.chat_completions.conversation import read_tools
+from cairn.http.chat_completions.objects import FunctionCall, ToolCall
 from cairn.http.chat_completions.request import ChatRequest, _Request, chat_request
 from cairn.http.service import Service
 from cairn.http.wire import parameters
-from cairn.http.wire.checks import MESSAGES_MAX, ClientError, check_count
+from cairn.http.wire.checks import MESSAGES_MAX, ClientError, JsonObject, check_count
 from cairn.http.wire.json import decode_object, encode, to_struct
 from cairn.http.wire.parameters import INT64_MAX, Ignored, integer
 from cairn.journal.agents import NAME_MAX, is_agent_name, session_of
@@ -58,7 +56,7 @@ class _NewAgent(msgspec.Struct):
     agent_id: str | None = None
     model: str | None = None
     system_prompt: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[JsonObject] | None = None
     max_context: int | None = None
     persist: bool | None = None
 
@@ -344,15 +342,13 @@ def _message_object(message: Message) -> AgentMessage:
     )
 
 
-def _call_object(call: Mapping[str, Any]) -> AgentToolCall:
+def _call_object(call: JsonObject) -> ToolCall:
     function = call["function"]
     arguments = function["arguments"]
     if not isinstance(arguments, str):
         arguments = encode(arguments).decode()
-    return AgentToolCall(
-        id=call["id"],
-        type="function",
-        function=CalledFunction(name=function["name"], arguments=arguments),
+    return ToolCall(
+        id=call["id"], function=FunctionCall(name=function["name"], arguments=arguments)
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from quart import Quart, Response
 
-from cairn.http.adapter import ReadRequest
 from cairn.http.agents import requests as agents
+from cairn.http.chat_completions.request import ChatRequest
 from cairn.http.models import named_model
 from cairn.http.service import Service
 from cairn.http.wire.json import encode
@@ -21,7 +21,7 @@ def add_agent_routes(
     *,
     body_of: Callable[[], Awaitable[tuple[bytes, Mapping[str, str]]]],
     check_model: Callable[[str], None],
-    answered: Callable[[ReadRequest], Awaitable[Response]],
+    answered: Callable[[ChatRequest], Awaitable[Response]],
 ) -> None:
     """
     Add the routes of agents.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from cairn.actors.requests.messages import (
     Accepted,
@@ -26,9 +26,8 @@ from cairn.engine.answer.parts import AnswerPart, Called, Calling, Said, Thought
 from cairn.http.chat_completions.choices import (
     LOGPROB_MIN,
     Choice,
-    Choices,
     StreamedChoices,
-    answer_fields,
+    WholeChoices,
 )
 from cairn.http.chat_completions.objects import (
     Alternative,
@@ -45,50 +44,16 @@ from cairn.http.chat_completions.objects import (
     TokenLogprob,
     ToolCall,
     ToolCallDelta,
-    Usage,
 )
-from cairn.http.wire.answers import CairnObject
-from cairn.http.wire.errors import FormatPlaces
+from cairn.http.chat_completions.request import ChatRequest
 
 _PREFIX = "chatcmpl-"
 
 
-class ChatAnswer:
+class ChatAnswer(WholeChoices):
     """Builds an answer that is sent as a whole."""
 
-    def __init__(
-        self,
-        *,
-        logprobs: bool,
-        choices: int = 1,
-        ignored: tuple[str, ...] = (),
-    ) -> None:
-        self._ignored = ignored
-        self._logprobs = logprobs
-        self._choices = Choices(choices)
-
-    def take(self, reply: Reply) -> None:
-        """Add a reply."""
-        self._choices.take(reply)
-
-    def headers(self) -> dict[str, str]:
-        """The response headers that describe the request."""
-        return self._choices.headers()
-
-    def body(self) -> ChatCompletion:
-        """
-        The whole answer.
-
-        Raises:
-            UnfinishedAnswer: the replies were not complete.
-        """
-        usage = self._choices.usage()
-        return ChatCompletion(
-            **answer_fields(_PREFIX, self._choices.accepted()),
-            choices=[self._choice(*found) for found in enumerate(self._choices.all)],
-            usage=usage,
-            cairn=self._choices.cairn(self._ignored),
-        )
+    _prefix, _whole = _PREFIX, ChatCompletion
 
     def _choice(self, index: int, choice: Choice) -> ChatChoice:
         return ChatChoice(
@@ -99,39 +64,31 @@ class ChatAnswer:
         )
 
 
-class ChatStream(StreamedChoices[ChatChunkChoice]):
+class ChatStream(StreamedChoices):
     """Builds an answer that is sent as server-sent events. ``done`` gives the last one."""
 
-    def __init__(
-        self,
-        *,
-        logprobs: bool,
-        include_usage: bool,
-        choices: int = 1,
-        ignored: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(
-            choices, include_usage=include_usage, ignored=ignored, places=FormatPlaces()
-        )
-        self._logprobs = logprobs
+    _prefix, _chunk = _PREFIX, ChatChunk
+
+    def __init__(self, read: ChatRequest) -> None:
+        super().__init__(read)
         self._with_calls: set[int] = set()
         # By choice, of the call that is open: how many characters of its arguments were sent.
         self._sent: dict[int, int] = {}
 
     def take(self, reply: Reply) -> bytes:
         """What to send for a reply; may be nothing."""
-        self._choices.take(reply, keep=False)
+        self._add(reply, keep=False)
         match reply:
             case Waiting():
-                return self._choices.comment(reply)
+                return self._comment(reply)
             case Accepted():
                 delta = ChatDelta(role="assistant", content="")
-                return self._chunk(reply.choice, delta, cairn=self._cairn(reply))
+                return self._piece(reply.choice, delta, accepted=reply)
             case Delta():
                 return self._delta(reply)
             case Finished():
                 reason = _finish_reason(reply, reply.choice in self._with_calls)
-                return self._ended(self._chunk(reply.choice, ChatDelta(), finish_reason=reason))
+                return self._ended(self._piece(reply.choice, ChatDelta(), finish_reason=reason))
 
     def _delta(self, reply: Delta) -> bytes:
         if any(isinstance(part, Called) for part in reply.parts):
@@ -149,7 +106,7 @@ class ChatStream(StreamedChoices[ChatChunkChoice]):
             deltas = [ChatDelta(content="")]
         tokens = [reply.tokens] + [()] * len(deltas)
         return b"".join(
-            self._chunk(reply.choice, delta, tokens=known)
+            self._piece(reply.choice, delta, tokens=known)
             for delta, known in zip(deltas, tokens, strict=False)
         )
 
@@ -159,14 +116,14 @@ class ChatStream(StreamedChoices[ChatChunkChoice]):
         self._sent[choice] = (sent or 0) + len(calling.arguments)
         return _call_deltas(calling, calling.arguments, begins=sent is None)
 
-    def _chunk(
+    def _piece(
         self,
         index: int,
         delta: ChatDelta,
         *,
         tokens: tuple[TokenInfo, ...] = (),
         finish_reason: ChatFinishReason | None = None,
-        cairn: CairnObject | UnsetType = UNSET,
+        accepted: Accepted | None = None,
     ) -> bytes:
         choice = ChatChunkChoice(
             index=index,
@@ -174,16 +131,7 @@ class ChatStream(StreamedChoices[ChatChunkChoice]):
             logprobs=_logprobs(tokens) if self._logprobs and tokens else None,
             finish_reason=finish_reason,
         )
-        return self._event(choice, cairn)
-
-    def _object(
-        self,
-        choices: list[ChatChunkChoice],
-        usage: Usage | UnsetType | None,
-        cairn: CairnObject | UnsetType,
-    ) -> ChatChunk:
-        fields = answer_fields(_PREFIX, self._choices.accepted())
-        return ChatChunk(**fields, choices=choices, usage=usage, cairn=cairn)
+        return self._event(choice, accepted)
 
 
 def _message(parts: list[AnswerPart]) -> AssistantMessage:

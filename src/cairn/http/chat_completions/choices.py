@@ -5,7 +5,9 @@ and the comments that keep a stream alive.
 
 from __future__ import annotations
 
-from typing import Generic, TypedDict, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
 
 import attrs
 from msgspec import UNSET, UnsetType
@@ -20,39 +22,16 @@ from cairn.actors.requests.messages import (
 )
 from cairn.engine.answer.parts import AnswerPart, Called
 from cairn.http.chat_completions.objects import CachedTokens, Usage
-from cairn.http.wire.answers import CairnObject, UnfinishedAnswer, accepted_headers, cairn_object
+from cairn.http.chat_completions.request import ChatRequest
+from cairn.http.wire.answers import UnfinishedAnswer, accepted_headers, cairn_object
 from cairn.http.wire.errors import FormatPlaces, describe
 from cairn.http.wire.json import encode
-from cairn.http.wire.sent import Sent
-
-C = TypeVar("C", bound=Sent)
+from cairn.http.wire.sent import CairnObject, Sent
 
 DONE = b"data: [DONE]\n\n"
 
 #: What OpenAI gives for "very unlikely"; JSON has no infinity.
 LOGPROB_MIN = -9999.0
-
-
-class AnswerFields(TypedDict):
-    """The fields that identify an answer, in every answer and event."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-
-
-def answer_fields(prefix: str, accepted: Accepted) -> AnswerFields:
-    """
-    Args:
-        prefix: of the answer's id.
-    """
-    return AnswerFields(
-        id=f"{prefix}{accepted.request}",
-        created=accepted.created_s,
-        model=accepted.model,
-        system_fingerprint=accepted.fingerprint,
-    )
 
 
 @attrs.define
@@ -82,57 +61,52 @@ class Choice:
 
 
 class Choices:
-    """All answers to a request. Takes each reply once and in order."""
+    """All answers to a request, from replies that are taken once and in order."""
 
-    def __init__(self, count: int) -> None:
-        self.all = [Choice() for _ in range(count)]
+    #: Of the answer's id.
+    _prefix: ClassVar[str]
 
-    @property
-    def first(self) -> Choice:
-        """The answer that has the request's own id."""
-        return self.all[0]
+    def __init__(self, read: ChatRequest) -> None:
+        self._ignored = read.ignored
+        self._logprobs = read.command.top_logprobs is not None
+        self._all = [Choice() for _ in range(read.command.choices)]
 
-    def take(self, reply: Reply, *, keep: bool = True) -> None:
+    def _add(self, reply: Reply, *, keep: bool) -> None:
         """
-        Add a reply.
-
         Args:
             keep: whether its text and tokens are needed later.
         """
         match reply:
             case Accepted():
-                self.all[reply.choice].accepted = reply
+                self._all[reply.choice].accepted = reply
             case Delta() if keep:
-                self.all[reply.choice].parts.extend(reply.parts)
-                self.all[reply.choice].tokens.extend(reply.tokens)
+                self._all[reply.choice].parts.extend(reply.parts)
+                self._all[reply.choice].tokens.extend(reply.tokens)
             case Finished():
-                self.all[reply.choice].finished = reply
+                self._all[reply.choice].finished = reply
             case _:
                 pass
 
-    def headers(self) -> dict[str, str]:
-        """The response headers that describe the request."""
-        return accepted_headers(self.first.accepted)
-
-    def accepted(self) -> Accepted:
-        """
-        The first reply to the first answer.
-
-        Raises:
-            UnfinishedAnswer: it did not come.
-        """
-        if self.first.accepted is None:
+    def _accepted(self) -> Accepted:
+        """The first reply to the first answer, which has the request's own id."""
+        accepted = self._all[0].accepted
+        if accepted is None:
             raise UnfinishedAnswer("the replies began without being accepted")
-        return self.first.accepted
+        return accepted
 
-    def usage(self) -> Usage:
-        """
-        Token counts: the shared prompt once, and the tokens of all answers together.
+    def _fields(self) -> dict[str, object]:
+        """The fields that identify an answer, in every answer and event."""
+        accepted = self._accepted()
+        return {
+            "id": f"{self._prefix}{accepted.request}",
+            "created": accepted.created_s,
+            "model": accepted.model,
+            "system_fingerprint": accepted.fingerprint,
+        }
 
-        Raises:
-            UnfinishedAnswer: an answer is not complete.
-        """
-        ends = [choice.end() for choice in self.all]
+    def _usage(self) -> Usage:
+        """The shared prompt once, and the tokens of all answers together."""
+        ends = [choice.end() for choice in self._all]
         prompt = ends[0].prompt_tokens
         written = sum(end.completion_tokens for end in ends)
         return Usage(
@@ -142,50 +116,63 @@ class Choices:
             prompt_tokens_details=CachedTokens(ends[0].cached_tokens),
         )
 
-    def cairn(self, ignored: tuple[str, ...]) -> CairnObject:
+
+class WholeChoices(Choices, ABC):
+    """Builds an answer that is sent as a whole."""
+
+    #: The struct of the answer.
+    _whole: ClassVar[Callable[..., Sent]]
+
+    def take(self, reply: Reply) -> None:
+        """Add a reply."""
+        self._add(reply, keep=True)
+
+    def headers(self) -> dict[str, str]:
+        """The response headers that describe the request."""
+        return accepted_headers(self._all[0].accepted)
+
+    def body(self) -> Sent:
+        """
+        The whole answer.
+
+        Raises:
+            UnfinishedAnswer: the replies were not complete.
+        """
+        return self._whole(
+            **self._fields(),
+            choices=[self._choice(*found) for found in enumerate(self._all)],
+            usage=self._usage(),
+            cairn=self._cairn(),
+        )
+
+    @abstractmethod
+    def _choice(self, index: int, choice: Choice) -> Sent: ...
+
+    def _cairn(self) -> CairnObject:
         """The ``cairn`` object of the request; with several answers, it lists each of them."""
-        cairn = cairn_object(self.accepted(), ignored)
-        if len(self.all) > 1:
-            accepted = [choice.accepted for choice in self.all if choice.accepted is not None]
+        cairn = cairn_object(self._accepted(), self._ignored)
+        if len(self._all) > 1:
+            accepted = [choice.accepted for choice in self._all if choice.accepted is not None]
             cairn.choices = [_choice_object(one) for one in accepted]
         return cairn
 
-    def comment(self, waiting: Waiting) -> bytes:
-        """A comment that shows a waiting client how far its request is."""
-        if waiting.queued:
-            return b": waiting\n\n"
-        accepted = self.first.accepted
-        if accepted is None:
-            return b": prefill %d\n\n" % waiting.prefilled_tokens
-        if waiting.prefilled_tokens >= accepted.prompt_tokens:
-            return b": writing\n\n"
-        return b": prefill %d/%d\n\n" % (waiting.prefilled_tokens, accepted.prompt_tokens)
 
+class StreamedChoices(Choices):
+    """Builds an answer that is sent as server-sent events; ``done`` gives the last one."""
 
-class StreamedChoices(Generic[C]):
-    """
-    All answers to a request as server-sent events; ``done`` gives the last one. Subclasses build
-    the object of an event from its choices.
-    """
+    #: The struct of an event.
+    _chunk: ClassVar[Callable[..., Sent]]
+    #: Where things are in the bodies of the protocol.
+    _places = FormatPlaces()
 
-    def __init__(
-        self,
-        count: int,
-        *,
-        include_usage: bool,
-        ignored: tuple[str, ...],
-        places: FormatPlaces,
-    ) -> None:
-        """
-        Args:
-            ignored: the parameters that were sent and are not acted on.
-            places: where things are in the bodies of the protocol.
-        """
-        self._choices = Choices(count)
-        self._left = count
-        self._include_usage = include_usage
-        self._ignored = ignored
-        self._places = places
+    def __init__(self, read: ChatRequest) -> None:
+        super().__init__(read)
+        self._left = read.command.choices
+        self._include_usage = read.include_usage
+
+    def headers(self, first: Reply) -> dict[str, str]:
+        """The response headers that describe the request, by its first reply."""
+        return accepted_headers(first)
 
     def done(self) -> bytes:
         """
@@ -198,28 +185,35 @@ class StreamedChoices(Generic[C]):
             raise UnfinishedAnswer("the replies ended before the answer did")
         return DONE
 
-    def headers(self, first: Reply) -> dict[str, str]:
-        """The response headers that describe the request, by its first reply."""
-        return accepted_headers(first)
-
     def failed(self, error: Exception) -> bytes:
         """The end of a stream that broke off, so that the client sees it is incomplete."""
         return event(describe(error, self._places).envelope())
 
-    def _object(
-        self, choices: list[C], usage: Usage | UnsetType | None, cairn: CairnObject | UnsetType
-    ) -> Sent:
-        """The object of an event."""
-        raise NotImplementedError  # pragma: no cover (each protocol has its own)
+    def _comment(self, waiting: Waiting) -> bytes:
+        """A comment that shows a waiting client how far its request is."""
+        if waiting.queued:
+            return b": waiting\n\n"
+        accepted = self._all[0].accepted
+        if accepted is None:
+            return b": prefill %d\n\n" % waiting.prefilled_tokens
+        if waiting.prefilled_tokens >= accepted.prompt_tokens:
+            return b": writing\n\n"
+        return b": prefill %d/%d\n\n" % (waiting.prefilled_tokens, accepted.prompt_tokens)
 
-    def _cairn(self, accepted: Accepted) -> CairnObject:
-        """The ``cairn`` object of an answer. Only the first one lists what was ignored."""
-        if accepted.choice:
-            return _choice_object(accepted)
-        return cairn_object(accepted, self._ignored)
+    def _event(self, choice: Sent, accepted: Accepted | None = None) -> bytes:
+        """
+        An event of one answer.
 
-    def _event(self, choice: C, cairn: CairnObject | UnsetType = UNSET) -> bytes:
-        return event(self._object([choice], None if self._include_usage else UNSET, cairn))
+        Args:
+            accepted: the answer's first reply, if the event is its first one.
+        """
+        cairn: CairnObject | UnsetType = UNSET
+        if accepted is not None:
+            # Only the first answer lists what was ignored.
+            is_first = accepted.choice == 0
+            cairn = cairn_object(accepted, self._ignored) if is_first else _choice_object(accepted)
+        usage = None if self._include_usage else UNSET
+        return event(self._chunk(**self._fields(), choices=[choice], usage=usage, cairn=cairn))
 
     def _ended(self, last: bytes) -> bytes:
         """
@@ -229,7 +223,7 @@ class StreamedChoices(Generic[C]):
         self._left -= 1
         if self._left or not self._include_usage:
             return last
-        return last + event(self._object([], self._choices.usage(), UNSET))
+        return last + event(self._chunk(**self._fields(), choices=[], usage=self._usage()))
 
 
 def _choice_object(accepted: Accepted) -> CairnObject:

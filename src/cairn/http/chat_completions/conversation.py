@@ -21,6 +21,7 @@ from cairn.http.wire.checks import (
     MESSAGES_MAX,
     TOOLS_MAX,
     ClientError,
+    JsonObject,
     check_count,
     check_name,
     missing,
@@ -42,7 +43,7 @@ class WireFunction(msgspec.Struct):
     """The function of a tool call."""
 
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: str | JsonObject | None = None
 
 
 class WireToolCall(msgspec.Struct):
@@ -84,7 +85,7 @@ def read_messages(wire: Sequence[WireMessage]) -> tuple[tuple[Message, ...], set
     return tuple(messages), ignored
 
 
-def read_tools(wire: Sequence[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+def read_tools(wire: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
     """
     The tools as the template takes them. ``tool_choice`` does not change them, so that the prompt
     keeps its beginning.
@@ -97,11 +98,11 @@ def read_tools(wire: Sequence[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
 
 
 def read_template(
-    given: Mapping[str, Any],
+    given: JsonObject,
     enable_thinking: bool | None,
-    effort: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-) -> Mapping[str, Any]:
+    effort: JsonObject,
+    defaults: JsonObject,
+) -> JsonObject:
     """
     The template settings. Those in ``given`` take precedence over ``enable_thinking``, then those
     that an ``effort`` of thinking sets, then the model's ``defaults``.
@@ -188,8 +189,8 @@ def _part(part: WirePart, where: str) -> str:
     return text
 
 
-def _tool_call(wire: WireToolCall, where: str) -> Mapping[str, Any]:
-    arguments: str | dict[str, Any] = wire.function.arguments or ""
+def _tool_call(wire: WireToolCall, where: str) -> JsonObject:
+    arguments: str | JsonObject = wire.function.arguments or ""
     if isinstance(arguments, str):
         arguments = call_arguments(arguments)
     elif (fault := fault_of(arguments)) is not None:
@@ -199,7 +200,7 @@ def _tool_call(wire: WireToolCall, where: str) -> Mapping[str, Any]:
     return {"id": wire.id or "", "type": "function", "function": function}
 
 
-def _tool(tool: dict[str, Any], where: str) -> Mapping[str, Any]:
+def _tool(tool: JsonObject, where: str) -> JsonObject:
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
         raise ClientError(

@@ -14,8 +14,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from cairn.http.wire.answers import CairnObject
-from cairn.http.wire.sent import Sent
+from cairn.http.wire.sent import CairnObject, Sent
 
 
 class CachedTokens(Sent):

@@ -9,14 +9,12 @@ or guessed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import attrs
 import msgspec
 
 from cairn.actors.requests.messages import Generate, ServerFacts
 from cairn.engine.prompt.template import Conversation
-from cairn.http.chat_completions.answers import ChatAnswer, ChatStream
 from cairn.http.chat_completions.conversation import (
     WireMessage,
     read_messages,
@@ -24,10 +22,10 @@ from cairn.http.chat_completions.conversation import (
     read_tools,
 )
 from cairn.http.wire import parameters
-from cairn.http.wire.checks import ClientError
+from cairn.http.wire.checks import ClientError, JsonObject
 from cairn.http.wire.formats import ToolChoiceForm, read_constraint
 from cairn.http.wire.json import decode_object, to_struct
-from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, integer
+from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, ReadRequest, integer
 
 PROTOCOL = "openai.chat"
 
@@ -61,56 +59,58 @@ class CompletionFields(CommonFields, kw_only=True):
     stop: str | list[str] | None = None
     n: int | None = None
 
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage is True
+
+    @property
+    def choices(self) -> int:
+        """
+        The number of answers.
+
+        Raises:
+            ClientError: it is out of range.
+        """
+        return integer("n", self.n, 1, CHOICES_MAX) or 1
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """
+        The texts that end an answer.
+
+        Raises:
+            ClientError: there are too many, or one of them is empty.
+        """
+        texts = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return parameters.stop_texts("stop", texts, _STOPS_MAX)
+
 
 class _Request(CompletionFields):
     messages: list[WireMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    response_format: JsonObject | None = None
+    chat_template_kwargs: JsonObject | None = None
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
     prompt_cache_key: str | None = None
 
 
 @attrs.frozen(kw_only=True)
-class ChatRequest:
+class ChatRequest(ReadRequest):
     """
-    A command, and how to send its answer.
+    A request of chat completions or completions.
 
     Attributes:
-        ignored: the parameters that were sent and are ignored, sorted.
+        include_usage: whether a stream ends with the token counts.
     """
 
-    command: Generate
-    stream: bool
     include_usage: bool
-    ignored: tuple[str, ...] = ()
-
-    def whole(self) -> ChatAnswer:
-        """A builder of the answer as one object."""
-        return ChatAnswer(
-            logprobs=self._wants_logprobs,
-            choices=self.command.choices,
-            ignored=self.ignored,
-        )
-
-    def streamed(self) -> ChatStream:
-        """A builder of the answer as a stream."""
-        return ChatStream(
-            logprobs=self._wants_logprobs,
-            include_usage=self.include_usage,
-            choices=self.command.choices,
-            ignored=self.ignored,
-        )
-
-    @property
-    def _wants_logprobs(self) -> bool:
-        return self.command.top_logprobs is not None
 
 
 def read_chat_request(
@@ -130,11 +130,10 @@ def read_chat_request(
 
 
 def chat_request(
-    fields: dict[str, Any], headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
+    fields: JsonObject, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
 ) -> ChatRequest:
     """As ``read_chat_request``, for the fields of a body."""
     wire = to_struct(fields, _Request)
-    options = wire.stream_options
     tools = read_tools(wire.tools or ())
     offered = () if wire.tool_choice == "none" else tools
     effort, ignored_effort = parameters.thinking(wire.reasoning_effort, "reasoning_effort", facts)
@@ -159,35 +158,22 @@ def chat_request(
             ),
         ),
         prompt=None,
-        sampling=parameters.sampling(wire, facts),
-        seed=parameters.seed(wire.seed),
+        **parameters.common(wire, facts),
         max_tokens=_max_tokens(wire),
-        stop=stop_texts(wire.stop),
+        stop=wire.stop_texts,
         top_logprobs=_top_logprobs(wire),
         group=parameters.group(headers) or parameters.group_name(wire.prompt_cache_key),
-        **parameters.reuse(wire),
-        requested_model=parameters.model_name(wire.model),
         constraint=constraint,
-        choices=choices(wire.n),
+        choices=wire.choices,
     )
     names = parameters.unknown(fields, _Request.__struct_fields__)
     names |= ignored_effort | ignored_constraints | ignored_parts
     return ChatRequest(
         command=command,
         stream=wire.stream is True,
-        include_usage=options is not None and options.include_usage is True,
+        include_usage=wire.include_usage,
         ignored=ignored.report(names, _Request.__struct_fields__),
     )
-
-
-def choices(count: int | None) -> int:
-    """
-    The number of answers.
-
-    Raises:
-        ClientError: it is out of range.
-    """
-    return integer("n", count, 1, CHOICES_MAX) or 1
 
 
 # --- parameters --------------------------------------------------------------------------------
@@ -197,17 +183,6 @@ def _max_tokens(wire: _Request) -> int | None:
     older = integer("max_tokens", wire.max_tokens, 1, INT64_MAX)
     newer = integer("max_completion_tokens", wire.max_completion_tokens, 1, INT64_MAX)
     return newer if newer is not None else older
-
-
-def stop_texts(wire: str | list[str] | None) -> tuple[str, ...]:
-    """
-    The texts that end an answer.
-
-    Raises:
-        ClientError: there are too many, or one of them is empty or too long.
-    """
-    texts = (wire,) if isinstance(wire, str) else tuple(wire or ())
-    return parameters.stop_texts("stop", texts, _STOPS_MAX)
 
 
 def _top_logprobs(wire: _Request) -> int | None:

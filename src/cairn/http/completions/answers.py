@@ -4,111 +4,33 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import Literal
-
-from msgspec import UNSET, UnsetType
 
 from cairn.actors.requests.messages import Accepted, Delta, Finished, Reply, TokenInfo, Waiting
 from cairn.engine.answer.parts import AnswerPart, Said
 from cairn.http.chat_completions.choices import (
     LOGPROB_MIN,
     Choice,
-    Choices,
     StreamedChoices,
-    answer_fields,
+    WholeChoices,
 )
-from cairn.http.chat_completions.objects import Usage
+from cairn.http.chat_completions.request import ChatRequest
 from cairn.http.completions.errors import PLACES
-from cairn.http.wire.answers import CairnObject
-from cairn.http.wire.sent import Sent
+from cairn.http.completions.objects import (
+    TextChoice,
+    TextChunk,
+    TextChunkChoice,
+    TextCompletion,
+    TextLogprobs,
+)
 from cairn.journal.events import FinishReason
 
 _PREFIX = "cmpl-"
 
 
-class TextLogprobs(Sent):
-    """The tokens of a text, and where in the text each begins."""
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class TextChoice(Sent):
-    """One of the texts."""
-
-    index: int
-    text: str
-    logprobs: TextLogprobs | None
-    finish_reason: FinishReason
-
-
-class TextCompletion(Sent, kw_only=True):
-    """The continuation of a text."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[TextChoice]
-    usage: Usage
-    cairn: CairnObject
-
-
-class TextChunkChoice(Sent):
-    """More of one of the texts."""
-
-    index: int
-    text: str
-    logprobs: TextLogprobs | None
-    finish_reason: FinishReason | None
-
-
-class TextChunk(Sent, kw_only=True):
-    """An event of a streamed text."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[TextChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    cairn: CairnObject | UnsetType = UNSET
-
-
-class TextAnswer:
+class TextAnswer(WholeChoices):
     """Builds an answer that is sent as a whole."""
 
-    def __init__(self, *, logprobs: bool, choices: int, ignored: tuple[str, ...]) -> None:
-        self._logprobs = logprobs
-        self._ignored = ignored
-        self._choices = Choices(choices)
-
-    def take(self, reply: Reply) -> None:
-        """Add a reply."""
-        self._choices.take(reply)
-
-    def headers(self) -> dict[str, str]:
-        """The response headers that describe the request."""
-        return self._choices.headers()
-
-    def body(self) -> TextCompletion:
-        """
-        The whole answer.
-
-        Raises:
-            UnfinishedAnswer: the replies were not complete.
-        """
-        usage = self._choices.usage()
-        return TextCompletion(
-            **answer_fields(_PREFIX, self._choices.accepted()),
-            choices=[self._choice(*found) for found in enumerate(self._choices.all)],
-            usage=usage,
-            cairn=self._choices.cairn(self._ignored),
-        )
+    _prefix, _whole = _PREFIX, TextCompletion
 
     def _choice(self, index: int, choice: Choice) -> TextChoice:
         return TextChoice(
@@ -119,39 +41,38 @@ class TextAnswer:
         )
 
 
-class TextStream(StreamedChoices[TextChunkChoice]):
+class TextStream(StreamedChoices):
     """Builds an answer that is sent as server-sent events. ``done`` gives the last one."""
 
-    def __init__(
-        self, *, logprobs: bool, include_usage: bool, choices: int, ignored: tuple[str, ...]
-    ) -> None:
-        super().__init__(choices, include_usage=include_usage, ignored=ignored, places=PLACES)
-        self._logprobs = logprobs
-        self._offsets = [_Offsets() for _ in range(choices)]
+    _prefix, _chunk, _places = _PREFIX, TextChunk, PLACES
+
+    def __init__(self, read: ChatRequest) -> None:
+        super().__init__(read)
+        self._offsets = [_Offsets() for _ in self._all]
 
     def take(self, reply: Reply) -> bytes:
         """What to send for a reply; may be nothing."""
-        self._choices.take(reply, keep=False)
+        self._add(reply, keep=False)
         match reply:
             case Waiting():
-                return self._choices.comment(reply)
+                return self._comment(reply)
             case Accepted():
-                return self._chunk(reply.choice, "", cairn=self._cairn(reply))
+                return self._piece(reply.choice, "", accepted=reply)
             case Delta():
                 text, tokens = _text(reply.parts), reply.tokens if self._logprobs else ()
-                return self._chunk(reply.choice, text, tokens) if text or tokens else b""
+                return self._piece(reply.choice, text, tokens) if text or tokens else b""
             case Finished():
-                last = self._chunk(reply.choice, "", finish_reason=reply.finish_reason)
+                last = self._piece(reply.choice, "", finish_reason=reply.finish_reason)
                 return self._ended(last)
 
-    def _chunk(
+    def _piece(
         self,
         index: int,
         text: str,
         tokens: Sequence[TokenInfo] = (),
         *,
         finish_reason: FinishReason | None = None,
-        cairn: CairnObject | UnsetType = UNSET,
+        accepted: Accepted | None = None,
     ) -> bytes:
         choice = TextChunkChoice(
             index=index,
@@ -159,16 +80,7 @@ class TextStream(StreamedChoices[TextChunkChoice]):
             logprobs=_text_logprobs(tokens, self._offsets[index]) if tokens else None,
             finish_reason=finish_reason,
         )
-        return self._event(choice, cairn)
-
-    def _object(
-        self,
-        choices: list[TextChunkChoice],
-        usage: Usage | UnsetType | None,
-        cairn: CairnObject | UnsetType,
-    ) -> TextChunk:
-        fields = answer_fields(_PREFIX, self._choices.accepted())
-        return TextChunk(**fields, choices=choices, usage=usage, cairn=cairn)
+        return self._event(choice, accepted)
 
 
 def _text(parts: Sequence[AnswerPart]) -> str:

@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import attrs
-
 from cairn.actors.requests.messages import Generate, ServerFacts
-from cairn.http.chat_completions.request import CompletionFields, choices, stop_texts
-from cairn.http.completions.answers import TextAnswer, TextStream
+from cairn.http.chat_completions.request import ChatRequest, CompletionFields
 from cairn.http.wire import parameters
 from cairn.http.wire.checks import ClientError, missing
 from cairn.http.wire.json import decode_object, to_struct
@@ -34,78 +31,31 @@ class _Request(CompletionFields):
     suffix: str | None = None
 
 
-@attrs.frozen(kw_only=True)
-class TextRequest:
-    """
-    A command, and how to send its answer.
-
-    Attributes:
-        ignored: the parameters that were sent and are ignored, sorted.
-    """
-
-    command: Generate
-    stream: bool
-    include_usage: bool
-    ignored: tuple[str, ...] = ()
-
-    def whole(self) -> TextAnswer:
-        """A builder of the answer as one object."""
-        return TextAnswer(
-            logprobs=self._wants_logprobs, choices=self.command.choices, ignored=self.ignored
-        )
-
-    def streamed(self) -> TextStream:
-        """A builder of the answer as a stream."""
-        return TextStream(
-            logprobs=self._wants_logprobs,
-            include_usage=self.include_usage,
-            choices=self.command.choices,
-            ignored=self.ignored,
-        )
-
-    @property
-    def _wants_logprobs(self) -> bool:
-        return self.command.top_logprobs is not None
-
-
 def read_text_request(
     body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
-) -> TextRequest:
-    """
-    The command of a request's body and headers.
-
-    Args:
-        headers: looked up by names in lower case.
-        facts: of the server, with defaults for what the client leaves out.
-
-    Raises:
-        ClientError: they cannot be used.
-    """
+) -> ChatRequest:
+    """As ``chat_completions.request.read_chat_request``."""
     fields = decode_object(body)
     wire = to_struct(fields, _Request)
     known = _Request.__struct_fields__
     if wire.prompt is None:
         raise missing("prompt", slip_for("prompt", fields, known))
     _check_refused(wire)
-    options = wire.stream_options
     command = Generate(
         protocol=PROTOCOL,
         conversation=None,
         prompt=_prompt(wire.prompt, facts.vocabulary_tokens),
-        sampling=parameters.sampling(wire, facts),
-        seed=parameters.seed(wire.seed),
+        **parameters.common(wire, facts),
         max_tokens=integer("max_tokens", wire.max_tokens, 1, INT64_MAX),
-        stop=stop_texts(wire.stop),
+        stop=wire.stop_texts,
         top_logprobs=integer("logprobs", wire.logprobs, 0, _LOGPROBS_MAX),
         group=parameters.group(headers),
-        **parameters.reuse(wire),
-        requested_model=parameters.model_name(wire.model),
-        choices=choices(wire.n),
+        choices=wire.choices,
     )
-    return TextRequest(
+    return ChatRequest(
         command=command,
         stream=wire.stream is True,
-        include_usage=options is not None and options.include_usage is True,
+        include_usage=wire.include_usage,
         ignored=ignored.report(parameters.unknown(fields, known), known),
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cairn.actors.requests.messages import Accepted, Delta, Finished, Reply, Waiting
+from cairn.actors.requests.messages import Accepted, Finished, Reply
 from cairn.engine.answer.parts import AnswerPart, Called, Calling, Said, Thought
 from cairn.engine.prompt.turns import joined
 from cairn.http.messages.errors import messages_error, named_header
@@ -37,12 +37,13 @@ from cairn.http.messages.objects import (
     ToolUseBlock,
 )
 from cairn.http.wire.answers import (
-    UnfinishedAnswer,
+    StreamedAnswer,
     WholeAnswer,
     accepted_headers,
     cairn_object,
+    named_event,
 )
-from cairn.http.wire.json import encode
+from cairn.http.wire.parameters import ReadRequest
 
 #: Clients send back reasoning only if it has a signature.
 SIGNATURE = "unsigned"
@@ -51,15 +52,9 @@ SIGNATURE = "unsigned"
 class MessagesAnswer(WholeAnswer):
     """Builds an answer that is sent as a whole."""
 
-    def __init__(self, *, max_tokens: int | None, ignored: tuple[str, ...] = ()) -> None:
-        """
-        Args:
-            max_tokens: the longest answer that the client asked for.
-            ignored: the parameters that were sent and are not acted on.
-        """
-        super().__init__()
-        self._max_tokens = max_tokens
-        self._ignored = ignored
+    def __init__(self, read: ReadRequest) -> None:
+        super().__init__(read)
+        self._max_tokens = read.command.max_tokens
 
     def headers(self) -> dict[str, str]:
         """The response headers that describe the request."""
@@ -82,62 +77,43 @@ class MessagesAnswer(WholeAnswer):
         return message
 
 
-class MessagesStream:
+class MessagesStream(StreamedAnswer):
     """Builds an answer that is sent as server-sent events. ``done`` gives the last one."""
 
-    def __init__(self, *, max_tokens: int | None, ignored: tuple[str, ...] = ()) -> None:
-        """Args: see ``MessagesAnswer``."""
-        self._max_tokens = max_tokens
-        self._ignored = ignored
-        self._accepted: Accepted | None = None
+    def __init__(self, read: ReadRequest) -> None:
+        super().__init__(read)
+        self._max_tokens = read.command.max_tokens
         # The kind of the block that is open, and how many blocks there were before it.
         self._open: type[AnswerPart] | None = None
         self._blocks = 0
         # How many characters were sent of the input of a call that is still being written.
         self._sent: int | None = None
         self._has_calls = False
-        self._is_finished = False
-
-    def take(self, reply: Reply) -> bytes:
-        """What to send for a reply; may be nothing."""
-        if self._accepted is None and isinstance(reply, Delta | Finished):
-            raise UnfinishedAnswer("the replies began without being accepted")
-        match reply:
-            case Waiting():
-                return event(Ping())
-            case Accepted():
-                self._accepted = reply
-                return event(MessageStart(_empty_message(reply, self._ignored)))
-            case Delta():
-                parts = b"".join(map(self._part, reply.parts))
-                return parts if reply.calling is None else parts + self._calling(reply.calling)
-            case Finished():
-                self._is_finished = True
-                stop = Stop(
-                    stop_reason=_stop_reason(reply, self._has_calls, self._max_tokens),
-                    stop_sequence=reply.stop_text,
-                )
-                return self._close() + event(MessageDelta(delta=stop, usage=_usage(reply)))
 
     def headers(self, first: Reply) -> dict[str, str]:
         """The response headers that describe the request, by its first reply."""
         return _headers(first)
 
-    def done(self) -> bytes:
-        """
-        The end of a complete stream.
-
-        Raises:
-            UnfinishedAnswer: the stream is not complete.
-        """
-        if not self._is_finished:
-            raise UnfinishedAnswer("the replies ended before the answer did")
-        return event(MessageStop())
-
     def failed(self, error: Exception) -> bytes:
         """The end of a stream that broke off, so that the client sees it is incomplete."""
         known = self._accepted.request if self._accepted is not None else None
         return event(messages_error(error, known).envelope())
+
+    def _keep_alive(self) -> bytes:
+        return event(Ping())
+
+    def _start(self, accepted: Accepted) -> bytes:
+        return event(MessageStart(_empty_message(accepted, self._ignored)))
+
+    def _finish(self, finished: Finished) -> bytes:
+        stop = Stop(
+            stop_reason=_stop_reason(finished, self._has_calls, self._max_tokens),
+            stop_sequence=finished.stop_text,
+        )
+        return self._close() + event(MessageDelta(delta=stop, usage=_usage(finished)))
+
+    def _end(self, finished: Finished) -> bytes:
+        return event(MessageStop())
 
     def _part(self, part: AnswerPart) -> bytes:
         sent, self._sent = self._sent, None
@@ -192,8 +168,7 @@ class MessagesStream:
 
 def event(value: Event) -> bytes:
     """A server-sent event, named by its type."""
-    name = value.__struct_config__.tag
-    return b"event: %s\ndata: %s\n\n" % (str(name).encode(), encode(value))
+    return named_event(str(value.__struct_config__.tag), value)
 
 
 def _headers(accepted: Reply | None) -> dict[str, str]:

@@ -35,6 +35,7 @@ from cairn.http.wire.checks import (
     MESSAGES_MAX,
     TOOLS_MAX,
     ClientError,
+    JsonObject,
     check_count,
     check_name,
     given,
@@ -70,16 +71,16 @@ class WireBlock(msgspec.Struct):
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: JsonObject | None = None
     tool_use_id: str | None = None
-    content: str | list[WireBlock] | dict[str, Any] | None = None
+    content: str | list[WireBlock] | JsonObject | None = None
     is_error: bool | None = None
     title: str | None = None
     context: str | None = None
-    source: dict[str, Any] | str | None = None
+    source: JsonObject | str | None = None
     tool_name: str | None = None
-    tool: dict[str, Any] | None = None
-    cache_control: dict[str, Any] | None = None
+    tool: JsonObject | None = None
+    cache_control: JsonObject | None = None
 
 
 class WireMessage(msgspec.Struct):
@@ -95,11 +96,11 @@ class WireTool(msgspec.Struct):
     name: str | None = None
     type: str | None = None
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
+    input_schema: JsonObject | None = None
     defer_loading: bool | None = None
     strict: bool | None = None
     input_examples: list[Any] | None = None
-    cache_control: dict[str, Any] | None = None
+    cache_control: JsonObject | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -112,8 +113,8 @@ class Tools:
         deferred: by name, those that are offered once a message refers to them.
     """
 
-    offered: tuple[Mapping[str, Any], ...] = ()
-    deferred: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    offered: tuple[JsonObject, ...] = ()
+    deferred: Mapping[str, JsonObject] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)
@@ -127,37 +128,42 @@ class Talk:
     """
 
     messages: tuple[Message, ...]
-    loaded: tuple[Mapping[str, Any], ...]
+    loaded: tuple[JsonObject, ...]
     withdrawn: frozenset[str]
 
 
-def read_tools(wire: Sequence[WireTool]) -> Tools:
+def read_tools(wire: Sequence[WireTool]) -> tuple[Tools, set[str]]:
     """
-    The tools in canonical form. Tools that run on Anthropic's servers, and tools that only its
-    models know, are left out.
+    The tools in canonical form, and what of them is ignored. Tools that run on Anthropic's servers,
+    and tools that only its models know, are left out.
 
     Raises:
         ClientError: one of them cannot be used.
     """
     check_count(wire, "tools", TOOLS_MAX)
-    offered: list[Mapping[str, Any]] = []
-    deferred: dict[str, Mapping[str, Any]] = {}
+    offered: list[JsonObject] = []
+    deferred: dict[str, JsonObject] = {}
+    ignored: set[str] = set()
     for index, tool in enumerate(wire):
-        if not _is_custom(tool):
+        if tool.input_examples:
+            ignored.add("tools.input_examples")
+        if tool.type not in (None, "custom"):
+            ignored.add(f"tools.{tool.type}")
             continue
         read = _tool(tool, f"tools[{index}]")
         if tool.defer_loading:
             deferred[read["function"]["name"]] = read
         else:
             offered.append(read)
-    return Tools(offered=tuple(offered), deferred=deferred)
+    return Tools(offered=tuple(offered), deferred=deferred), ignored
 
 
 def read_talk(
     system: str | Sequence[WireBlock] | None, wire: Sequence[WireMessage], tools: Tools
-) -> Talk:
+) -> tuple[Talk, set[str]]:
     """
-    The system prompt and the messages in canonical form.
+    The system prompt and the messages in canonical form, and the types of the blocks that are
+    replaced by a placeholder or left out.
 
     Raises:
         ClientError: one of them cannot be used.
@@ -171,11 +177,12 @@ def read_talk(
         messages += reader.message(message, f"messages[{index}]", is_past=is_past)
         # One message on the wire may become several, and a template iterates over all of them.
         check_count(messages, "messages", MESSAGES_MAX)
-    return Talk(
+    talk = Talk(
         messages=tuple(messages),
         loaded=tuple(reader.loaded.values()),
         withdrawn=frozenset(reader.withdrawn),
     )
+    return talk, reader.ignored
 
 
 def check_last(wire: Sequence[WireMessage]) -> None:
@@ -195,31 +202,6 @@ def check_last(wire: Sequence[WireMessage]) -> None:
         )
 
 
-def ignored_tools(wire: Sequence[WireTool]) -> set[str]:
-    """
-    The parts of the tools that have no effect: unsupported kinds of tools, and fields that the
-    prompt cannot express.
-    """
-    names = {f"tools.{tool.type}" for tool in wire if not _is_custom(tool)}
-    if any(tool.input_examples for tool in wire):
-        names.add("tools.input_examples")
-    return names
-
-
-def ignored_blocks(wire: Sequence[WireMessage]) -> set[str]:
-    """The types of blocks that are replaced by a placeholder or left out."""
-    found = set()
-    for message, is_past in _with_past(wire):
-        for block in message.content if isinstance(message.content, list) else ():
-            placeholder = _placeholder(block) if is_past else None
-            if placeholder is not None or of_server_tools(block.type) is not None:
-                found.add(f"messages.{block.type}")
-            elif block.type == "tool_result" and isinstance(block.content, list):
-                parts = (part for part in block.content if _of_result(part) is not None)
-                found |= {f"messages.{part.type}" for part in parts}
-    return found
-
-
 def _with_past(wire: Sequence[WireMessage]) -> Iterator[tuple[WireMessage, bool]]:
     """
     Each message, and whether placeholders replace its images and documents. They do in a user
@@ -237,7 +219,7 @@ def _with_past(wire: Sequence[WireMessage]) -> Iterator[tuple[WireMessage, bool]
 
 
 def ttls(
-    hint: Mapping[str, Any] | None,
+    hint: JsonObject | None,
     system: str | Sequence[WireBlock] | None,
     wire: Sequence[WireMessage],
     tools: Sequence[WireTool],
@@ -255,8 +237,8 @@ def ttls(
 
 
 def _hints(
-    content: str | Iterable[WireBlock] | Mapping[str, Any] | None,
-) -> Iterator[Mapping[str, Any] | None]:
+    content: str | Iterable[WireBlock] | JsonObject | None,
+) -> Iterator[JsonObject | None]:
     # Not recursive, because a client may nest blocks very deeply.
     waiting = [content]
     while waiting:
@@ -266,16 +248,12 @@ def _hints(
             waiting.append(block.content)
 
 
-def _is_custom(tool: WireTool) -> bool:
-    return tool.type in (None, "custom")
-
-
-def _tool(wire: WireTool, where: str) -> Mapping[str, Any]:
+def _tool(wire: WireTool, where: str) -> JsonObject:
     if wire.name is None:
         raise missing(f"{where}.name")
     check_name(wire.name, f"{where}.name")
     schema = schema_at(wire.input_schema, f"{where}.input_schema")
-    function: dict[str, Any] = {"name": wire.name}
+    function: dict[str, object] = {"name": wire.name}
     if wire.description is not None:
         function["description"] = wire.description
     function["parameters"] = schema
@@ -291,6 +269,7 @@ class _MessageReader:
     Attributes:
         loaded: the deferred tools that were offered so far, by name.
         withdrawn: the names of the tools that were withdrawn since.
+        ignored: the types of the blocks that were replaced by a placeholder or left out.
     """
 
     def __init__(self, tools: Tools) -> None:
@@ -298,7 +277,8 @@ class _MessageReader:
         self._offered = {tool["function"]["name"]: tool for tool in tools.offered}
         self._loaded_characters = 0
         self.withdrawn: set[str] = set()
-        self.loaded: dict[str, Mapping[str, Any]] = {}
+        self.loaded: dict[str, JsonObject] = {}
+        self.ignored: set[str] = set()
 
     def system(self, wire: str | Sequence[WireBlock] | None) -> Iterator[Message]:
         """The system prompt, if there is one."""
@@ -351,7 +331,7 @@ class _MessageReader:
                 is_whole = False
             else:
                 placeholder = _placeholder(block) if is_past else None
-                words.append(placeholder or self._text(block, place))
+                words.append(self._replaced(block, placeholder) or self._text(block, place))
         if is_whole:
             # Even if it is empty.
             yield Message(role="user", content="".join(words))
@@ -373,7 +353,7 @@ class _MessageReader:
                 case "tool_use":
                     calls.append(_call(block, place))
                 case _:
-                    said += _of_server(block, place)
+                    said += self._of_server(block, place)
         return Message(
             role="assistant", content=said, reasoning=thought or None, tool_calls=tuple(calls)
         )
@@ -400,7 +380,7 @@ class _MessageReader:
 
     def _result(self, block: WireBlock, where: str) -> Message:
         text = "".join(
-            _of_result(part) or self._text(part, f"{where}.content[{index}]")
+            self._replaced(part, _of_result(part)) or self._text(part, f"{where}.content[{index}]")
             for index, part in enumerate(_content(block, where))
         )
         return Message(
@@ -422,16 +402,29 @@ class _MessageReader:
                 name = given(block.tool_name, f"{where}.tool_name")
                 return self._load(self._named(name, f"{where}.tool_name"), where)
             case _:
-                return _of_server(block, where)
+                return self._of_server(block, where)
 
-    def _offer(self, tool: Mapping[str, Any], where: str) -> str:
+    def _of_server(self, block: WireBlock, where: str) -> str:
+        """The placeholder for a block of Anthropic's server tools. Refuses other kinds."""
+        found = self._replaced(block, of_server_tools(block.type))
+        if found is None:
+            raise _unsupported(block, where)
+        return found
+
+    def _replaced(self, block: WireBlock, placeholder: str | None) -> str | None:
+        """The placeholder, if there is one for the block. Records the block as ignored."""
+        if placeholder is not None:
+            self.ignored.add(f"messages.{block.type}")
+        return placeholder
+
+    def _offer(self, tool: JsonObject, where: str) -> str:
         if tool.get("type") == "tool_definition":
             definition = _converted(tool.get("definition"), f"{where}.definition")
             return self._load(_tool(definition, f"{where}.definition"), where)
         name = _name_of(tool, where)
         return self._load(self._named(name, f"{where}.name"), where)
 
-    def _named(self, name: str, where: str) -> Mapping[str, Any]:
+    def _named(self, name: str, where: str) -> JsonObject:
         """The tool that a message refers to."""
         for known in (self.loaded, self._deferred, self._offered):
             if name in known:
@@ -441,7 +434,7 @@ class _MessageReader:
             param=where,
         )
 
-    def _load(self, tool: Mapping[str, Any], where: str) -> str:
+    def _load(self, tool: JsonObject, where: str) -> str:
         """The text that offers a tool to the model. Records the tool as loaded."""
         name = tool["function"]["name"]
         self.withdrawn.discard(name)
@@ -465,7 +458,7 @@ def _blocks(content: str | Sequence[WireBlock]) -> Sequence[WireBlock]:
 
 def _content(block: WireBlock, where: str) -> Sequence[WireBlock]:
     """The blocks within a block."""
-    if isinstance(block.content, dict):
+    if isinstance(block.content, Mapping):
         raise ClientError(
             f"{where}.content must be a string or a list of blocks",
             param=f"{where}.content",
@@ -491,27 +484,14 @@ def _placeholder(block: WireBlock) -> str | None:
     return OF_PARTS.get(block.type)
 
 
-def _of_server(block: WireBlock, where: str) -> str:
-    """
-    The placeholder for a block of Anthropic's server tools.
-
-    Raises:
-        ClientError: it is of another kind, and not taken.
-    """
-    found = of_server_tools(block.type)
-    if found is None:
-        raise _unsupported(block, where)
-    return found
-
-
 def _unbilled(text: str) -> str:
     while text.startswith(_BILLING):
         _, _, text = text.partition("\n")
     return text
 
 
-def _call(block: WireBlock, where: str) -> Mapping[str, Any]:
-    arguments: str | dict[str, Any] = given(block.input, f"{where}.input")
+def _call(block: WireBlock, where: str) -> JsonObject:
+    arguments: str | JsonObject = given(block.input, f"{where}.input")
     if fault_of(arguments) is not None:
         # The model wrote these arguments, so they must not end the conversation.
         try:
@@ -538,7 +518,7 @@ def _document(block: WireBlock, where: str) -> str:
     return _titled(block.title, block.context, text)
 
 
-def _text_of(source: Mapping[str, Any] | str) -> str | None:
+def _text_of(source: JsonObject | str) -> str | None:
     """The text of a document's source; None if the source is not text."""
     match source:
         case {"type": "text", "data": str(text)} | {"type": "content", "content": str(text)}:
@@ -565,7 +545,7 @@ def _titled(*lines: str | None) -> str:
     return "\n".join(line for line in lines if line) + "\n"
 
 
-def _name_of(tool: Mapping[str, Any], where: str) -> str:
+def _name_of(tool: JsonObject, where: str) -> str:
     name = tool.get("name")
     if tool.get("type") != "tool_reference" or not isinstance(name, str):
         raise ClientError(

@@ -5,13 +5,12 @@ formerly called ``output_format``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
 from cairn.engine.answer.grammar import Constraint
-from cairn.http.wire.checks import ClientError, missing, schema_at
+from cairn.http.wire.checks import ClientError, JsonObject, missing, schema_at
 from cairn.http.wire.formats import Choice, constraint_of
 
 _CHOICES = ("auto", "any", "tool", "none")
@@ -43,10 +42,10 @@ def offers_tools(wire: WireToolChoice | None) -> bool:
 
 
 def read_constraint(
-    output_config: Mapping[str, Any] | None,
-    output_format: Mapping[str, Any] | None,
+    output_config: JsonObject | None,
+    output_format: JsonObject | None,
     choice: WireToolChoice | None,
-    tools: Sequence[Mapping[str, Any]],
+    tools: Sequence[JsonObject],
 ) -> Constraint | None:
     """
     The constraint on an answer; None for none.
@@ -88,7 +87,7 @@ def _choice(wire: WireToolChoice | None) -> Choice:
     )
 
 
-def _schema(given: Mapping[str, Any] | None, where: str) -> Mapping[str, Any] | None:
+def _schema(given: JsonObject | None, where: str) -> JsonObject | None:
     if given is None:
         return None
     if given.get("type") != "json_schema":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from cairn.http.wire.answers import CairnObject
-from cairn.http.wire.sent import Sent
+from cairn.http.wire.checks import JsonObject
+from cairn.http.wire.sent import CairnObject, Sent
 
 
 class TextBlock(Sent, tag_field="type", tag="text"):
@@ -28,7 +28,7 @@ class ToolUseBlock(Sent, tag_field="type", tag="tool_use"):
 
     id: str
     name: str
-    input: dict[str, Any] | msgspec.Raw
+    input: JsonObject | msgspec.Raw
 
 
 Block = TextBlock | ThinkingBlock | ToolUseBlock

@@ -10,30 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
 import msgspec
 
 from cairn.actors.requests.messages import Generate, ServerFacts
 from cairn.engine.answer.grammar import Constraint
 from cairn.engine.prompt.template import Conversation
-from cairn.http.messages.answers import MessagesAnswer, MessagesStream
 from cairn.http.messages.conversation import (
     WireBlock,
     WireMessage,
     WireTool,
     check_last,
-    ignored_blocks,
-    ignored_tools,
     read_talk,
     read_tools,
     ttls,
 )
 from cairn.http.messages.formats import WireToolChoice, offers_tools, read_constraint
 from cairn.http.wire import parameters
-from cairn.http.wire.checks import ClientError, missing
+from cairn.http.wire.checks import ClientError, JsonObject, missing
 from cairn.http.wire.formats import ignored_format, ignored_strict
 from cairn.http.wire.json import decode_object, to_struct
-from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, integer
+from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, ReadRequest, integer
 from cairn.http.wire.suggestions import slip_for
 
 PROTOCOL = "anthropic.messages"
@@ -57,7 +53,7 @@ class _Thinking(msgspec.Struct):
 
 
 class _OutputConfig(msgspec.Struct):
-    format: dict[str, Any] | None = None
+    format: JsonObject | None = None
 
 
 class _Request(CommonFields):
@@ -70,45 +66,14 @@ class _Request(CommonFields):
     tools: list[WireTool] | None = None
     tool_choice: WireToolChoice | None = None
     output_config: _OutputConfig | None = None
-    output_format: dict[str, Any] | None = None
-    cache_control: dict[str, Any] | None = None
-
-
-@attrs.frozen(kw_only=True)
-class MessagesRequest:
-    """
-    A command, and how to send its answer.
-
-    Attributes:
-        ignored: the parameters that were sent and are ignored, sorted.
-    """
-
-    command: Generate
-    stream: bool
-    ignored: tuple[str, ...] = ()
-
-    def whole(self) -> MessagesAnswer:
-        """A builder of the answer as one object."""
-        return MessagesAnswer(max_tokens=self.command.max_tokens, ignored=self.ignored)
-
-    def streamed(self) -> MessagesStream:
-        """A builder of the answer as a stream."""
-        return MessagesStream(max_tokens=self.command.max_tokens, ignored=self.ignored)
+    output_format: JsonObject | None = None
+    cache_control: JsonObject | None = None
 
 
 def read_messages_request(
     body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
-) -> MessagesRequest:
-    """
-    The command of a request's body and headers.
-
-    Args:
-        headers: looked up by names in lower case.
-        facts: of the server, with defaults for what the client leaves out.
-
-    Raises:
-        ClientError: they cannot be used.
-    """
+) -> ReadRequest:
+    """As ``chat_completions.request.read_chat_request``."""
     fields = decode_object(body)
     wire = to_struct(fields, _Request)
     if wire.max_tokens is None:
@@ -121,7 +86,7 @@ def read_messages_request(
 
 def read_count_request(
     body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
-) -> MessagesRequest:
+) -> ReadRequest:
     """
     As ``read_messages_request``, for counting tokens: the body may leave out ``max_tokens``, and
     end with an assistant message.
@@ -131,15 +96,15 @@ def read_count_request(
 
 
 def _read(
-    fields: Mapping[str, Any],
+    fields: JsonObject,
     wire: _Request,
     headers: Mapping[str, str],
     ignored: Ignored,
     facts: ServerFacts,
-) -> MessagesRequest:
+) -> ReadRequest:
     calls = offers_tools(wire.tool_choice)
-    tools = read_tools(wire.tools or ())
-    talk = read_talk(wire.system, wire.messages, tools)
+    tools, ignored_tools = read_tools(wire.tools or ())
+    talk, ignored_blocks = read_talk(wire.system, wire.messages, tools)
     offered = [
         tool
         for tool in (*tools.offered, *talk.loaded)
@@ -162,21 +127,20 @@ def _read(
             template={**facts.template, "enable_thinking": thinks},
         ),
         prompt=None,
-        sampling=parameters.sampling(wire, facts),
-        seed=parameters.seed(wire.seed),
+        **parameters.common(wire, facts),
         max_tokens=integer("max_tokens", wire.max_tokens, 0, INT64_MAX),
         stop=parameters.stop_texts("stop_sequences", tuple(wire.stop_sequences or ()), _STOPS_MAX),
         group=parameters.group(headers),
-        **parameters.reuse(wire),
         least_ttl_s=_least_ttl(wire),
-        requested_model=parameters.model_name(wire.model),
         constraint=constraint,
     )
-    return MessagesRequest(
+    return ReadRequest(
         command=command,
         stream=wire.stream is True,
         ignored=ignored.report(
             _ignored(wire, fields, facts, is_constrained=constraint is not None)
+            | ignored_tools
+            | ignored_blocks
             | ignored_strict(offered, constraint)
             | _ignored_format(wire, constraint),
             _Request.__struct_fields__,
@@ -188,7 +152,7 @@ def _read(
 
 
 def _ignored(
-    wire: _Request, fields: Mapping[str, Any], facts: ServerFacts, *, is_constrained: bool
+    wire: _Request, fields: JsonObject, facts: ServerFacts, *, is_constrained: bool
 ) -> set[str]:
     """
     Args:
@@ -196,8 +160,6 @@ def _ignored(
         is_constrained: whether the answer is constrained; then its calls can be.
     """
     names = parameters.unknown(fields, _Request.__struct_fields__)
-    tools = wire.tools or ()
-    names |= ignored_tools(tools) | ignored_blocks(wire.messages)
     if any(ttl is not None and _hinted(ttl) is None for ttl in _ttls(wire)):
         names.add("cache_control.ttl")
     if wire.thinking is not None and "enable_thinking" not in facts.switches:

@@ -14,8 +14,9 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 import attrs
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 
+from cairn.http.metrics.counters import counters_in
 from cairn.journal.events import (
     BlockLoaded,
     BlocksRestored,
@@ -60,16 +61,15 @@ class ReuseMetrics:
         self._begun: dict[str, _Query] = {}
         self._just_loaded: set[str] = set()
         self._queried = self._reused = 0
-        self._queries = Counter(
+        counter = counters_in(registry)
+        self._queries = counter(
             "cairn_prefix_cache_query_tokens_total",
             "Prompt tokens of requests that may use the prefix cache",
-            registry=registry,
         )
-        self._hits = Counter(
+        self._hits = counter(
             "cairn_prefix_cache_tokens_total",
             "Prompt tokens served from the cache, by where their KV was",
-            ["tier"],
-            registry=registry,
+            tier=TIERS,
         )
         self._ratio = Gauge(
             "cairn_prefix_cache_ratio",
@@ -82,18 +82,14 @@ class ReuseMetrics:
             buckets=_DEPTHS,
             registry=registry,
         )
-        self._rerendered = Counter(
+        self._rerendered = counter(
             "cairn_rerendered_tokens_total",
             "Tokens in a session's slab that the template rendered differently for the next turn",
-            registry=registry,
         )
-        self._short = Counter(
+        self._short = counter(
             "cairn_prefix_cache_too_short_total",
             "Prompts that were not cached because they are shorter than --min-cache-tokens",
-            registry=registry,
         )
-        for tier in TIERS:
-            self._hits.labels(tier)
 
     def observe(self, event: Event) -> None:
         """Count a committed event."""

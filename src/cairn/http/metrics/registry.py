@@ -14,7 +14,6 @@ from typing import get_args
 import attrs
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Histogram,
     disable_created_metrics,
     generate_latest,
@@ -24,6 +23,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from cairn.http.metrics.counters import counters_in
 from cairn.http.metrics.prefix_cache import ReuseMetrics
 from cairn.http.service import Server
 from cairn.journal.events import (
@@ -161,125 +161,80 @@ class Metrics:
         self._requests.labels("refused").inc()
 
     def _define(self, server: Server) -> None:
-        registry = self.registry
-        self._reuse = ReuseMetrics(registry, server.facts.min_cache_tokens)
-        self._paths = Counter(
-            "cairn_path_selection_total",
-            "Path selections",
-            ["path"],
-            registry=registry,
-        )
-        self._reasons = Counter(
+        self._reuse = ReuseMetrics(self.registry, server.facts.min_cache_tokens)
+        counter = counters_in(self.registry)
+        self._paths = counter("cairn_path_selection_total", "Path selections", path=get_args(Path))
+        self._reasons = counter(
             "cairn_path_selection_reason_total",
             "New sessions, by the reason why no session was continued",
-            ["reason"],
-            registry=registry,
+            reason=get_args(Reason),
         )
-        self._skipped = Counter(
+        self._skipped = counter(
             "cairn_continuation_tokens_skipped_total",
             "Prompt tokens whose KV was reused by continuations",
-            registry=registry,
         )
-        self._prewarmed = Counter(
+        self._prewarmed = counter(
             "cairn_prewarmed_tokens_total",
             "Tokens whose KV was computed before their request came",
-            registry=registry,
         )
-        self._prewarmed_used = Counter(
+        self._prewarmed_used = counter(
             "cairn_prewarmed_tokens_used_total",
             "Prewarmed tokens that a request reused, each counted once",
-            registry=registry,
         )
-        self._abandoned = Counter(
+        self._abandoned = counter(
             "cairn_prewarm_abandoned_total",
             "Prewarms that could not start or did not finish, by reason",
-            ["reason"],
-            registry=registry,
+            reason=get_args(AbandonReason),
         )
         self._prefill = Histogram(
             "cairn_prefill_duration_seconds",
             "Time spent on prefill passes and block copies before a request's first token",
             ["path"],
             buckets=_PREFILL_BUCKETS_S,
-            registry=registry,
+            registry=self.registry,
         )
-        self._violations = Counter(
-            "cairn_cache_invariant_violations_total",
-            "Broken invariants, by kind",
-            ["kind"],
-            registry=registry,
+        for path in get_args(Path):
+            self._prefill.labels(path)
+        self._violations = counter(
+            "cairn_cache_invariant_violations_total", "Broken invariants, by kind", kind=VIOLATIONS
         )
-        self._tokens_emitted = Counter(
-            "cairn_tokens_emitted_total", "Tokens released to clients", registry=registry
-        )
-        self._requests = Counter(
+        self._tokens_emitted = counter("cairn_tokens_emitted_total", "Tokens released to clients")
+        self._requests = counter(
             "cairn_requests_total",
             "Requests by outcome; every error answer also counts as refused",
-            ["outcome"],
-            registry=registry,
+            outcome=OUTCOMES,
         )
-        self._blocks_sealed = Counter(
-            "cairn_blocks_sealed_total", "Blocks sealed", registry=registry
+        self._blocks_sealed = counter("cairn_blocks_sealed_total", "Blocks sealed")
+        self._blocks_evicted = counter(
+            "cairn_blocks_evicted_total", "Blocks evicted to make room in memory"
         )
-        self._blocks_evicted = Counter(
-            "cairn_blocks_evicted_total",
-            "Blocks evicted to make room in memory",
-            registry=registry,
+        self._blocks_spilled = counter("cairn_blocks_spilled_total", "Blocks written to files")
+        self._blocks_loaded = counter(
+            "cairn_blocks_loaded_total", "Blocks read from files into memory"
         )
-        self._blocks_spilled = Counter(
-            "cairn_blocks_spilled_total", "Blocks written to files", registry=registry
+        self._blocks_dropped = counter(
+            "cairn_blocks_dropped_total", "Block files removed to stay within the disk budget"
         )
-        self._blocks_loaded = Counter(
-            "cairn_blocks_loaded_total", "Blocks read from files into memory", registry=registry
-        )
-        self._blocks_dropped = Counter(
-            "cairn_blocks_dropped_total",
-            "Block files removed to stay within the disk budget",
-            registry=registry,
-        )
-        self._blocks_rejected = Counter(
+        self._blocks_rejected = counter(
             "cairn_blocks_rejected_total",
             "Block files rejected because their content changed, by fault",
-            ["reason"],
-            registry=registry,
+            reason=get_args(FileFault),
         )
-        self._expired = Counter(
+        self._expired = counter(
             "cairn_expired_total",
             "Blocks and block files removed because their TTL expired",
-            ["what"],
-            registry=registry,
+            what=("memory", "file"),
         )
-        self._blocks_reused = Counter(
+        self._blocks_reused = counter(
             "cairn_blocks_reused_total",
             "Blocks reused by requests, from the session's slab or from memory",
-            ["tier"],
-            registry=registry,
+            tier=("slab", "memory"),
         )
-        self._shadow_checks = Counter(
+        self._shadow_checks = counter(
             "cairn_shadow_checks_total",
             "Shadow checks of answers, by result",
-            ["result"],
-            registry=registry,
+            result=("same", "differs", "skipped"),
         )
-        for result in ("same", "differs", "skipped"):
-            self._shadow_checks.labels(result)
-        for fault in get_args(FileFault):
-            self._blocks_rejected.labels(fault)
-        for what in ("memory", "file"):
-            self._expired.labels(what)
-        for tier in ("slab", "memory"):
-            self._blocks_reused.labels(tier)
-        for path in get_args(Path):
-            self._paths.labels(path)
-            self._prefill.labels(path)
-        for reason in get_args(Reason):
-            self._reasons.labels(reason)
-        for abandoned in get_args(AbandonReason):
-            self._abandoned.labels(abandoned)
-        for kind in VIOLATIONS:
-            self._violations.labels(kind)
-        for outcome in OUTCOMES:
-            self._requests.labels(outcome)
 
     def _select(self, event: PathSelected) -> None:
         self._paths.labels(event.path).inc()

@@ -18,18 +18,18 @@ import msgspec
 
 from cairn.http.agents import requests as agents
 from cairn.http.agents.objects import AgentList, AgentObject, AgentTurns, DeletedAgent
-from cairn.http.chat_completions import objects as chat
-from cairn.http.chat_completions import request as openai
-from cairn.http.completions import answers as completions_answers
+from cairn.http.chat_completions import request as chat_completions_request
+from cairn.http.chat_completions.objects import ChatCompletion
 from cairn.http.completions import errors as completions_errors
 from cairn.http.completions import request as completions_request
+from cairn.http.completions.objects import TextCompletion
 from cairn.http.health import Health, HealthWithoutKey
-from cairn.http.messages import errors as anthropic_errors
-from cairn.http.messages import request as anthropic
+from cairn.http.messages import errors as messages_errors
+from cairn.http.messages import request as messages_request
 from cairn.http.messages.objects import MessageObject, MessagesErrorEnvelope, TokenCount
 from cairn.http.models import ModelList, ModelObject
 from cairn.http.responses import errors as responses_errors
-from cairn.http.responses import request as responses
+from cairn.http.responses import request as responses_request
 from cairn.http.responses.objects import DeletedResponse, ItemPage, Response
 from cairn.http.wire.errors import ErrorEnvelope
 
@@ -54,7 +54,7 @@ _OVERLOADED = {529: _REFUSALS[503]}
 
 #: The error statuses of every operation, and the further ones of operations that take a body.
 _ALWAYS = (400, 401, 403, 500)
-_OF_BODIES = (408, 413, 415, 429, 503, 504)
+_OF_BODIES = (404, 408, 413, 415, 429, 503, 504)
 
 
 @attrs.frozen(kw_only=True)
@@ -73,7 +73,7 @@ class Operation:
         streams: whether the answer may be a stream instead.
         text: the content type of an answer that is text.
         query: names and schemas of the query parameters.
-        statuses: the error statuses in addition to those of every operation.
+        statuses: the error statuses in addition to ``_ALWAYS`` and ``_OF_BODIES``.
     """
 
     summary: str
@@ -101,27 +101,24 @@ _HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
         summary="Answer a conversation, as a chat completion.",
-        body=openai._Request,
+        body=chat_completions_request._Request,
         example=_HELLO,
-        answer=chat.ChatCompletion,
+        answer=ChatCompletion,
         streams=True,
-        statuses=(404, *_OF_BODIES),
     ),
     ("POST", completions_errors.ADDRESS): Operation(
         summary="Continue a text.",
         body=completions_request._Request,
         example={"prompt": "The path goes", "max_tokens": 16},
-        answer=completions_answers.TextCompletion,
+        answer=TextCompletion,
         streams=True,
-        statuses=(404, *_OF_BODIES),
     ),
     ("POST", responses_errors.ADDRESS): Operation(
         summary="Answer a conversation, as a response.",
-        body=responses._Request,
+        body=responses_request._Request,
         example={"input": "Hello", "max_output_tokens": 16},
         answer=Response,
         streams=True,
-        statuses=(404, *_OF_BODIES),
     ),
     ("GET", f"{responses_errors.ADDRESS}/{{name}}"): Operation(
         summary="Get a stored response.", answer=Response, statuses=(404, 503)
@@ -135,27 +132,25 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         query=_PAGE_QUERY,
         statuses=(404, 503),
     ),
-    ("POST", anthropic_errors.ADDRESS): Operation(
+    ("POST", messages_errors.ADDRESS): Operation(
         summary="Answer a conversation, as an Anthropic message.",
-        body=anthropic._Request,
+        body=messages_request._Request,
         example=_HELLO,
         answer=MessageObject,
         streams=True,
-        statuses=(404, *_OF_BODIES),
     ),
-    ("POST", f"{anthropic_errors.ADDRESS}/count_tokens"): Operation(
+    ("POST", f"{messages_errors.ADDRESS}/count_tokens"): Operation(
         summary="Count the prompt tokens of a request.",
-        body=anthropic._Request,
+        body=messages_request._Request,
         example=_HELLO,
         answer=TokenCount,
-        statuses=(404, *_OF_BODIES),
     ),
     ("POST", agents.ADDRESS): Operation(
         summary="Create an agent: a conversation whose history the server keeps.",
         body=agents._NewAgent,
         example={"agent_id": "notes", "system_prompt": "Be brief."},
         answer=AgentObject,
-        statuses=(404, 409, *_OF_BODIES),
+        statuses=(409,),
     ),
     ("GET", agents.ADDRESS): Operation(summary="List the agents.", answer=AgentList),
     ("GET", _AGENT): Operation(
@@ -179,15 +174,15 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         may_be_empty=True,
         example={"agent_id": "notes-2", "turn": 1},
         answer=AgentObject,
-        statuses=(404, 409, *_OF_BODIES),
+        statuses=(409,),
     ),
     ("POST", f"{_AGENT}/generate"): Operation(
         summary="Answer new messages that follow an agent's history.",
         body=agents.GenerateRequest,
         example=_HELLO,
-        answer=chat.ChatCompletion,
+        answer=ChatCompletion,
         streams=True,
-        statuses=(404, 409, *_OF_BODIES),
+        statuses=(409,),
     ),
     ("GET", "/v1/models"): Operation(summary="List the served models.", answer=ModelList),
     ("GET", "/v1/models/{name}"): Operation(
@@ -311,8 +306,9 @@ def _operation(
 
 
 def _refusals(address: str, operation: Operation) -> dict[int, tuple[str, type]]:
-    whys = {status: _REFUSALS[status] for status in sorted({*_ALWAYS, *operation.statuses})}
-    if not anthropic_errors.is_ours(address):
+    statuses = {*_ALWAYS, *operation.statuses, *(_OF_BODIES if operation.body is not None else ())}
+    whys = {status: _REFUSALS[status] for status in sorted(statuses)}
+    if not messages_errors.is_ours(address):
         return {status: (why, ErrorEnvelope) for status, why in whys.items()}
     whys = {**{status: why for status, why in whys.items() if status != 503}, **_OVERLOADED}
     return {status: (why, MessagesErrorEnvelope) for status, why in whys.items()}

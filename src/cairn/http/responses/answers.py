@@ -8,27 +8,20 @@ ids, because the ids follow from the request's id and the item's index.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import msgspec
 from msgspec import UNSET
 
-from cairn.actors.requests.messages import (
-    Accepted,
-    Delta,
-    Finished,
-    Reply,
-    StoredTurn,
-    Waiting,
-)
+from cairn.actors.requests.messages import Accepted, Finished, StoredTurn
 from cairn.engine.answer.parts import AnswerPart, Called, Calling, Said, Thought
 from cairn.engine.prompt.turns import joined
 from cairn.http.responses.conversation import SEALED
 from cairn.http.responses.errors import responses_error
+from cairn.http.responses.form import PREFIX, Form, ResponsesRequest, form_of
 from cairn.http.responses.objects import (
-    Echo,
     Event,
     IncompleteDetails,
     InputDetails,
@@ -42,66 +35,17 @@ from cairn.http.responses.objects import (
     ResponsesUsage,
     SummaryText,
 )
-from cairn.http.wire.answers import UnfinishedAnswer, WholeAnswer, accepted_headers, cairn_object
-from cairn.http.wire.json import encode
-
-PREFIX = "resp_"
-
-#: In characters. A reference takes about as much room as repeating a text of this length.
-_SHORT = 100
+from cairn.http.wire.answers import StreamedAnswer, WholeAnswer, cairn_object, named_event
 
 _KINDS = {Thought: "rs", Said: "msg", Called: "fc"}
-
-
-@attrs.frozen(kw_only=True)
-class Form:
-    """
-    How to answer a request. The journal keeps it with the turn: as a note of the turn's own, and as
-    texts that are the same in most turns (``note`` and ``texts``; ``form_of`` reads both).
-
-    Attributes:
-        echo: the parameters that the response repeats.
-        model: the name of the model that answers.
-        summarised: whether reasoning is sent as its own summary, because there is no other.
-        sealed: whether reasoning is also sent as ``encrypted_content``, for clients that send back
-            nothing else of it.
-    """
-
-    echo: Echo
-    model: str
-    summarised: bool = False
-    sealed: bool = False
-
-    def note(self) -> str:
-        """The form as text, without the parameters that ``texts`` has."""
-        texts = self.texts()
-        echo = {name: value for name, value in _fields(self.echo).items() if name not in texts}
-        return encode({**attrs.asdict(self, recurse=False), "echo": echo}).decode()
-
-    def texts(self) -> dict[str, str]:
-        """The parameters that are long, such as tools, instructions and formats, by name."""
-        texts = {name: encode(value).decode() for name, value in _fields(self.echo).items()}
-        return {name: text for name, text in texts.items() if len(text) > _SHORT}
-
-
-def form_of(note: str, texts: Mapping[str, str]) -> Form:
-    """The form that ``Form.note`` and ``Form.texts`` were made of."""
-    form = msgspec.json.decode(note, type=Form)
-    more = {name: msgspec.json.decode(text) for name, text in texts.items()}
-    return attrs.evolve(form, echo=msgspec.structs.replace(form.echo, **more))
-
-
-def _fields(echo: Echo) -> dict[str, Any]:
-    return {name: getattr(echo, name) for name in echo.__struct_fields__}
 
 
 class ResponsesAnswer(WholeAnswer):
     """Builds an answer that is sent as a whole."""
 
-    def __init__(self, form: Form, *, ignored: tuple[str, ...] = ()) -> None:
-        super().__init__()
-        self._form = form
-        self._ignored = ignored
+    def __init__(self, read: ResponsesRequest) -> None:
+        super().__init__(read)
+        self._form = read.form
 
     def body(self) -> Response:
         """
@@ -117,55 +61,18 @@ class ResponsesAnswer(WholeAnswer):
         return _ended(response, finished)
 
 
-class ResponsesStream:
+class ResponsesStream(StreamedAnswer):
     """Builds an answer that is sent as server-sent events. ``done`` gives the last one."""
 
-    def __init__(self, form: Form, *, ignored: tuple[str, ...] = ()) -> None:
-        self._form = form
-        self._ignored = ignored
-        self._accepted: Accepted | None = None
-        self._finished: Finished | None = None
+    def __init__(self, read: ResponsesRequest) -> None:
+        super().__init__(read)
+        self._form = read.form
         self._response: Response | None = None
         self._events = 0
         # The item that is being written, as far as it has come.
         self._open: AnswerPart | None = None
         # How many characters of its arguments were sent, if it is a call that comes in pieces.
         self._argued: int | None = None
-
-    def take(self, reply: Reply) -> bytes:
-        """What to send for a reply; may be nothing."""
-        if self._accepted is None and isinstance(reply, Delta | Finished):
-            raise UnfinishedAnswer("the replies began without being accepted")
-        match reply:
-            case Waiting():
-                # A client that watches for events rather than bytes does not notice a comment.
-                return b": waiting\n\n" if self._response is None else self._state("in_progress")
-            case Accepted():
-                self._accepted = reply
-                self._response = _response(reply.request, reply.created_s, self._form)
-                self._response.cairn = cairn_object(reply, self._ignored)
-                return self._state("created") + self._state("in_progress")
-            case Delta():
-                parts = b"".join(map(self._part, reply.parts))
-                return parts if reply.calling is None else parts + self._calling(reply.calling)
-            case Finished():
-                self._finished = reply
-                return self._close(reply)
-
-    def headers(self, first: Reply) -> dict[str, str]:
-        """The response headers that describe the request, by its first reply."""
-        return accepted_headers(first)
-
-    def done(self) -> bytes:
-        """
-        The end of a complete stream.
-
-        Raises:
-            UnfinishedAnswer: the stream is not complete.
-        """
-        if self._finished is None or self._response is None:
-            raise UnfinishedAnswer("the replies ended before the answer did")
-        return self._state(_ended(self._response, self._finished).status)
 
     def failed(self, error: Exception) -> bytes:
         """The end of a stream that broke off, so that the client sees it is incomplete."""
@@ -178,6 +85,22 @@ class ResponsesStream:
         self._response.error = ResponseError(code=answer.code, message=answer.message)
         return self._state("failed")
 
+    def _keep_alive(self) -> bytes:
+        # A client that watches for events rather than bytes does not notice a comment.
+        return b": waiting\n\n" if self._response is None else self._state("in_progress")
+
+    def _start(self, accepted: Accepted) -> bytes:
+        self._response = _response(accepted.request, accepted.created_s, self._form)
+        self._response.cairn = cairn_object(accepted, self._ignored)
+        return self._state("created") + self._state("in_progress")
+
+    def _finish(self, finished: Finished) -> bytes:
+        return self._close(finished)
+
+    def _end(self, finished: Finished) -> bytes:
+        assert self._response is not None
+        return self._state(_ended(self._response, finished).status)
+
     def _state(self, name: str) -> bytes:
         """An event with the response as it is now."""
         assert self._response is not None
@@ -186,7 +109,7 @@ class ResponsesStream:
     def _event(self, kind: str, **fields: Any) -> bytes:
         event = Event(type=kind, sequence_number=self._events, **fields)
         self._events += 1
-        return b"event: %s\ndata: %s\n\n" % (kind.encode(), encode(event))
+        return named_event(kind, event)
 
     def _part(self, part: AnswerPart) -> bytes:
         begins = b""
@@ -336,7 +259,7 @@ def _response(request: str, created_s: int, form: Form) -> Response:
         created_at=created_s,
         model=form.model,
         output=[],
-        **_fields(form.echo),
+        **msgspec.structs.asdict(form.echo),
     )
 
 

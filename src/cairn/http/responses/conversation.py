@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ from cairn.http.wire.checks import (
     MESSAGES_MAX,
     TOOLS_MAX,
     ClientError,
+    JsonObject,
     check_count,
     check_name,
     given,
@@ -50,7 +51,8 @@ _REFERENCE = re.compile(
 )
 """The id of an output item, or, with ``asked``, of an input item of the request."""
 
-Item = Mapping[str, Any]
+
+Item = JsonObject
 
 
 class WirePart(msgspec.Struct):
@@ -96,15 +98,16 @@ class WireTool(msgspec.Struct):
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 
 def read_input(
     wire: str | Sequence[Item] | None, turns: Mapping[str, StoredTurn]
-) -> tuple[Message, ...]:
+) -> tuple[tuple[Message, ...], set[str]]:
     """
-    The input in canonical form.
+    The input in canonical form; and the types of items that are left out, and of parts that are
+    replaced by placeholders.
 
     Args:
         turns: those that references may refer to, by their requests.
@@ -113,12 +116,12 @@ def read_input(
         ClientError: an item cannot be used.
     """
     if wire is None or isinstance(wire, str):
-        return () if wire is None else (Message(role="user", content=wire),)
+        return () if wire is None else (Message(role="user", content=wire),), set()
     check_count(wire, "input", MESSAGES_MAX)
     reader = _ItemReader(turns)
     for index, (item, placeholders) in enumerate(_with_placeholders(wire)):
         reader.read(item, f"input[{index}]", placeholders)
-    return reader.messages()
+    return reader.messages(), reader.ignored
 
 
 def referred_to(wire: str | Sequence[Item] | None) -> frozenset[str]:
@@ -129,20 +132,9 @@ def referred_to(wire: str | Sequence[Item] | None) -> frozenset[str]:
     return frozenset(found["request"] for found in names if found is not None)
 
 
-def ignored_items(wire: str | Sequence[Item] | None) -> set[str]:
-    """The types of items that are left out, and of parts that are replaced by placeholders."""
-    if wire is None or isinstance(wire, str):
-        return set()
-    kinds = {kind for item in wire if (kind := _type_of(item)) not in (*ITEMS, None)}
-    for item, placeholders in _with_placeholders(wire):
-        parts = item.get("output" if _type_of(item) == "function_call_output" else "content")
-        if isinstance(parts, list):
-            types = {str(part.get("type")) for part in parts if isinstance(part, dict)}
-            kinds |= types & placeholders.keys()
-    return {f"input.{kind}" for kind in kinds}
-
-
-def _with_placeholders(wire: Sequence[Item]) -> Iterator[tuple[Item, Mapping[str, str]]]:
+def _with_placeholders(
+    wire: Sequence[Item],
+) -> Iterator[tuple[Item, Mapping[str, str]]]:
     """Each item with the placeholders for its parts, by part type."""
     roles = [
         "assistant" if _type_of(item) in ("function_call", "reasoning") else str(item.get("role"))
@@ -156,8 +148,8 @@ def _with_placeholders(wire: Sequence[Item]) -> Iterator[tuple[Item, Mapping[str
 
 
 def read_tools(
-    wire: Sequence[Mapping[str, Any]],
-) -> tuple[tuple[Mapping[str, Any], ...], set[str]]:
+    wire: Sequence[JsonObject],
+) -> tuple[tuple[JsonObject, ...], set[str]]:
     """
     The functions as the template takes them, and the types of other tools, which are ignored.
 
@@ -175,12 +167,12 @@ def read_tools(
     return tuple(functions), ignored
 
 
-def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+def _tool(tool: JsonObject, where: str) -> JsonObject:
     wire = _at(tool, WireTool, where)
     check_name(wire.name, f"{where}.name")
     if wire.parameters is not None and (fault := fault_of(wire.parameters)) is not None:
         raise ClientError(f"{where}.parameters {fault}", param=f"{where}.parameters")
-    function: dict[str, Any] = {"name": wire.name}
+    function: dict[str, object] = {"name": wire.name}
     if wire.description is not None:
         function["description"] = wire.description
     if wire.parameters is not None:
@@ -191,15 +183,21 @@ def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 class _ItemReader:
-    """Reads items in order. Consecutive items of an assistant become one message."""
+    """
+    Reads items in order. Consecutive items of an assistant become one message.
+
+    Attributes:
+        ignored: the types of items that were left out, and of parts that were replaced.
+    """
 
     def __init__(self, turns: Mapping[str, StoredTurn]) -> None:
+        self.ignored: set[str] = set()
         self._turns = turns
         self._asked: dict[str, Mapping[str, Item]] = {}
         self._messages: list[Message] = []
         self._said: list[str] = []
         self._thought: list[str] = []
-        self._calls: list[Mapping[str, Any]] = []
+        self._calls: list[JsonObject] = []
         self._acts = False
 
     def messages(self) -> tuple[Message, ...]:
@@ -224,7 +222,7 @@ class _ItemReader:
             case "function_call_output":
                 result = _at(item, WireResult, where)
                 self._pass_turn()
-                text = _text(result.output, f"{where}.output", placeholders)
+                text = self._text(result.output, f"{where}.output", placeholders)
                 self._messages.append(
                     Message(role="tool", content=text, tool_call_id=result.call_id or None)
                 )
@@ -240,7 +238,7 @@ class _ItemReader:
                     code="missing_required_parameter",
                 )
             case _:
-                pass  # reported as ignored
+                self.ignored.add(f"input.{kind}")
 
     def _message(self, wire: WireMessage, where: str, placeholders: Mapping[str, str]) -> None:
         if wire.role not in _ROLES:
@@ -248,7 +246,7 @@ class _ItemReader:
                 f"{where}.role is {wire.role[:40]!r}; it must be one of {', '.join(_ROLES)}",
                 param=f"{where}.role",
             )
-        text = _text(wire.content, f"{where}.content", placeholders)
+        text = self._text(wire.content, f"{where}.content", placeholders)
         if wire.role == "assistant":
             self._acts = True
             self._said.append(text)
@@ -256,6 +254,17 @@ class _ItemReader:
         self._pass_turn()
         role = "system" if wire.role == "developer" else wire.role
         self._messages.append(Message(role=role, content=text))
+
+    def _text(
+        self, content: str | Sequence[WirePart], where: str, placeholders: Mapping[str, str]
+    ) -> str:
+        if isinstance(content, str):
+            return content
+        self.ignored |= {f"input.{part.type}" for part in content if part.type in placeholders}
+        return "".join(
+            placeholders.get(part.type) or _part(part, f"{where}[{index}]")
+            for index, part in enumerate(content)
+        )
 
     def _call(self, call_id: str, name: str, arguments: str, where: str) -> None:
         self._acts = True
@@ -346,15 +355,6 @@ def _thought(wire: WireReasoning, where: str) -> str:
     return "".join(given(part.text, f"{where}.{field}[{n}].text") for n, part in enumerate(parts))
 
 
-def _text(content: str | Sequence[WirePart], where: str, placeholders: Mapping[str, str]) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(
-        placeholders.get(part.type) or _part(part, f"{where}[{index}]")
-        for index, part in enumerate(content)
-    )
-
-
 def _part(part: WirePart, where: str) -> str:
     if part.type not in _TEXTS:
         raise ClientError(
@@ -367,7 +367,7 @@ def _part(part: WirePart, where: str) -> str:
     return given(part.text, f"{where}.text")
 
 
-def _at(fields: Mapping[str, Any], kind: type[T], where: str) -> T:
+def _at(fields: JsonObject, kind: type[T], where: str) -> T:
     """
     The fields at a path of the body, as a struct.
 
@@ -382,7 +382,7 @@ def _at(fields: Mapping[str, Any], kind: type[T], where: str) -> T:
         raise ClientError(f"{below}{fact}", param=below, code=error.code) from error
 
 
-def items_of(messages: Sequence[Message], name: str) -> Iterator[dict[str, Any]]:
+def items_of(messages: Sequence[Message], name: str) -> Iterator[JsonObject]:
     """
     The input items of a request, as a client would send them; used for looking them up.
 
@@ -397,7 +397,7 @@ def items_of(messages: Sequence[Message], name: str) -> Iterator[dict[str, Any]]
             index += 1
 
 
-def _items(message: Message) -> Iterator[dict[str, Any]]:
+def _items(message: Message) -> Iterator[JsonObject]:
     if message.role == "tool":
         yield {
             "type": "function_call_output",

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from cairn.http.wire.answers import CairnObject
-from cairn.http.wire.sent import Sent
+from cairn.http.wire.checks import JsonObject
+from cairn.http.wire.sent import CairnObject, Sent
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -95,12 +95,12 @@ class Echo(Sent, kw_only=True):
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
     prompt_cache_key: str | None = None
-    reasoning: dict[str, Any] = msgspec.field(default_factory=dict)
+    reasoning: JsonObject = msgspec.field(default_factory=dict)
     store: bool = True
     temperature: float | None = None
-    text: dict[str, Any] = msgspec.field(default_factory=dict)
-    tool_choice: str | dict[str, Any] = "auto"
-    tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    text: JsonObject = msgspec.field(default_factory=dict)
+    tool_choice: str | JsonObject = "auto"
+    tools: list[JsonObject] = msgspec.field(default_factory=list)
     top_p: float | None = None
 
 
@@ -122,12 +122,12 @@ class Response(Sent, kw_only=True):
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
-    reasoning: dict[str, Any]
+    reasoning: JsonObject
     store: bool
     temperature: float | None
-    text: dict[str, Any]
-    tool_choice: str | dict[str, Any]
-    tools: list[dict[str, Any]]
+    text: JsonObject
+    tool_choice: str | JsonObject
+    tools: list[JsonObject]
     top_p: float | None
     usage: ResponsesUsage | None = None
     output: list[OutputItem]
@@ -138,7 +138,7 @@ class ItemPage(Sent, kw_only=True):
     """A page of the items that a request brought."""
 
     object: Literal["list"] = "list"
-    data: list[dict[str, Any]]
+    data: list[JsonObject]
     first_id: str | None
     last_id: str | None
     has_more: bool

@@ -19,24 +19,16 @@ import msgspec
 
 from cairn.actors.requests.messages import Generate, Keep, ServerFacts, StoredTurn
 from cairn.engine.prompt.template import Conversation, Message
-from cairn.http.responses.answers import (
-    PREFIX,
-    Form,
-    ResponsesAnswer,
-    ResponsesStream,
-    stored_response,
-)
+from cairn.engine.sampling import Sampling
 from cairn.http.responses.conversation import (
-    ignored_items,
-    items_of,
     read_input,
     read_tools,
     referred_to,
 )
-from cairn.http.responses.objects import DeletedResponse, Echo, ItemPage, Response
-from cairn.http.service import Service
+from cairn.http.responses.form import Form, ResponsesRequest, request_of
+from cairn.http.responses.objects import Echo
 from cairn.http.wire import parameters
-from cairn.http.wire.checks import MESSAGES_MAX, ClientError, check_count, missing
+from cairn.http.wire.checks import MESSAGES_MAX, ClientError, JsonObject, check_count, missing
 from cairn.http.wire.formats import ToolChoiceForm, read_constraint
 from cairn.http.wire.json import decode_object, to_struct
 from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, integer
@@ -45,13 +37,11 @@ from cairn.http.wire.suggestions import slip_for
 PROTOCOL = "openai.responses"
 
 _SEALED = "reasoning.encrypted_content"
-_PAGE = 20
 _TOOL_CHOICE = ToolChoiceForm(nested=False, named='{"type": "function", "name": ...}')
-_PAGE_MAX = 100
 
 
 class _Text(msgspec.Struct):
-    format: dict[str, Any] | None = None
+    format: JsonObject | None = None
 
 
 class _Reasoning(msgspec.Struct):
@@ -60,13 +50,13 @@ class _Reasoning(msgspec.Struct):
 
 
 class _Request(CommonFields):
-    input: str | list[dict[str, Any]] | None = None
+    input: str | list[JsonObject] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
     max_output_tokens: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     text: _Text | None = None
     reasoning: _Reasoning | None = None
@@ -77,29 +67,6 @@ class _Request(CommonFields):
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
-
-
-@attrs.frozen(kw_only=True)
-class ResponsesRequest:
-    """
-    A command, and how to send its answer.
-
-    Attributes:
-        ignored: the parameters that were sent and are ignored, sorted.
-    """
-
-    command: Generate
-    stream: bool
-    form: Form
-    ignored: tuple[str, ...] = ()
-
-    def whole(self) -> ResponsesAnswer:
-        """A builder of the answer as one object."""
-        return ResponsesAnswer(self.form, ignored=self.ignored)
-
-    def streamed(self) -> ResponsesStream:
-        """A builder of the answer as a stream."""
-        return ResponsesStream(self.form, ignored=self.ignored)
 
 
 @attrs.frozen(kw_only=True)
@@ -117,8 +84,9 @@ class Draft:
     previous: str | None
     referred: frozenset[str]
     form: Form
-    ignored: tuple[str, ...]
     _wire: _Request
+    _ignored: frozenset[str]
+    _reporter: Ignored
 
     @property
     def named(self) -> str:
@@ -140,7 +108,7 @@ class Draft:
         """
         wire, conversation = self._wire, self.command.conversation
         assert conversation is not None
-        asked = read_input(wire.input, turns)
+        asked, ignored_items = read_input(wire.input, turns)
         if not asked and not history:
             raise ClientError(
                 "Missing required field `input`: send a string, or a list of at least one item",
@@ -160,7 +128,12 @@ class Draft:
             keep=None if wire.store is False else keep,
         )
         return ResponsesRequest(
-            command=command, stream=wire.stream is True, form=self.form, ignored=self.ignored
+            command=command,
+            stream=wire.stream is True,
+            form=self.form,
+            ignored=self._reporter.report(
+                self._ignored | ignored_items, _Request.__struct_fields__
+            ),
         )
 
 
@@ -195,164 +168,35 @@ def read_responses_request(
     reasoning = wire.reasoning
     effort = reasoning.effort if reasoning is not None else None
     template, ignored_effort = parameters.thinking(effort, "reasoning.effort", facts)
-    sampling = parameters.sampling(wire, facts)
     command = Generate(
         protocol=PROTOCOL,
         conversation=Conversation(
             messages=(), tools=tools, calls=calls, template={**facts.template, **template}
         ),
         prompt=None,
-        sampling=sampling,
-        seed=parameters.seed(wire.seed),
+        **parameters.common(wire, facts),
         max_tokens=integer("max_output_tokens", wire.max_output_tokens, 1, INT64_MAX),
         group=parameters.group(headers) or parameters.group_name(wire.prompt_cache_key),
-        **parameters.reuse(wire),
-        requested_model=parameters.model_name(wire.model),
         constraint=constraint,
     )
     form = Form(
-        echo=_echo(wire, sampling.temperature, sampling.top_p),
+        echo=_echo(wire, command.sampling),
         model=facts.model,
         summarised=reasoning is not None and reasoning.summary is not None,
         sealed=_SEALED in (wire.include or ()),
     )
+    previous = wire.previous_response_id
     return Draft(
         command=command,
-        previous=_request_of(wire.previous_response_id),
+        previous=None if previous is None else request_of(previous),
         referred=referred_to(wire.input),
         form=form,
-        ignored=ignored.report(
-            _ignored(wire, fields) | ignored_tools | ignored_constraints | ignored_effort,
-            _Request.__struct_fields__,
-        ),
         wire=wire,
+        ignored=frozenset(
+            _ignored(wire, fields) | ignored_tools | ignored_constraints | ignored_effort
+        ),
+        reporter=ignored,
     )
-
-
-async def completed(draft: Draft, service: Service) -> ResponsesRequest:
-    """
-    A request with everything that it refers to, from the journal.
-
-    Raises:
-        ClientError: a response is not stored, or the input cannot be used.
-        RefusalError: the journal cannot be read now.
-    """
-    history: tuple[StoredTurn, ...] = ()
-    if draft.previous is not None:
-        found = await service.history(draft.previous)
-        if found is None:
-            raise ClientError(
-                f"the response {draft.named[:100]!r}, or one before it, is not stored: it was sent "
-                "with store: false, did not complete, was deleted, or was pruned from the journal; "
-                "send the whole conversation as input",
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
-        history = found
-    turns = {}
-    for request in sorted(draft.referred):
-        turn = await service.turn(request)
-        if turn is not None:
-            turns[request] = turn
-    return draft.complete(history, turns)
-
-
-# --- stored responses---------------------------------------------------------------------------
-
-
-async def look_up(name: str, service: Service, query: Mapping[str, str]) -> Response:
-    """
-    A stored response.
-
-    Args:
-        query: of the address.
-
-    Raises:
-        ClientError: it is not stored, or a stream is requested.
-    """
-    if query.get("stream", "false").lower() not in ("false", "0", ""):
-        raise ClientError(
-            "stream is not supported for stored responses; leave it out",
-            param="stream",
-            code="unsupported_value",
-        )
-    return stored_response(await _turn(name, service))
-
-
-async def look_up_input(name: str, service: Service, query: Mapping[str, str]) -> ItemPage:
-    """
-    A page of the input items of a stored response.
-
-    Args:
-        query: ``limit``, ``order`` and ``after`` of the address.
-
-    Raises:
-        ClientError: it is not stored, or the query is invalid.
-    """
-    limit, order = _page(query.get("limit", str(_PAGE))), query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise ClientError("order must be asc or desc", param="order")
-    after = query.get("after")
-    turn = await _turn(name, service)
-    items = list(items_of(turn.asked, turn.request))
-    if order == "desc":
-        items.reverse()
-    if after is not None:
-        places = [index for index, item in enumerate(items) if item["id"] == after]
-        if not places:
-            raise ClientError(
-                f"after is {after[:100]!r}, which is not an item of this response", param="after"
-            )
-        items = items[places[0] + 1 :]
-    page = items[:limit]
-    return ItemPage(
-        data=page,
-        first_id=page[0]["id"] if page else None,
-        last_id=page[-1]["id"] if page else None,
-        has_more=len(items) > len(page),
-    )
-
-
-def _page(limit: str) -> int:
-    digits = limit.lstrip("0")
-    # Python refuses to parse numbers with thousands of digits.
-    is_number = digits.isascii() and digits.isdigit() and len(digits) <= len(str(_PAGE_MAX))
-    found = int(digits) if is_number else 0
-    if not 1 <= found <= _PAGE_MAX:
-        raise ClientError(f"limit must be between 1 and {_PAGE_MAX}", param="limit")
-    return found
-
-
-async def delete(name: str, service: Service) -> DeletedResponse:
-    """
-    Delete a stored response.
-
-    Raises:
-        ClientError: it is not stored.
-    """
-    if not await service.forget(_request_of(name) or ""):
-        raise _not_found(name)
-    return DeletedResponse(id=name)
-
-
-async def _turn(name: str, service: Service) -> StoredTurn:
-    turn = await service.turn(_request_of(name) or "")
-    if turn is None:
-        raise _not_found(name)
-    return turn
-
-
-def _not_found(name: str) -> ClientError:
-    return ClientError(
-        f"response {name[:100]!r} not found: it was sent with store: false, did not complete, was "
-        "deleted, or was pruned from the journal",
-        code="response_not_found",
-        status=404,
-    )
-
-
-def _request_of(name: str | None) -> str | None:
-    return name.removeprefix(PREFIX) if name is not None else None
 
 
 # --- parameters --------------------------------------------------------------------------------
@@ -378,7 +222,7 @@ def _refuse_elsewhere(wire: _Request) -> None:
         )
 
 
-def _refuse_slip(fields: Mapping[str, Any]) -> None:
+def _refuse_slip(fields: JsonObject) -> None:
     """
     Refuse a request without input if another field may be a misspelt ``input``: after an earlier
     response, it would be answered without the new messages.
@@ -388,9 +232,8 @@ def _refuse_slip(fields: Mapping[str, Any]) -> None:
         raise missing("input", slip)
 
 
-def _ignored(wire: _Request, fields: Mapping[str, Any]) -> set[str]:
+def _ignored(wire: _Request, fields: JsonObject) -> set[str]:
     names = parameters.unknown(fields, _Request.__struct_fields__)
-    names |= ignored_items(wire.input)
     names |= {f"include.{name}" for name in wire.include or () if name != _SEALED}
     if wire.truncation not in (None, "disabled"):
         names.add("truncation")
@@ -401,7 +244,7 @@ def _ignored(wire: _Request, fields: Mapping[str, Any]) -> set[str]:
     return names
 
 
-def _echo(wire: _Request, temperature: float, top_p: float) -> Echo:
+def _echo(wire: _Request, sampling: Sampling) -> Echo:
     reasoning = wire.reasoning or _Reasoning()
     text = wire.text or _Text()
     return Echo(
@@ -413,9 +256,9 @@ def _echo(wire: _Request, temperature: float, top_p: float) -> Echo:
         prompt_cache_key=wire.prompt_cache_key,
         reasoning={"effort": reasoning.effort, "summary": reasoning.summary},
         store=wire.store is not False,
-        temperature=temperature,
+        temperature=sampling.temperature,
         text={"format": text.format or {"type": "text"}},
         tool_choice=wire.tool_choice or "auto",
         tools=wire.tools or [],
-        top_p=top_p,
+        top_p=sampling.top_p,
     )

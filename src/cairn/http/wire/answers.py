@@ -1,31 +1,17 @@
-"""
-What the answers of all protocols share: collecting the replies of a whole answer, and Cairn's own
-headers and object.
-"""
+"""What the answers of all protocols share: taking in replies, and Cairn's headers and object."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from urllib.parse import quote
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from cairn.actors.requests.messages import Accepted, Delta, Finished, Reply, Waiting
-from cairn.engine.answer.parts import AnswerPart
-from cairn.http.wire.sent import Sent
-from cairn.journal.events import Path
-
-
-class CairnObject(Sent, kw_only=True):
-    """How Cairn served the request: its session, what it reused, and what it ignored."""
-
-    request: str | UnsetType = UNSET
-    session: str
-    path: Path
-    reason: str | None
-    reused_tokens: int
-    seed: int
-    ignored: list[str] | UnsetType = UNSET
-    choices: list[CairnObject] | UnsetType = UNSET
+from cairn.engine.answer.parts import AnswerPart, Calling
+from cairn.http.wire.json import encode
+from cairn.http.wire.parameters import ReadRequest
+from cairn.http.wire.sent import CairnObject, Sent
 
 
 class UnfinishedAnswer(Exception):
@@ -37,7 +23,8 @@ class UnfinishedAnswer(Exception):
 class WholeAnswer:
     """Collects the replies of an answer that is sent as a whole. Takes each once and in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: ReadRequest) -> None:
+        self._ignored = read.ignored
         self._parts: list[AnswerPart] = []
         self._accepted: Accepted | None = None
         self._finished: Finished | None = None
@@ -63,6 +50,73 @@ class WholeAnswer:
         if self._accepted is None or self._finished is None:
             raise UnfinishedAnswer("the replies ended before the answer did")
         return self._accepted, self._finished
+
+
+class StreamedAnswer(ABC):
+    """
+    One answer as server-sent events, piece by piece. Takes each reply once and in order. Subclasses
+    make the events.
+    """
+
+    def __init__(self, read: ReadRequest) -> None:
+        self._ignored = read.ignored
+        self._accepted: Accepted | None = None
+        self._finished: Finished | None = None
+
+    def take(self, reply: Reply) -> bytes:
+        """What to send for a reply; may be nothing."""
+        if self._accepted is None and isinstance(reply, Delta | Finished):
+            raise UnfinishedAnswer("the replies began without being accepted")
+        match reply:
+            case Waiting():
+                return self._keep_alive()
+            case Accepted():
+                self._accepted = reply
+                return self._start(reply)
+            case Delta():
+                parts = b"".join(map(self._part, reply.parts))
+                return parts if reply.calling is None else parts + self._calling(reply.calling)
+            case Finished():
+                self._finished = reply
+                return self._finish(reply)
+
+    def headers(self, first: Reply) -> dict[str, str]:
+        """The response headers that describe the request, by its first reply."""
+        return accepted_headers(first)
+
+    def done(self) -> bytes:
+        """
+        The end of a complete stream.
+
+        Raises:
+            UnfinishedAnswer: the stream is not complete.
+        """
+        if self._finished is None:
+            raise UnfinishedAnswer("the replies ended before the answer did")
+        return self._end(self._finished)
+
+    @abstractmethod
+    def _keep_alive(self) -> bytes: ...
+
+    @abstractmethod
+    def _start(self, accepted: Accepted) -> bytes: ...
+
+    @abstractmethod
+    def _part(self, part: AnswerPart) -> bytes: ...
+
+    @abstractmethod
+    def _calling(self, calling: Calling) -> bytes: ...
+
+    @abstractmethod
+    def _finish(self, finished: Finished) -> bytes: ...
+
+    @abstractmethod
+    def _end(self, finished: Finished) -> bytes: ...
+
+
+def named_event(name: str, value: Sent) -> bytes:
+    """A server-sent event with a name."""
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), encode(value))
 
 
 def accepted_headers(accepted: Reply | None) -> dict[str, str]:

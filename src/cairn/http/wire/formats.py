@@ -11,12 +11,12 @@ from typing import Any
 import attrs
 
 from cairn.engine.answer.grammar import ANY_OBJECT, Constraint
-from cairn.http.wire.checks import ClientError, object_at, schema_at
+from cairn.http.wire.checks import ClientError, JsonObject, object_at, schema_at
 
 _FORMATS = ("text", "json_object", "json_schema")
 _CHOICES = ("none", "auto", "required")
 
-Tool = Mapping[str, Any]
+Tool = JsonObject
 
 
 @attrs.frozen(kw_only=True)
@@ -38,9 +38,9 @@ class Choice:
 
 
 def constraint_of(
-    schema: Mapping[str, Any] | None,
+    schema: JsonObject | None,
     choice: Choice,
-    tools: Sequence[Mapping[str, Any]],
+    tools: Sequence[Tool],
     *,
     strict: bool,
 ) -> Constraint | None:
@@ -75,9 +75,7 @@ def constraint_of(
     return Constraint(calls=(choice.named,), one_call=True)
 
 
-def ignored_strict(
-    tools: Sequence[Mapping[str, Any]], constraint: Constraint | None
-) -> frozenset[str]:
+def ignored_strict(tools: Sequence[Tool], constraint: Constraint | None) -> frozenset[str]:
     """
     ``tools.strict``, if a tool asks that its calls be constrained to its schema and they are not:
     calls that the model is free to make are not constrained.
@@ -92,7 +90,7 @@ def ignored_strict(
 
 
 def ignored_format(
-    given: Mapping[str, Any] | None, constraint: Constraint | None, where: str
+    given: JsonObject | None, constraint: Constraint | None, where: str
 ) -> frozenset[str]:
     """
     The format, if a call is required: then there is no text to be constrained.
@@ -119,7 +117,7 @@ class ToolChoiceForm:
     nested: bool
     named: str
 
-    def within(self, found: Mapping[str, Any], field: str) -> Any:
+    def within(self, found: JsonObject, field: str) -> Any:
         """The object within another one, or that one itself."""
         return found.get(field) if self.nested else found
 
@@ -129,8 +127,8 @@ class ToolChoiceForm:
 
 
 def read_constraint(
-    answer_format: Mapping[str, Any] | None,
-    choice: str | Mapping[str, Any] | None,
+    answer_format: JsonObject | None,
+    choice: str | JsonObject | None,
     parallel: bool | None,
     tools: Sequence[Tool],
     form: ToolChoiceForm,
@@ -172,7 +170,7 @@ def read_constraint(
 
 
 def _read_tool_choice(
-    choice: str | Mapping[str, Any] | None, tools: Sequence[Tool], form: ToolChoiceForm
+    choice: str | JsonObject | None, tools: Sequence[Tool], form: ToolChoiceForm
 ) -> tuple[Choice, tuple[Tool, ...] | None]:
     """The choice, and the tools to which it is limited; None for all."""
     if choice is None or choice in _CHOICES:
@@ -199,7 +197,7 @@ def _read_tool_choice(
 
 
 def _read_allowed_tools(
-    choice: Mapping[str, Any], tools: Sequence[Tool], form: ToolChoiceForm
+    choice: JsonObject, tools: Sequence[Tool], form: ToolChoiceForm
 ) -> tuple[Choice, tuple[Tool, ...]]:
     where = form.at("tool_choice", "allowed_tools")
     holder = object_at(form.within(choice, "allowed_tools"), where)
@@ -217,8 +215,8 @@ def _read_allowed_tools(
 
 
 def read_format(
-    given: Mapping[str, Any], where: str, *, within: str | None = None
-) -> tuple[Mapping[str, Any] | None, bool]:
+    given: JsonObject, where: str, *, within: str | None = None
+) -> tuple[JsonObject | None, bool]:
     """
     The schema of the answer, None for any text, and whether it is strict.
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
 
-from cairn.http.wire.checks import ClientError, missing
+from cairn.http.wire.checks import ClientError, JsonObject, missing
 from cairn.http.wire.suggestions import slip_for
 
 T = TypeVar("T")
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
+_NONE: JsonObject = MappingProxyType({})
 
 _encoder = msgspec.json.Encoder()
 
@@ -57,7 +57,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
         raise ClientError(f"the body is not valid JSON: {hint}", code="invalid_json") from error
 
 
-def to_struct(fields: dict[str, Any], kind: type[T]) -> T:
+def to_struct(fields: JsonObject, kind: type[T]) -> T:
     """
     The fields as a struct; unknown ones are ignored.
 
@@ -77,7 +77,7 @@ def _too_deep() -> ClientError:
 
 
 def _invalid(
-    error: msgspec.ValidationError, fields: Mapping[str, Any] = _NONE, known: Iterable[str] = ()
+    error: msgspec.ValidationError, fields: JsonObject = _NONE, known: Iterable[str] = ()
 ) -> ClientError:
     text = str(error)
     place = _PLACE.search(text)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, TypedDict, get_args
+from typing import TypedDict, get_args
 
 import attrs
 import msgspec
 import structlog
 
-from cairn.actors.requests.messages import ServerFacts
+from cairn.actors.requests.messages import Generate, ServerFacts
 from cairn.engine.names import NAME_MAX, is_name
 from cairn.engine.prompt.template_settings import GRADES
 from cairn.engine.sampling import Sampling
 from cairn.engine.ttl import seconds_of
-from cairn.http.wire.checks import ClientError, check_count
+from cairn.http.wire.checks import ClientError, JsonObject, check_count
 from cairn.http.wire.suggestions import meant
 from cairn.journal.agents import SESSIONS
 from cairn.journal.events import CacheMode
@@ -55,9 +55,26 @@ class CommonFields(msgspec.Struct, kw_only=True):
     ttl: int | str | None = None
 
 
-class Reuse(TypedDict):
-    """Cairn's own extensions, as a command has them."""
+@attrs.frozen(kw_only=True)
+class ReadRequest:
+    """
+    A request that was read: a command, and how to send its answer.
 
+    Attributes:
+        ignored: the parameters that were sent and are ignored, sorted.
+    """
+
+    command: Generate
+    stream: bool
+    ignored: tuple[str, ...] = ()
+
+
+class Common(TypedDict):
+    """``CommonFields``, as a command has them."""
+
+    requested_model: str
+    sampling: Sampling
+    seed: int | None
     session_name: str | None
     cache_prompt: bool
     cache_mode: CacheMode
@@ -104,18 +121,32 @@ class Ignored:
         return tuple(reported)
 
 
-def unknown(fields: Mapping[str, Any], known: Iterable[str]) -> set[str]:
+def unknown(fields: JsonObject, known: Iterable[str]) -> set[str]:
     """The fields with a value that an adapter does not know."""
     return {name for name in fields.keys() - set(known) if fields[name] is not None}
 
 
-def sampling(wire: CommonFields, facts: ServerFacts) -> Sampling:
+def common(wire: CommonFields, facts: ServerFacts) -> Common:
     """
-    The sampling parameters of a request, with the server's defaults for those that it leaves out.
+    The fields of a command that every protocol reads in the same way.
 
     Raises:
-        ClientError: one of them is out of range.
+        ClientError: a value cannot be used.
     """
+    return Common(
+        requested_model=model_name(wire.model),
+        sampling=_sampling(wire, facts),
+        # Of 64 bits, signed or unsigned.
+        seed=integer("seed", wire.seed, -(2**63), 2**64 - 1),
+        session_name=_session_name(wire.session_id),
+        cache_prompt=wire.cache_prompt is not False,
+        cache_mode=_cache_mode(wire.cache_mode),
+        ttl_s=_ttl(wire.ttl),
+    )
+
+
+def _sampling(wire: CommonFields, facts: ServerFacts) -> Sampling:
+    """The sampling parameters, with the server's defaults for those that are left out."""
     names = [field.name for field in attrs.fields(Sampling)]
     given = {name: value for name in names if (value := getattr(wire, name, None)) is not None}
     integer("top_k", given.get("top_k"), 0, INT64_MAX)
@@ -139,19 +170,9 @@ def _biases(wire: Mapping[str, float], vocabulary_tokens: int) -> dict[int, floa
     return {int(token): bias for token, bias in wire.items()}
 
 
-def seed(value: int | None) -> int | None:
-    """
-    A seed of 64 bits, signed or unsigned.
-
-    Raises:
-        ClientError: it is out of range.
-    """
-    return integer("seed", value, -(2**63), 2**64 - 1)
-
-
 def thinking(
     effort: str | None, where: str, facts: ServerFacts
-) -> tuple[Mapping[str, Any], frozenset[str]]:
+) -> tuple[JsonObject, frozenset[str]]:
     """
     The template settings of an effort of thinking, and what of it is ignored: an effort has no
     effect if the model's template has no switch for it.
@@ -169,7 +190,7 @@ def thinking(
         raise ClientError(
             f"{where} is {effort[:40]!r}; it must be one of {', '.join(EFFORTS)}", param=where
         )
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     if "enable_thinking" in facts.switches:
         settings["enable_thinking"] = effort != "none"
     if "reasoning_effort" in facts.switches and effort in GRADES:
@@ -217,21 +238,6 @@ def model_name(value: str | None) -> str:
     if value is not None and len(value) > NAME_MAX:
         raise ClientError(f"model is longer than {NAME_MAX} characters", param="model")
     return value or ""
-
-
-def reuse(wire: CommonFields) -> Reuse:
-    """
-    What a request may reuse, and for how long to keep its cache.
-
-    Raises:
-        ClientError: a value cannot be used.
-    """
-    return Reuse(
-        session_name=_session_name(wire.session_id),
-        cache_prompt=wire.cache_prompt is not False,
-        cache_mode=_cache_mode(wire.cache_mode),
-        ttl_s=_ttl(wire.ttl),
-    )
 
 
 def _session_name(value: str | None) -> str | None:
