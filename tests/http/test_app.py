@@ -115,9 +115,9 @@ async def test_models():
     found = await get(FakeService(), "/v1/models")
     assert (200, {"object": "list", "data": [model], **page}) == found
     assert (200, model) == await get(FakeService(), f"/v1/models/{FACTS.model}")
-    status, body = await get(FakeService(), "/v1/models/nobody/nothing")
+    status, body = await get(FakeService(), "/v1/models/unknown/model")
     assert (404, "model_not_found") == (status, body["error"]["code"])
-    assert "'nobody/nothing'" in body["error"]["message"]
+    assert "'unknown/model'" in body["error"]["message"]
 
 
 async def test_several_models():
@@ -233,13 +233,13 @@ async def test_wrong_address_or_method(method: str, path: str, status: int, code
     assert (status == 405) == ("allow" in response.headers)
     if status == 405:
         allowed = response.headers["allow"]
-        told = " and".join(allowed.rsplit(",", 1))
-        assert f"this address accepts only {told}" == error["message"]
+        methods = " and".join(allowed.rsplit(",", 1))
+        assert f"this address accepts only {methods}" == error["message"]
         takes = {CHAT: "POST, OPTIONS", "/health": "GET, HEAD, OPTIONS", "/": "GET, HEAD, OPTIONS"}
         assert takes[path] == allowed
 
 
-async def told(path: str, *, method: str = "post") -> str:
+async def message_at(path: str, *, method: str = "post") -> str:
     """The error message at an unknown address, in the form of its protocol."""
     client = create_app(FakeService()).test_client()
     response = await getattr(client, method)(path)
@@ -270,7 +270,7 @@ async def told(path: str, *, method: str = "post") -> str:
 async def test_a_base_url_with_another_v1(path: str, meant: str, fault: str):
     """The error names the mistake and the address that was meant, for any method."""
     expected = f"nothing found at {path!r}: the client's base URL {fault}; the address is {meant!r}"
-    assert [expected] * 2 == [await told(path, method=method) for method in ("get", "post")]
+    assert [expected] * 2 == [await message_at(path, method=method) for method in ("get", "post")]
 
 
 @pytest.mark.parametrize(
@@ -278,14 +278,14 @@ async def test_a_base_url_with_another_v1(path: str, meant: str, fault: str):
 )
 async def test_nothing_at_an_address(path: str):
     """If no /v1 would help, the error names the requested address and where to look."""
-    assert f"nothing found at {path!r}; GET / lists the addresses" == await told(path)
+    assert f"nothing found at {path!r}; GET / lists the addresses" == await message_at(path)
 
 
-async def test_an_address_is_told_harmlessly():
+async def test_an_address_is_quoted_in_the_message():
     """It is cut, and control characters are escaped, also in the address that was meant."""
-    message = await told("/" + quote("\x1b[2J\n") + "x" * 5000)
+    message = await message_at("/" + quote("\x1b[2J\n") + "x" * 5000)
     assert f"nothing found at '/\\x1b[2J\\n{'x' * 194}'; GET / lists the addresses" == message
-    message = await told("/models/" + quote("\x1b[2J") + "x" * 5000)
+    message = await message_at("/models/" + quote("\x1b[2J") + "x" * 5000)
     assert "'/v1/models/\\x1b[2Jxxx" in message
     assert len(message) < 600
 

@@ -29,7 +29,7 @@ SCRIPT: tuple[Reply, ...] = (
     DELTAS[2],
     FINISHED,
 )
-TOLD = {"path": "new_session", "reason": "cold_start", "reused_tokens": 128}
+COLD = {"path": "new_session", "reason": "cold_start", "reused_tokens": 128}
 
 
 async def test_whole(serve: Serve):
@@ -55,8 +55,8 @@ async def test_whole(serve: Serve):
     )
     assert answer.model_extra is not None
     assert [
-        {"request": "req-1", "session": "sess-1", **TOLD, "seed": 42},
-        {"request": "req-2", "session": "sess-2", **TOLD, "seed": 43},
+        {"request": "req-1", "session": "sess-1", **COLD, "seed": 42},
+        {"request": "req-2", "session": "sess-2", **COLD, "seed": 43},
     ] == answer.model_extra["cairn"]["choices"]
 
 

@@ -141,19 +141,21 @@ def test_a_tools_turn_begins_with_what_was_anticipated(
     markers = markers_of(tokenizer)
     begins = markers.begins(render(tokenizer, asked))
     parts = AnswerParts(AnswerForm(markers=markers, begins=begins, tools=asked.tools), name="one")
-    told = (*parts.add(text).parts, *parts.finish(complete=True).parts)
+    answer_parts = (*parts.add(text).parts, *parts.finish(complete=True).parts)
 
     async def at_once(step: Step) -> Ids | None:
         return await step(lambda: True)
 
     next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), trio.CapacityLimiter(1))
-    found = trio.run(next_prompt.beginning, asked, message_of(told), "local", at_once)
+    found = trio.run(next_prompt.beginning, asked, message_of(answer_parts), "local", at_once)
     assert found is not None
 
-    onward = client.read(*client.sent_back((ACCEPTED, Delta(parts=told), FINISHED))).conversation
+    onward = client.read(
+        *client.sent_back((ACCEPTED, Delta(parts=answer_parts), FINISHED))
+    ).conversation
     assert onward is not None
     said = onward.messages[len(ASKED)]
-    assert message_of(told) == said
+    assert message_of(answer_parts) == said
     assert ["look", "go"] == [call["function"]["name"] for call in said.tool_calls]
     prompt = prompt_ids(tokenizer, onward)
     assert found.ids == prompt[: len(found.ids)]

@@ -100,7 +100,7 @@ async def test_chunks_of_a_stream():
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_ignored_parameters_are_told(stream: bool):
+async def test_ignored_parameters_are_reported(stream: bool):
     """Cairn's object names the ignored parameters; in a stream, with the first chunk."""
     ask = {**ASK, "stream": stream, "user": "me", "best_of": 1, "made_up": None}
     client = create_app(FakeService()).test_client()
@@ -211,7 +211,7 @@ UNFINISHED: list[tuple[Step, ...]] = [
 ]
 
 
-async def test_whatever_fails_is_told_without_its_text():
+async def test_a_failure_is_reported_without_its_text():
     """An unexpected error is an error id for the client, and a traceback in the log."""
     failure = RuntimeError("a secret of the house")
     script = (QUEUED, ACCEPTED, DELTAS[0], failure)
@@ -252,7 +252,7 @@ async def test_no_reply_at_all(ask: dict[str, Any]):
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "in groups"])
-async def test_failure_on_leaving_is_told(wrapped: bool):
+async def test_a_failure_on_leaving_is_reported(wrapped: bool):
     """A failure while the request is left is an error event in place of the end."""
     service = FakeService()
     error: Exception = Broken(BUG)

@@ -96,7 +96,7 @@ async def test_a_message_without_words():
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_an_answer_cut_off_behind_a_call(stream: bool):
+async def test_an_answer_cut_off_after_a_call(stream: bool):
     """The finish reason is the cut-off: the client must not take the answer for complete."""
     script = changed(SCRIPT, finish_reason="length")
     last = (await choices_of(script))[-1] if stream else await choice_of(script)

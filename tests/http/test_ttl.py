@@ -55,7 +55,7 @@ def test_a_life_that_is_none(read: Callable[..., Any], body: Body, ttl: Any):
     assert "ttl" == refused.value.param
 
 
-def test_the_longest_life_is_told():
+def test_the_longest_ttl_is_reported():
     """The error names the maximum, also for an unknown unit."""
     with pytest.raises(ValueError, match="ten years"):
         seconds_of("11y")

@@ -27,7 +27,7 @@ async def response(method: str, headers: dict[str, str], **options: Any) -> tupl
     return found.status_code, found.headers, len(service.commands)
 
 
-def told(headers: Any) -> set[str]:
+def cors_headers(headers: Any) -> set[str]:
     """The headers that tell a browser what a page may do."""
     return {
         name.lower() for name, _ in headers.items() if name.lower().startswith("access-control")
@@ -45,10 +45,10 @@ PREFLIGHT = {
 async def test_off_unless_asked_for():
     """A page from another origin may neither call nor read; one from the same host may not read."""
     status, headers, asked = await response("OPTIONS", PREFLIGHT)
-    assert (403, set(), 0) == (status, told(headers), asked)
+    assert (403, set(), 0) == (status, cors_headers(headers), asked)
     same = {"origin": "http://localhost:3000", "host": "localhost:8000"}
     status, headers, asked = await response("POST", same)
-    assert (200, set(), 1) == (status, told(headers), asked)
+    assert (200, set(), 1) == (status, cors_headers(headers), asked)
     assert "vary" not in headers
 
 
@@ -83,7 +83,7 @@ async def test_other_origins_stay_out(origin: str):
         status, headers, asked = await response(
             method, {**PREFLIGHT, "origin": origin}, cors=[PAGE]
         )
-        assert (403, set(), 0) == (status, told(headers), asked)
+        assert (403, set(), 0) == (status, cors_headers(headers), asked)
         assert "Origin" == headers["vary"]
 
 

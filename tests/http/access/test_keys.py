@@ -178,10 +178,10 @@ async def test_anthropics_clients_have_a_tenant_too(path: str):
     assert 200 == (await client.post(path, data=body, headers={"x-api-key": BOB})).status_code
     assert ["bob"] == service.tenants
     response = await client.post(path, data=body, headers={"x-api-key": "none"})
-    told = json.loads(await response.get_data(as_text=True))
+    refusal = json.loads(await response.get_data(as_text=True))
     assert (401, "Bearer") == (response.status_code, response.headers["www-authenticate"])
-    assert ("error", "authentication_error") == (told["type"], told["error"]["type"])
-    assert "invalid_api_key" == told["error"]["code"]
+    assert ("error", "authentication_error") == (refusal["type"], refusal["error"]["type"])
+    assert "invalid_api_key" == refusal["error"]["code"]
     assert 1 == len(service.commands)
 
 

@@ -79,8 +79,8 @@ async def test_an_agent_is_created_listed_and_deleted():
     }
     assert (200, {**facts, "ignored": ["colour"]}) == (status, made)
     assert (200, {"object": "list", "agents": [facts]}) == await call(service, "GET", "")
-    told = {"system_prompt": "Be brief.", "tools": [LOOK]}
-    assert (200, {**facts, **told}) == await call(service, "GET", "/notes")
+    own = {"system_prompt": "Be brief.", "tools": [LOOK]}
+    assert (200, {**facts, **own}) == await call(service, "GET", "/notes")
     gone = {"object": "agent", "agent_id": "notes", "deleted": True}
     assert (200, gone) == await call(service, "DELETE", "/notes")
     assert (404, "agent_not_found", None) == refused(await call(service, "DELETE", "/notes"))
@@ -139,7 +139,7 @@ async def test_only_what_is_new_is_sent():
 @pytest.mark.parametrize(
     "path", ["chat/completions", "responses", "messages", "agents/notes/generate"]
 )
-async def test_every_answer_tells_what_is_left_of_the_context(path: str, stream: bool):
+async def test_every_answer_has_the_context_that_is_left(path: str, stream: bool):
     """Every answer has a header with the context that is left after the prompt."""
     service = FakeService()
     service.agents.have("notes")
@@ -162,11 +162,11 @@ async def test_an_answer_is_streamed():
     assert ("large", None) == (asked(service).requested_model, asked(service).group)
 
 
-async def test_what_was_said_is_told_turn_by_turn():
+async def test_the_history_is_listed_turn_by_turn():
     """Turns are listed as messages that could be sent again."""
     service = FakeService()
     service.agents.have("notes", TURN)
-    status, told = await call(service, "GET", "/notes/turns")
+    status, turns = await call(service, "GET", "/notes/turns")
     function = {"name": "look", "arguments": '{"far":true}'}
     turn = {
         "turn": 1,
@@ -185,7 +185,7 @@ async def test_what_was_said_is_told_turn_by_turn():
         "finish_reason": "stop",
         "context_tokens": 45,
     }
-    assert (200, {"object": "list", "agent_id": "notes", "data": [turn]}) == (status, told)
+    assert (200, {"object": "list", "agent_id": "notes", "data": [turn]}) == (status, turns)
     _, agent = await call(service, "GET", "/notes")
     assert "stop" == agent["finish_reason"]
 
@@ -211,7 +211,7 @@ async def test_an_agent_is_forked():
     ):
         assert due == refused(await call(service, "POST", "/notes/fork", body)), body
     assert (404, "agent_not_found", None) == refused(
-        await call(service, "POST", "/nobody/fork", {})
+        await call(service, "POST", "/unknown/fork", {})
     )
 
 
@@ -221,11 +221,11 @@ async def test_a_fork_with_a_field_that_there_is_not(slip: str):
     service = FakeService()
     service.agents.have("notes", TURN)
     for more in ({}, {"turn": 1}):
-        status, told = await call(service, "POST", "/notes/fork", {slip: 0, **more})
-        assert (400, "invalid_value", slip) == refused((status, told))
+        status, body = await call(service, "POST", "/notes/fork", {slip: 0, **more})
+        assert (400, "invalid_value", slip) == refused((status, body))
         assert (
             f"unknown field {slip}: a fork accepts only agent_id and turn. Nothing was forked"
-            == (told["error"]["message"])
+            == (body["error"]["message"])
         )
     assert ["notes"] == [one.name for one in service.for_tenant("local").agents.all()]
     status, made = await call(service, "POST", "/notes/fork", {slip: None, "turn": 1})
@@ -286,7 +286,7 @@ async def test_a_body_that_makes_no_agent(body: bytes, code: str, param: str | N
         (say(temperature=-1), "invalid_value", "temperature"),
     ],
 )
-async def test_a_body_that_asks_nothing(body: bytes, code: str, param: str | None):
+async def test_a_body_that_cannot_be_used(body: bytes, code: str, param: str | None):
     """Each is refused with its parameter, and the service gets no command."""
     service = FakeService()
     service.agents.have("notes")

@@ -55,21 +55,21 @@ async def say(server: Server, text: str, previous: Any = None, **fields: Any) ->
     if previous is not None:
         body["previous_response_id"] = previous["id"]
     response = await create_app(server).test_client().post("/v1/responses", json=body)
-    told = await response.get_json()
-    assert 200 == response.status_code, told
-    return told
+    answer = await response.get_json()
+    assert 200 == response.status_code, answer
+    return answer
 
 
-async def found(server: Server, told: Any) -> Any:
+async def found(server: Server, answer: Any) -> Any:
     """A response that is looked up; None if it is not stored."""
-    response = await create_app(server).test_client().get(f"/v1/responses/{told['id']}")
+    response = await create_app(server).test_client().get(f"/v1/responses/{answer['id']}")
     assert response.status_code in (200, 404)
     return await response.get_json() if response.status_code == 200 else None
 
 
-def as_told(told: Any) -> Any:
+def as_stored(answer: Any) -> Any:
     """The fields of a response that a later look-up returns: all but ``cairn``."""
-    return {name: value for name, value in told.items() if name != "cairn"}
+    return {name: value for name, value in answer.items() if name != "cairn"}
 
 
 def notes(store: MemoryStore) -> list[ev.TurnStored]:
@@ -80,13 +80,13 @@ def notes(store: MemoryStore) -> list[ev.TurnStored]:
 
 async def test_ten_turns_with_the_same_tools(store: MemoryStore):
     """They are stored once, also across a restart, and each response returns them."""
-    told: list[Any] = [None]
+    answer: list[Any] = [None]
     for _ in range(2):
         async with setup(store) as server:
             for _ in range(5):
-                told.append(await say(server, "And then?", told[-1]))
-            for one in told[1:]:
-                assert as_told(one) == await found(server, one)
+                answer.append(await say(server, "And then?", answer[-1]))
+            for one in answer[1:]:
+                assert as_stored(one) == await found(server, one)
     sizes = [len(row.private or b"") for row in store.rows if row.kind == "turn_stored"]
     assert sizes[0] > 50_000
     assert max(sizes[1:]) < 2_000
@@ -102,17 +102,17 @@ async def test_what_changes_is_noted(store: MemoryStore):
     """Only the changed text is stored; a text that returns is not stored again."""
     async with setup(store) as server:
         one, other = ({"a": letter * 200} for letter in "xy")
-        told: list[Any] = [None]
+        answer: list[Any] = [None]
         for metadata in (one, other, one):
-            told.append(await say(server, "And then?", told[-1], metadata=metadata))
-        for response in told[1:]:
-            assert as_told(response) == await found(server, response)
+            answer.append(await say(server, "And then?", answer[-1], metadata=metadata))
+        for response in answer[1:]:
+            assert as_stored(response) == await found(server, response)
     assert [{"tools", "instructions", "metadata"}, {"metadata"}, set()] == [
         set(turn.texts) for turn in notes(store)
     ]
 
 
-async def test_a_response_whose_texts_an_earlier_one_brought_that_was_deleted(store: MemoryStore):
+async def test_a_response_whose_texts_are_those_of_a_deleted_one(store: MemoryStore):
     """
     It is returned unchanged, and so is a response that continues another; also after a restart.
     """
@@ -123,12 +123,12 @@ async def test_a_response_whose_texts_an_earlier_one_brought_that_was_deleted(st
         gone = await app.test_client().delete(f"/v1/responses/{first['id']}")
         assert 200 == gone.status_code
         assert await found(server, first) is None
-        assert as_told(second) == await found(server, second)
+        assert as_stored(second) == await found(server, second)
         third = await say(server, "Hello")
     async with setup(store) as server:
         assert await found(server, first) is None
-        for told in (second, third):
-            assert as_told(told) == await found(server, told)
+        for answer in (second, third):
+            assert as_stored(answer) == await found(server, answer)
 
 
 async def test_two_that_go_on_from_one(store: MemoryStore):
@@ -139,8 +139,8 @@ async def test_two_that_go_on_from_one(store: MemoryStore):
         first = await say(server, "Hello")
         branches = [await say(server, text, first) for text in ("And then?", "Or else?")]
         further = [await say(server, "So?", branch) for branch in branches]
-        for told in (first, *branches, *further):
-            assert as_told(told) == await found(server, told)
+        for answer in (first, *branches, *further):
+            assert as_stored(answer) == await found(server, answer)
     brought = [turn.session for turn in notes(store) if turn.texts]
     sessions = [turn.session for turn in notes(store)]
     assert 2 == len(set(sessions))
@@ -154,8 +154,8 @@ async def test_a_session_that_is_opened_again(store: MemoryStore):
         first = await say(server, "Hello", session_id="talk")
         await server.loaded.close_session("talk", "-")
         second = await say(server, "And then?", first, session_id="talk")
-        for told in (first, second):
-            assert as_told(told) == await found(server, told)
+        for answer in (first, second):
+            assert as_stored(answer) == await found(server, answer)
     assert [2, 2] == [len(turn.texts) for turn in notes(store)]
 
 
@@ -169,10 +169,10 @@ async def test_texts_that_were_forgotten(store: MemoryStore):
         assert await found(server, second) is None
 
 
-async def test_who_wants_nothing_kept_notes_nothing(store: MemoryStore):
+async def test_a_request_that_is_not_stored_stores_no_note(store: MemoryStore):
     """A request with ``store: false`` stores no texts, so the next request stores them."""
     async with setup(store) as server:
         await say(server, "Hello", store=False)
-        told = await say(server, "Hello")
-        assert as_told(told) == await found(server, told)
+        answer = await say(server, "Hello")
+        assert as_stored(answer) == await found(server, answer)
     assert [2] == [len(turn.texts) for turn in notes(store)]

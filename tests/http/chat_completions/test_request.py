@@ -341,7 +341,7 @@ def test_unknown_parameters_are_ignored_and_named():
     ]
 
 
-def test_a_null_that_is_not_understood_is_not_told():
+def test_an_unknown_null_is_not_reported():
     """An unknown parameter is reported only if it has a value."""
     assert () == read(made_up=None).ignored
     assert ("made_up",) == read(made_up=False).ignored
@@ -400,7 +400,7 @@ def test_what_is_not_said_has_the_servers_defaults():
         ("cache-prompt", "cache_prompt"),
     ],
 )
-def test_a_misspelt_field_is_told_with_the_one_that_is_meant(sent: str, meant: str):
+def test_a_misspelt_field_is_reported_with_the_one_that_is_meant(sent: str, meant: str):
     """It has no effect, and both the answer and the log suggest the right name."""
     with structlog.testing.capture_logs() as logs:
         assert (f"{sent} (did you mean {meant}?)",) == read({}, **{sent: 1}).ignored
@@ -457,7 +457,7 @@ def test_made_up_names_do_not_fill_the_log():
 
 
 @pytest.mark.parametrize(
-    ("switches", "fields", "template", "told"),
+    ("switches", "fields", "template", "ignored_names"),
     [
         ({"enable_thinking"}, {"reasoning_effort": "none"}, {"enable_thinking": False}, ()),
         ({"enable_thinking"}, {"reasoning_effort": "minimal"}, {"enable_thinking": True}, ()),
@@ -473,13 +473,13 @@ def test_made_up_names_do_not_fill_the_log():
         (set(), {"reasoning_effort": "high"}, {}, ("reasoning_effort",)),
     ],
 )
-def test_effort(switches: set[str], fields: Any, template: Any, told: tuple[str, ...]):
+def test_effort(switches: set[str], fields: Any, template: Any, ignored_names: tuple[str, ...]):
     """It sets what the model's template supports; otherwise it is reported as ignored."""
     facts = attrs.evolve(FACTS, switches=frozenset(switches))
     body = json.dumps({"messages": HELLO, **fields}).encode()
     found = read_chat_request(body, {}, Ignored(), facts)
     assert found.command.conversation is not None
-    assert (template, told) == (dict(found.command.conversation.template), found.ignored)
+    assert (template, ignored_names) == (dict(found.command.conversation.template), found.ignored)
 
 
 def test_a_cache_key_is_a_group():

@@ -162,14 +162,14 @@ async def test_tokens_that_are_part_of_a_character(serve: Serve, stream: bool):
     )
     url = await serve(FakeService(script))
     fields = {**ASK, "logprobs": 3}
-    told: list[Any] = []
+    sent: list[Any] = []
     if stream:
         chunks = await ask(url, lambda api: list(api.completions.create(**fields, stream=True)))
-        told = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices]
+        sent = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices]
     else:
         answer = await ask(url, lambda api: api.completions.create(**fields))
-        told = [answer.choices[0].logprobs]
-    found = [one for one in told if one is not None]
+        sent = [answer.choices[0].logprobs]
+    found = [one for one in sent if one is not None]
 
     names = ["bytes:\\xf0\\x9f", "bytes:\\xaa\\xa8", "!"]
     assert names == [name for one in found for name in one.tokens]

@@ -219,8 +219,8 @@ async def test_why_an_answer_ended(
 ):
     """Complete calls take precedence over a stop text, and a cut-off over both."""
     script = (ACCEPTED, Delta(parts=parts), attrs.evolve(FINISHED, **finished))
-    told = (await events(*script))[-2]["delta"] if stream else await whole(*script)
-    assert (reason, finished.get("stop_text")) == (told["stop_reason"], told["stop_sequence"])
+    end = (await events(*script))[-2]["delta"] if stream else await whole(*script)
+    assert (reason, finished.get("stop_text")) == (end["stop_reason"], end["stop_sequence"])
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -247,7 +247,7 @@ async def test_pings():
     assert [ping, "content_block_stop"] == [found[6], found[7]["type"]]
 
 
-async def test_ignored_parameters_are_told():
+async def test_ignored_parameters_are_reported():
     """In Cairn's object; in a stream, with the first event."""
     fields = {"metadata": {"user_id": "me"}, "cache_control": {"type": "ephemeral", "ttl": "2h"}}
     expected = ["cache_control.ttl", "metadata"]
@@ -365,8 +365,8 @@ async def test_refusals(
         error["type"],
         error["message"],
     )
-    told = ("retry-after", "x-should-retry")
-    assert headers == {name: response.headers[name] for name in told if name in response.headers}
+    names = ("retry-after", "x-should-retry")
+    assert headers == {name: response.headers[name] for name in names if name in response.headers}
     assert "req-9" == response.headers["request-id"]
 
 
@@ -424,7 +424,7 @@ async def test_a_body_that_is_too_large():
     )
 
 
-async def test_an_error_that_nobody_foresaw():
+async def test_an_unexpected_error():
     """The client gets only an id that the log contains."""
     response = await post(FakeService(refusal=RuntimeError("secret")))
     error = await error_of(response)
@@ -547,8 +547,8 @@ async def test_a_call_that_is_cut_off():
     half = Calling(index=0, id="a1", name="look", arguments='{"city"')
     end = attrs.evolve(FINISHED, finish_reason="length", ended_in_call=True, completion_tokens=100)
     script = (ACCEPTED, Delta(parts=(), calling=half), Delta(parts=(cut,)), end)
-    told = await whole(*script)
-    assert ({}, "max_tokens") == (told["content"][0]["input"], told["stop_reason"])
+    answer = await whole(*script)
+    assert ({}, "max_tokens") == (answer["content"][0]["input"], answer["stop_reason"])
     pieces = [
         one["delta"].get("partial_json", "") for one in await events(*script) if "delta" in one
     ]

@@ -108,7 +108,7 @@ def test_one_call_at_most_is_ignored_where_nothing_is_held():
     assert () == read(tools=[tool("look")], tool_choice=choice).ignored
 
 
-def test_a_format_beside_calls_that_have_to_be_is_told():
+def test_a_format_next_to_required_calls_is_reported():
     """The answer is a call, so the format has no effect and is reported as ignored."""
     asked: dict[str, Any] = {"tools": TOOLS[:1], "tool_choice": {"type": "any"}}
     assert ("output_config.format",) == read(**asked, **CONFIG).ignored

@@ -339,7 +339,7 @@ READ_RESULT = result("PDF file read")
         [user(IMAGE, READ_RESULT)],
         [user(READ_RESULT), [{"role": "system", "content": "Be brief."}], user(IMAGE)],
     ],
-    ids=["behind it", "both behind it", "beside it", "in front of it", "behind a system's"],
+    ids=["after it", "both after it", "next to it", "before it", "after a system's"],
 )
 def test_pages_that_come_along_with_a_result(turn: list[list[Any]]):
     """
@@ -623,7 +623,7 @@ ASIDE = [{"role": "user", "content": [text("Hello", cache_control={"type": "ephe
 
 
 @pytest.mark.parametrize(
-    ("switches", "fields", "told"),
+    ("switches", "fields", "ignored_names"),
     [
         ({"enable_thinking"}, {"thinking": {"type": "enabled"}}, ()),
         (set(), {"thinking": {"type": "enabled"}}, ("thinking",)),
@@ -634,12 +634,12 @@ ASIDE = [{"role": "user", "content": [text("Hello", cache_control={"type": "ephe
     ],
 )
 def test_thinking_that_the_template_has_no_switch_for(
-    switches: set[str], fields: Any, told: tuple[str, ...]
+    switches: set[str], fields: Any, ignored_names: tuple[str, ...]
 ):
     """It is reported as ignored, in a message and in a count."""
     facts = attrs.evolve(FACTS, switches=frozenset(switches))
     for reads in (read_messages_request, read_count_request):
-        assert told == reads(body_of(**fields), {}, Ignored(), facts).ignored
+        assert ignored_names == reads(body_of(**fields), {}, Ignored(), facts).ignored
 
 
 HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
@@ -677,7 +677,7 @@ AGE = {"cache_control": {"type": "ephemeral", "ttl": "1 age"}}
         ),
     ],
 )
-def test_what_is_not_acted_on_is_told(fields: dict[str, Any], expected: tuple[str, ...]):
+def test_what_is_ignored_is_reported(fields: dict[str, Any], expected: tuple[str, ...]):
     """
     Cache hints are always followed, and their TTL if it is 5m or 1h; others are reported as
     ignored.

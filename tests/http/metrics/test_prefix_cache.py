@@ -118,7 +118,7 @@ def test_what_is_copied_ahead_is_no_hit():
     assert [0, 0, 64] == [read(HITS, tier=tier) for tier in ("slab", "memory", "disk")]
 
 
-def test_who_ends_before_its_first_pass_reuses_nothing():
+def test_a_request_that_ends_before_its_first_pass_reuses_nothing():
     """
     A request that found no slab, or whose client disconnected, counts neither as a query nor as a
     hit.
@@ -141,8 +141,8 @@ async def test_tiers_come_to_the_ratio(monkeypatch: pytest.MonkeyPatch):
     """
     monkeypatch.setattr(loading, "_start", started)
     setup = Journaled(model=Path("numbers"))
-    told = Message(role="system", content="stone " * 100)
-    first = generate(Conversation(messages=(told, Message(role="user", content="a" * 200))))
+    instructions = Message(role="system", content="stone " * 100)
+    first = generate(Conversation(messages=(instructions, Message(role="user", content="a" * 200))))
     said = []
     async with setup.serving() as server:
         metrics = Metrics(server)
@@ -167,7 +167,7 @@ async def test_tiers_come_to_the_ratio(monkeypatch: pytest.MonkeyPatch):
     assert sum(hits) == round(ratio * asked_for)
 
 
-def test_who_wants_no_cache_makes_no_query():
+def test_a_request_without_the_cache_makes_no_query():
     """A request on the cold path is no miss."""
     read = values(*asked(300, "new_session", "cache_disabled"), RAN)
     assert 0 == read("cairn_prefix_cache_query_tokens_total")

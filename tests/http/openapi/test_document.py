@@ -79,7 +79,7 @@ def references(value: Any) -> Iterator[str]:
             pass
 
 
-async def test_it_is_served_and_holds_together():
+async def test_it_is_served_and_consistent():
     """It is JSON, has its version, and every reference resolves to a component that is used."""
     response = await create_app(FakeService()).test_client().get("/openapi.json")
     document = json.loads(await response.get_data(as_text=True))
@@ -105,7 +105,7 @@ async def test_fields_that_are_always_sent_are_required():
 WITH_BODIES = [place for place, operation in OPERATIONS.items() if operation.body is not None]
 
 
-def fields_told(method: str, address: str) -> set[str]:
+def fields_described(method: str, address: str) -> set[str]:
     """The fields of a body in the document that is served."""
     document = description(with_keys=False)
     body = document["paths"][address][method.lower()]["requestBody"]
@@ -121,14 +121,16 @@ async def test_the_fields_of_a_body_are_those_that_are_read(method: str, address
     """The document has the fields of the struct that reads the body."""
     body = OPERATIONS[method, address].body
     assert body is not None
-    assert {field.name for field in msgspec.structs.fields(body)} == fields_told(method, address)
+    assert {field.name for field in msgspec.structs.fields(body)} == fields_described(
+        method, address
+    )
 
 
 async def test_what_is_the_agents_own_is_no_field_of_its_requests():
     """Fields that are refused or have no effect there are left out; a fork may be empty."""
-    chat = fields_told("POST", "/v1/chat/completions")
+    chat = fields_described("POST", "/v1/chat/completions")
     own = {"tools", "session_id", "n", "prompt_cache_key"}
-    assert chat - own == fields_told("POST", f"{AGENT}/generate")
+    assert chat - own == fields_described("POST", f"{AGENT}/generate")
     paths = description(with_keys=False)["paths"]
     assert [False, True] == [
         paths[f"{AGENT}/{what}"]["post"]["requestBody"]["required"] for what in ("fork", "generate")
@@ -225,7 +227,7 @@ async def test_a_refusal_is_as_described(path: str, body: Any, refusal: Any, sha
     assert schema["$ref"].rpartition(".")[2] == shape.__name__ or shape.__name__ in schema["$ref"]
 
 
-async def test_who_has_no_key_hears_of_health_what_is_described():
+async def test_health_without_a_key_is_as_described():
     """Without a key, the short answer of health has the described shape."""
     keys = Keys([("alice", "k" * 20)])
     response = await create_app(FakeService(), keys=keys).test_client().get("/health")

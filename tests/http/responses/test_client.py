@@ -92,8 +92,8 @@ async def test_whole(serve: Serve):
     assert (2048, 3, 2051) == (usage.input_tokens, usage.output_tokens, usage.total_tokens)
     assert 128 == usage.input_tokens_details.cached_tokens
     assert ({"a": "b"}, "look") == (answer.metadata, answer.tools[0].name)
-    told = answer.model_extra["cairn"]
-    assert ("sess-1", "new_session", ["user"]) == (told["session"], told["path"], told["ignored"])
+    got = answer.model_extra["cairn"]
+    assert ("sess-1", "new_session", ["user"]) == (got["session"], got["path"], got["ignored"])
 
 
 async def test_cut_off(serve: Serve):
@@ -531,12 +531,12 @@ async def test_arguments_come_in_pieces(serve: Serve):
         CUT,
     )
     url = await serve(FakeService(script))
-    told = await stream(url)
+    got = await stream(url)
     kind = "response.function_call_arguments"
-    pieces = [(one.output_index, one.delta) for one in told if one.type == f"{kind}.delta"]
+    pieces = [(one.output_index, one.delta) for one in got if one.type == f"{kind}.delta"]
     assert [(1, '{"city": "'), (1, "Öslo"), (1, '"}'), (2, "{")] == pieces
-    assert [LOOK.arguments, "{"] == [one.arguments for one in told if one.type == f"{kind}.done"]
+    assert [LOOK.arguments, "{"] == [one.arguments for one in got if one.type == f"{kind}.done"]
     whole: Any = await ask(url, lambda api: api.responses.create(**ASK))
     items = [(one.id, one.status) for one in whole.output]
     assert ["completed", "completed", "incomplete"] == [status for _, status in items]
-    assert items == [(one.id, one.status) for one in told[-1].response.output]
+    assert items == [(one.id, one.status) for one in got[-1].response.output]

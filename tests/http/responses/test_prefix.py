@@ -59,19 +59,19 @@ def parts(command: Generate) -> tuple[tuple[str, bytes], ...]:
     return conversation_parts(command.conversation)
 
 
-def output(body: Body, told: tuple[AnswerPart, ...]) -> list[Body]:
+def output(body: Body, answered: tuple[AnswerPart, ...]) -> list[Body]:
     """The output items that a client receives."""
     whole = ResponsesAnswer(draft(body).complete((), {}))
-    replies: list[Reply] = [ACCEPTED, *(Delta(parts=(part,)) for part in told), FINISHED]
+    replies: list[Reply] = [ACCEPTED, *(Delta(parts=(part,)) for part in answered), FINISHED]
     for reply in replies:
         whole.take(reply)
     found: list[Body] = json.loads(encode(whole.body()))["output"]
     return found
 
 
-def results(told: tuple[AnswerPart, ...]) -> list[Body]:
+def results(answered: tuple[AnswerPart, ...]) -> list[Body]:
     """What a client sends after an answer: the results of its calls, or another message."""
-    calls = [part for part in told if isinstance(part, Called)]
+    calls = [part for part in answered if isinstance(part, Called)]
     return [
         {"type": "function_call_output", "call_id": call.id, "output": "Rain."} for call in calls
     ] or [NEXT]
@@ -112,34 +112,36 @@ CLIENTS = [
 
 
 @pytest.mark.parametrize(("fields", "keeps"), CLIENTS)
-@pytest.mark.parametrize("told", ANSWERS, ids=range(len(ANSWERS)))
-def test_an_answer_that_is_sent_back(fields: Body, keeps: Any, told: tuple[AnswerPart, ...]):
+@pytest.mark.parametrize("answered", ANSWERS, ids=range(len(ANSWERS)))
+def test_an_answer_that_is_sent_back(fields: Body, keeps: Any, answered: tuple[AnswerPart, ...]):
     """Item by item, it is the message that settling expected, after everything before it."""
     body = {**ASKED, **fields, "input": [FIRST]}
     asked = draft(body).complete((), {}).command
-    back = [keeps(item) for item in output(body, told)]
-    onward = draft({**body, "input": [FIRST, *back, *results(told)]}).complete((), {}).command
+    back = [keeps(item) for item in output(body, answered)]
+    onward = draft({**body, "input": [FIRST, *back, *results(answered)]}).complete((), {}).command
     assert parts(asked) == parts(onward)[: len(parts(asked))]
     assert onward.conversation is not None
-    assert message_of(told) == onward.conversation.messages[2]
+    assert message_of(answered) == onward.conversation.messages[2]
 
 
-@pytest.mark.parametrize("told", ANSWERS[:-1], ids=range(len(ANSWERS) - 1))
-def test_a_client_that_forgets_thoughts(told: tuple[AnswerPart, ...]):
+@pytest.mark.parametrize("answered", ANSWERS[:-1], ids=range(len(ANSWERS) - 1))
+def test_a_client_that_forgets_thoughts(answered: tuple[AnswerPart, ...]):
     """Without its reasoning an answer is the same, also after one with less reasoning effort."""
     body = {**ASKED, "input": [FIRST]}
-    back = output(body, told)
+    back = output(body, answered)
     kept = [item for item in back if item["type"] != "reasoning"]
     whole, pruned = (
-        draft({**body, **more, "input": [FIRST, *items, *results(told)]}).complete((), {}).command
+        draft({**body, **more, "input": [FIRST, *items, *results(answered)]})
+        .complete((), {})
+        .command
         for items, more in ((back, {}), (kept, {"reasoning": {"effort": "none"}}))
     )
     assert parts(whole) == parts(pruned)
     assert whole.conversation != pruned.conversation
 
 
-@pytest.mark.parametrize("told", ANSWERS, ids=range(len(ANSWERS)))
-def test_an_answer_that_is_named(told: tuple[AnswerPart, ...]):
+@pytest.mark.parametrize("answered", ANSWERS, ids=range(len(ANSWERS)))
+def test_an_answer_that_is_named(answered: tuple[AnswerPart, ...]):
     """
     A client that names the response continues like one that sends everything: the prompts are
     equal.
@@ -153,25 +155,25 @@ def test_an_answer_that_is_named(told: tuple[AnswerPart, ...]):
         previous=keep.previous,
         created_s=1,
         asked=messages_of(messages_text(keep.asked)),
-        parts=parts_of(parts_text(told)),
+        parts=parts_of(parts_text(answered)),
         note=keep.note,
         finished=FINISHED,
     )
-    more = {**ASKED, "input": results(told), "previous_response_id": "resp_req-1"}
+    more = {**ASKED, "input": results(answered), "previous_response_id": "resp_req-1"}
     named = draft(more).complete((turn,), {}).command
-    back = output(body, told)
-    sent = draft({**body, "input": [FIRST, *back, *results(told)]}).complete((), {}).command
+    back = output(body, answered)
+    sent = draft({**body, "input": [FIRST, *back, *results(answered)]}).complete((), {}).command
     assert parts(asked) == parts(named)[: len(parts(asked))]
     assert sent.conversation == named.conversation
     assert parts(sent) == parts(named)
     assert named.keep is not None
-    assert ("req-1", len(results(told))) == (named.keep.previous, len(named.keep.asked))
+    assert ("req-1", len(results(answered))) == (named.keep.previous, len(named.keep.asked))
 
 
 def test_turns_as_text():
     """Messages and parts are the same after storing them as text; consecutive texts become one."""
-    for told in ANSWERS:
-        assert message_of(told) == message_of(parts_of(parts_text(told)))
-        said = (message_of(told), attrs.evolve(message_of(()), name="x", tool_call_id="y"))
+    for answered in ANSWERS:
+        assert message_of(answered) == message_of(parts_of(parts_text(answered)))
+        said = (message_of(answered), attrs.evolve(message_of(()), name="x", tool_call_id="y"))
         assert said == messages_of(messages_text(said))
     assert (Thought("I look it up."), Said("I look."), LOOK, GO) == parts_of(parts_text(ANSWERS[0]))

@@ -64,9 +64,9 @@ def test_a_text_is_a_users_message():
 
 def test_instructions_come_first():
     """Instructions and system or developer messages become system messages, each in its place."""
-    told = {"role": "developer", "content": "Today is a Sunday."}
+    inserted = {"role": "developer", "content": "Today is a Sunday."}
     assert ["system:Be brief.", "user:Hello", "system:Today is a Sunday."] == [
-        f"{one.role}:{one.content}" for one in messages(HELLO, told, instructions="Be brief.")
+        f"{one.role}:{one.content}" for one in messages(HELLO, inserted, instructions="Be brief.")
     ]
     assert messages(HELLO) == messages(HELLO, instructions="")
 
@@ -171,7 +171,7 @@ def test_tools_that_are_not_run_here_are_left_out():
     ) == found.ignored
 
 
-def test_items_that_nobody_reads_are_left_out():
+def test_items_of_unknown_types_are_left_out():
     """Items of other servers' tools are not in the prompt, and are reported as ignored."""
     other = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"a": 1}}
     shell = {"type": "local_shell_call_output", "output": {"stdout": "x"}}
@@ -274,7 +274,7 @@ def test_a_cache_key_names_a_group():
     assert command(prompt_cache_key="x" * 201).group is None
 
 
-def test_a_format_beside_calls_that_have_to_be_is_told():
+def test_a_format_next_to_required_calls_is_reported():
     """The answer is a call, so the format has no effect and is reported as ignored."""
     asked: dict[str, Any] = {"tools": [LOOK], "text": {"format": {"type": "json_object"}}}
     assert ("text.format",) == request(**asked, tool_choice="required").ignored

@@ -289,7 +289,7 @@ async def test_shutdown_after_a_close_midway(sent: bytes):
     assert 1 == service.left
 
 
-async def test_closed_behind_more_than_is_read_ahead(serve: Serve):
+async def test_closed_after_more_than_is_read_ahead(serve: Serve):
     """Such a close is noticed when the server sends something."""
     megabyte = Delta(parts=(Said("x" * 2**20),))
     service = FakeService([ACCEPTED, *[megabyte] * 64, FINISHED])
@@ -329,7 +329,7 @@ async def test_asked_and_closed(serve: Serve, sent: bytes, waits: bool):
         await let_go(before)
 
 
-async def test_closed_behind_a_body_that_nobody_reads(serve: Serve):
+async def test_closed_after_a_body_that_is_not_read(serve: Serve):
     """
     A close is noticed after a body that arrives once the answer is made, and that is never read.
     """
@@ -402,7 +402,7 @@ async def test_compressed_body(serve: Serve, client: httpx.AsyncClient, coding: 
     assert 200 == plain.status_code
 
 
-async def test_shutdown_cuts_who_does_not_read():
+async def test_shutdown_cuts_clients_that_do_not_read():
     """A client that stops reading its stream does not keep the server from ending."""
     megabyte = Delta(parts=(Said("x" * 2**20),))
     script: list[Step] = [ACCEPTED, *[megabyte] * 64, FINISHED]

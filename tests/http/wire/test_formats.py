@@ -131,7 +131,7 @@ def test_a_choice_of_several_tools_that_is_none(choice: Any, param: str):
     assert param == caught.value.param
 
 
-def test_a_format_beside_calls_that_have_to_be_is_told():
+def test_a_format_next_to_required_calls_is_reported():
     """The answer is a call, so the format has no effect and is reported as ignored."""
     asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
     for given in (wanted(), {"type": "json_object"}):
@@ -197,7 +197,7 @@ async def test_an_answer_that_can_be_held_no_further():
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "ignored_names"),
     [
         ({}, ("tools.strict",)),
         ({"tool_choice": "auto"}, ("tools.strict",)),
@@ -207,12 +207,14 @@ async def test_an_answer_that_can_be_held_no_further():
         ({"response_format": wanted()}, ()),
     ],
 )
-def test_a_strict_tool_whose_calls_are_free_is_told(fields: dict[str, Any], told: tuple[str, ...]):
+def test_a_strict_tool_whose_calls_are_free_is_reported(
+    fields: dict[str, Any], ignored_names: tuple[str, ...]
+):
     """
     Free calls are not constrained to a schema; if calls are constrained, strict has an effect.
     """
     strict = [{"type": "function", "function": {"name": "look", "strict": True}}, GO]
-    assert told == read(tools=strict, **fields).ignored
+    assert ignored_names == read(tools=strict, **fields).ignored
 
 
 def test_a_format_beside_free_calls_is_not_the_fault_of_a_choice():
