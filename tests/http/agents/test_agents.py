@@ -6,12 +6,14 @@ import contextlib
 import json
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.actors.errors import AgentBusy, TooManyAgents
 from cairn.actors.requests.messages import Generate
+from cairn.engine.answer.parts import Called
 from cairn.engine.prompt.template import Message
 from cairn.http.access.keys import Keys
 from cairn.http.agents.requests import read_fork, read_new_agent
@@ -188,6 +190,16 @@ async def test_the_history_is_listed_turn_by_turn():
     assert (200, {"object": "list", "agent_id": "notes", "data": [turn]}) == (status, turns)
     _, agent = await call(service, "GET", "/notes")
     assert "stop" == agent["finish_reason"]
+
+
+async def test_a_call_whose_arguments_are_no_object():
+    """The history has the text that the model wrote."""
+    service = FakeService()
+    broken = Called(index=0, id="c1", name="look", arguments='{"far": ')
+    service.agents.have("notes", attrs.evolve(TURN, parts=(broken,)))
+    _, turns = await call(service, "GET", "/notes/turns")
+    (sent,) = turns["data"][0]["answer"]["tool_calls"]
+    assert '{"far": ' == sent["function"]["arguments"]
 
 
 async def test_an_agent_is_forked():

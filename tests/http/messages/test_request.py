@@ -281,6 +281,22 @@ def test_a_call_that_templates_cannot_take_as_an_object(given: dict[str, Any]):
     assert given == json.loads(call["function"]["arguments"])
 
 
+def test_a_call_with_arguments_of_any_depth():
+    """They stay text, or the body is refused as nested too deeply; nothing else is raised."""
+    ends = set()
+    for depth in range(900, 1001):
+        given = b'{"a":' * depth + b"1" + b"}" * depth
+        block = b'{"type":"tool_use","id":"1","name":"look","input":%s}' % given
+        messages = b'[{"role":"user","content":"a"},{"role":"assistant","content":[%s]}]' % block
+        body = b'{"max_tokens":1,"messages":%s}' % messages
+        try:
+            read_count_request(body, {}, Ignored(), FACTS)
+        except ClientError as error:
+            ends.add(error.message)
+    where = "messages[1].content[0].input"
+    assert ends <= {"the body is nested too deeply", f"{where} is nested too deeply"}
+
+
 def user(*blocks: Any) -> list[Any]:
     """The only message with these blocks."""
     return [{"role": "user", "content": list(blocks)}]
@@ -733,6 +749,11 @@ def test_each_ignored_name_is_logged_once():
             {"messages": user(text("x"), {"type": "document", "source": {"type": "base64"}})},
             "unsupported_content",
             "messages[0].content[1].source",
+        ),
+        (
+            {"messages": user({"type": "document", "title": "Notes"})},
+            "missing_required_parameter",
+            "messages[0].content[0].source",
         ),
         (
             {"messages": user(result("x"), {"type": "container_upload"})},

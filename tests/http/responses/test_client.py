@@ -331,7 +331,10 @@ async def test_items_in_pages(serve: Serve):
     said = tuple(Message(role="user", content=str(number)) for number in range(5))
     call = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": {"a": 1}}}
     acted = Message(role="assistant", content="I look.", reasoning="Hm.", tool_calls=(call,))
-    asked = (*said, acted, Message(role="tool", content="Rain.", tool_call_id="a1"))
+    broken = {"id": "a2", "type": "function", "function": {"name": "go", "arguments": "{"}}
+    called = Message(role="assistant", content="", tool_calls=(broken,))
+    result = Message(role="tool", content="Rain.", tool_call_id="a1")
+    asked = (*said, acted, result, called)
     service = FakeService()
     service.turns["local", "req-1"] = attrs.evolve(kept(), asked=asked)
     url = await serve(service)
@@ -341,12 +344,12 @@ async def test_items_in_pages(serve: Serve):
 
     found: Any = await ask(url, listed("asc"))
     assert ["0", "1", "2", "3", "4"] == [item.content[0].text for item in found[:5]]
-    assert ["reasoning", "message", "function_call", "function_call_output"] == [
-        item.type for item in found[5:]
-    ]
+    kinds = ["reasoning", "message", "function_call", "function_call_output", "function_call"]
+    assert kinds == [item.type for item in found[5:]]
+    assert "{" == found[-1].arguments
     assert ('{"a":1}', "Rain.") == (found[7].arguments, found[8].output)
     assert found == list(reversed(await ask(url, listed("desc"))))
-    assert 9 == len({item.id for item in found})
+    assert 10 == len({item.id for item in found})
 
 
 BAD_PAGES = [
