@@ -19,7 +19,7 @@ from tests.support.postgres import NotInstalled, Postgres, running_postgres
 from tests.support.random_model import make_random_model
 
 if TYPE_CHECKING:
-    from cairn.ops.drills import Reference
+    from cairn.ops.drills.server.baseline import Baseline
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # A shell makes its background jobs ignore these signals, and so does `nohup`. The tests and the
@@ -54,11 +54,12 @@ def other_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def baseline(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Baseline:
     """The answers of an undamaged private server, which drills compare with."""
-    from cairn.ops.drills import reference  # most tests need no server
+    # Most tests need no server.
+    from cairn.ops.drills.server.baseline import record_baseline
 
-    return trio.run(reference, tmp_path_factory.mktemp("undisturbed"), model_directory)
+    return trio.run(record_baseline, tmp_path_factory.mktemp("baseline"), model_directory)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from cairn.journal.invariants import SENTENCES
 from cairn.journal.lifecycle import STEPS
 from cairn.journal.paths import Reason
 from cairn.ops.cli import COMMANDS
-from cairn.ops.drills import DRILLS
+from cairn.ops.drills.table import DRILLS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(

@@ -42,14 +42,15 @@ from cairn.journal.export import base_to_line, read_export, to_line
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
 from cairn.journal.store_sql import SqlStore, journal_url, migrate
-from cairn.ops.drills import DRILLS, Reference, reference
 from cairn.ops.drills.faults.damage import Damage
 from cairn.ops.drills.faults.engine import pass_raises
 from cairn.ops.drills.faults.journal import row_changed, row_removed, tail_rewritten
 from cairn.ops.drills.outcome import Scene
+from cairn.ops.drills.server.baseline import Baseline, record_baseline
 from cairn.ops.drills.server.client import Answer
 from cairn.ops.drills.server.conversation import Message, onward, user
 from cairn.ops.drills.server.private_server import PrivateServer, private_server, stored_rows
+from cairn.ops.drills.table import DRILLS
 from cairn.ops.journal.prune import prune
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -363,7 +364,7 @@ def store_rows(directory: Path, rows: Sequence[Row]) -> None:
 
 
 async def recorded(
-    name: str, into: Path, scratch: Path, model: Path, undisturbed: Reference
+    name: str, into: Path, scratch: Path, model: Path, baseline: Baseline
 ) -> tuple[list[Row], Base | None]:
     """The rows of one history, and the base before them."""
     directory = scratch / name
@@ -374,7 +375,7 @@ async def recorded(
     if name in HEALTHY:
         await HEALTHY[name](directory, model)
     else:
-        await DRILLS[name].play(Scene(directory=directory, model=model, reference=undisturbed))
+        await DRILLS[name].play(Scene(directory=directory, model=model, baseline=baseline))
     return without_machine(stored_rows(directory), stored_base(directory))
 
 
@@ -393,12 +394,12 @@ def expectation(rows: Sequence[Row], base: Base | None) -> list[Mapping[str, Any
 
 async def record(names: Sequence[str], into: Path, scratch: Path, model: Path) -> None:
     """Record histories, and write what replay finds in them."""
-    undisturbed = await reference(scratch / "undisturbed", model)
+    baseline = await record_baseline(scratch / "baseline", model)
     path = into / EXPECTED
     expected = json.loads(path.read_text("utf-8")) if path.exists() else {}
     expected = {name: found for name, found in expected.items() if name in {*HEALTHY, *DRILLS}}
     for name in names:
-        rows, base = await recorded(name, into, scratch, model, undisturbed)
+        rows, base = await recorded(name, into, scratch, model, baseline)
         begins = base_to_line(base) if base is not None else b""
         (into / f"{name}.jsonl").write_bytes(begins + b"".join(map(to_line, rows)))
         expected[name] = expectation(rows, base)

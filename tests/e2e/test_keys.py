@@ -97,7 +97,7 @@ def test_without_keys_this_machine_alone(tmp_path: Path):
 
     for host in ("0.0.0.0", "::"):
         sentence = refusal("--host", host)
-        assert f"Others reach {host}" in sentence or "cannot be used" in sentence
+        assert f"Other machines can reach {host}" in sentence or "cannot be used" in sentence
         assert "--api-key-file" in sentence or host == "::"
     assert "has no API key" in refusal(env={KEYS_VARIABLE: ""})
     assert "--api-key number 1" in refusal("--api-key", "alice=short")
@@ -112,7 +112,7 @@ def test_the_chat_has_its_key(start: Start):
     server.use_key(ALICE)
     code, out, err = run_ops("chat", "--url", server.url)
     assert (2, "") == (code, out)
-    assert "wants an API key" in err
+    assert "requires an API key" in err
     assert "$CAIRN_API_KEY" in err
     code, _, err = run_ops("chat", "--url", server.url, env={"CAIRN_API_KEY": BOB})
     assert 2 == code
@@ -121,7 +121,7 @@ def test_the_chat_has_its_key(start: Start):
     # The pipe is empty: the chat is admitted, and exits.
     code, _, err = run_ops("chat", "--url", server.url, env={"CAIRN_API_KEY": ALICE})
     assert 0 == code
-    assert "Talking with" in err
+    assert "Chatting with" in err
 
 
 def test_a_request_ends_with_its_time(

@@ -132,4 +132,4 @@ def test_a_file_of_models_is_checked(tmp_path: Path) -> None:
     assert "models    a (" in out
     code, _, err = run_ops("serve", "--models", models, "--model", tmp_path, *data_dir)
     assert 2 == code
-    assert "--model is about one model, and --models about several" in err
+    assert "--model is for one model and cannot be used with --models" in err

@@ -184,7 +184,7 @@ def test_a_pool_for_one_short_prompt(start: Start):
     server = start("--pool-mb", 1)
     context = server.health()["context_tokens"]
     assert context < 1024
-    bound = f"  context      {context} tokens (of the model's 65536; --pool-mb bounds it)"
+    bound = f"  context      {context} tokens (of the model's 65536; --pool-mb limits it)"
     assert bound in server.greeting()
     refused = server.post(messages=[user(STORY * 200)])
     assert 400 == refused.status_code

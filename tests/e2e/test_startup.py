@@ -72,7 +72,7 @@ def test_a_host_that_is_none_here(tmp_path: Path, model_directory: Path, host: s
     options = ("--host", host, "--data-dir", tmp_path / "home", "--model", model_directory)
     sentence = refusal(*options)
     assert sentence.startswith(f"--host {host} cannot be used: ")
-    assert "or leave --host out" in sentence
+    assert "or omit --host" in sentence
     assert "--port" not in sentence
     assert not (tmp_path / "home" / "journal.db").exists()
 

@@ -23,7 +23,7 @@ from tests.support.subprocess_server import (
 
 def told(server: Serving) -> None:
     """Wait until the server has noticed a signal."""
-    eventually(lambda: "Stopping when the running answers are done" in server.stderr())
+    eventually(lambda: "Stopping after the running answers" in server.stderr())
 
 
 def refused(server: Serving, client: httpx.Client) -> bool:
@@ -117,7 +117,7 @@ def test_a_start_that_is_given_up_is_no_server_that_was_lost(
     home = tmp_path / "given up"
     code, said = stopped_at("loading the model", home, "--model", model_directory)
     assert 130 == code
-    assert said.endswith("Stopped before it served anything.\n")
+    assert said.endswith("Stopped before the server was ready.\n")
     assert "Traceback" not in said
     server = start(data_dir=home)
     assert [] == server.events(ev.ServerLost)

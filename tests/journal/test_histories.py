@@ -18,7 +18,7 @@ from cairn.journal.invariants import SENTENCES
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
 from cairn.journal.verification import Verification
-from cairn.ops.drills import DRILLS
+from cairn.ops.drills.table import DRILLS
 
 HISTORIES = Path(__file__).resolve().parents[1] / "histories"
 EXPECTED: dict[str, list[dict[str, Any]]] = json.loads(

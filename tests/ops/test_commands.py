@@ -122,7 +122,7 @@ def test_a_thread_in_native_code_does_not_abort_the_end():
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "told"),
+    ("raised", "code", "stderr"),
     [
         ("SystemExit(3)", 3, ""),
         ("SystemExit('Why.')", 1, "Why.\n"),
@@ -130,7 +130,7 @@ def test_a_thread_in_native_code_does_not_abort_the_end():
         ("ValueError('Why.')", 1, "ValueError: Why.\n"),
     ],
 )
-def test_how_the_process_ends(raised: str, code: int, told: str):
+def test_how_the_process_ends(raised: str, code: int, stderr: str):
     """The exit code is Python's own, and all output is flushed."""
     program = (
         "from cairn.ops import cli\n"
@@ -143,7 +143,7 @@ def test_how_the_process_ends(raised: str, code: int, told: str):
     command = [sys.executable, "-P", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (code, "out\n") == (done.returncode, done.stdout)
-    assert done.stderr.endswith(told)
+    assert done.stderr.endswith(stderr)
 
 
 @pytest.mark.parametrize(
@@ -190,12 +190,12 @@ def test_ctrl_c(words: str):
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "told"),
+    ("raised", "code", "stderr"),
     [(KeyboardInterrupt(), 130, "Stopped.\n"), (StoreError("No."), 2, "No.\n")],
 )
 @pytest.mark.parametrize("words", ["verify", "export -o x.jsonl", "sessions", "tail --journal"])
 def test_what_was_under_way_ends(
-    run, stored, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, raised, code, told
+    run, stored, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, raised, code, stderr
 ):
     """A command's input is closed before the process ends: a bar shows the cursor again."""
     stored(healthy())
@@ -220,7 +220,7 @@ def test_what_was_under_way_ends(
     ):
         monkeypatch.setattr(f"cairn.{name}", fails)
     result = run(*words.split())  # holds the error, and everything that the error references
-    assert (code, "", told) == (result.exit_code, result.stdout, result.stderr)
+    assert (code, "", stderr) == (result.exit_code, result.stdout, result.stderr)
     assert [True] == ended
     assert [tmp_path / "data"] == list(tmp_path.iterdir())
 
@@ -276,7 +276,7 @@ def test_export_of_a_session_by_the_beginning_of_its_id(run, talk: Path):
     assert whole.stdout == run("export", *folder, "--session", TALK[:8]).stdout
     short = run("export", *folder, "--session", TALK[:5])
     assert (2, "") == (short.exit_code, short.stdout)
-    assert f"No session {TALK[:5]} is in {talk} (name at least 6 characters); " in short.stderr
+    assert f"No session {TALK[:5]} is in {talk} (give at least 6 characters); " in short.stderr
 
 
 def test_export_of_one_of_several_sessions(run, stored):
@@ -289,7 +289,7 @@ def test_export_of_one_of_several_sessions(run, stored):
     stored(builder.rows)
     result = run("export", "--session", "session-")
     assert (2, "") == (result.exit_code, result.stdout)
-    assert f"session- is the beginning of several: {', '.join(names)}.\n" == result.stderr
+    assert f"Several ids begin with session-: {', '.join(names)}.\n" == result.stderr
     assert 0 == run("export", "--session", "session-1").exit_code
 
 
@@ -449,7 +449,7 @@ def test_doctor(run, stored):
     result = run("doctor", "--port", port)
     assert 0 == result.exit_code
     assert "ok    journal   up to row 31, " in result.stdout
-    assert "KiB; the last 31 rows are chained\n" in result.stdout
+    assert "KiB; the hashes of the last 31 rows are correct\n" in result.stdout
     assert 8 == len(result.stdout.splitlines())
 
 
@@ -465,7 +465,7 @@ def test_doctor_finds(run, stored):
 
 
 BEGINNINGS = {
-    "no base": ("DELETE FROM bases", "begins at row 19: the rows before it are gone"),
+    "no base": ("DELETE FROM bases", "begins at row 19: the rows before it are missing"),
     "state": ("UPDATE bases SET state = x'00'", "cannot be used: the state was changed"),
     "head": ("UPDATE bases SET head = hex(zeroblob(32))", "broken at row 19: it does not follow"),
     "position": ("UPDATE bases SET position = 17", "cannot be used: the state is that of row 18"),
@@ -475,7 +475,7 @@ BEGINNINGS = {
 
 @pytest.mark.usefixtures("healthy_machine")
 @pytest.mark.parametrize("change", BEGINNINGS)
-def test_doctor_looks_at_the_beginning(run, stored, change: str):
+def test_doctor_checks_the_beginning(run, stored, change: str):
     """A pruned journal is valid with its own base, and not without it."""
     made = Builder()
     made.start()
@@ -494,22 +494,22 @@ def test_doctor_looks_at_the_beginning(run, stored, change: str):
 
 
 @pytest.mark.parametrize(
-    ("told", "status"),
+    ("body", "status"),
     [
-        (b'{"status":"ok","fingerprint":"f","journal_position":1}', "ok"),
+        (b'{"status":"ok","model":"m","fingerprint":"f","journal_position":1}', "ok"),
         (b'{"status":"ok"}', "warn"),
         (b"[1]", "warn"),
         (b"hello", "warn"),
     ],
 )
-def test_doctor_knows_cairn(told: bytes, status: str):
+def test_doctor_knows_cairn(body: bytes, status: str):
     """A port that Cairn itself uses is no finding; any other server there is reported."""
 
     class Health(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200 if self.path == "/health" else 404)
             self.end_headers()
-            self.wfile.write(told)
+            self.wfile.write(body)
 
         def log_message(self, *of: object) -> None:
             pass
@@ -520,17 +520,17 @@ def test_doctor_knows_cairn(told: bytes, status: str):
         found = doctor.check_port(server.server_port)
         thread.join()
     assert status == found.status
-    assert (status == "ok") == ("Cairn is there" in found.fact)
+    assert (status == "ok") == ("is in use by Cairn" in found.fact)
 
 
 @pytest.mark.parametrize("models", [None, Path("models.toml")])
-def test_doctor_looks_at_the_models_that_would_be_served(tmp_path: Path, models: Path | None):
+def test_doctor_checks_the_models_to_serve(tmp_path: Path, models: Path | None):
     """The built-in one, or those of a file."""
     names = [name for name, _ in doctor.checks(tmp_path, "sqlite:///x", 8000, models)]
     assert ["model" if models is None else "models"] == [n for n in names if n.startswith("model")]
 
 
-def test_doctor_tells_all_tables_that_are_wrong(tmp_path: Path):
+def test_doctor_names_all_invalid_tables(tmp_path: Path):
     """In the one line that the check has."""
     path = tmp_path / "models.toml"
     path.write_text('[models.a]\npath = "x"\n[models.b]\n', "utf-8")
@@ -539,7 +539,7 @@ def test_doctor_tells_all_tables_that_are_wrong(tmp_path: Path):
     assert ["a", "b"] == re.findall(r", \[models\.(.)\]", found.fact)
 
 
-def test_doctor_looks_at_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_doctor_checks_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The built-in model is there, or the check says what is missing and what to do."""
     assert ("ok", "pebble, ") == (doctor.check_model().status, doctor.check_model().fact[:8])
     shutil.copytree(builtin_directory(), tmp_path / "pebble")
@@ -585,14 +585,14 @@ DAY_S = 86_400
 @pytest.mark.parametrize(
     ("free", "grown", "status", "says", "grows"),
     [
-        (100, Growth(0.0, DAY_S), "fail", "nothing is journaled", ""),
+        (100, Growth(0.0, DAY_S), "fail", "nothing can be journaled", ""),
         (1024, Growth(0.0, DAY_S), "warn", "free some space", ""),
         (4096, Growth(0.0, DAY_S), "ok", "", ""),
         (4096, Growth(2.0 * MIB, 2 * DAY_S), "ok", "", "grows by 1.0 MiB a day"),
         (4096, Growth(200.0 * MIB, DAY_S), "warn", "ops journal prune", "enough for 20 days"),
         # Rows of four minutes say nothing about a day.
         (4096, Growth(200.0 * MIB, 240), "ok", "", "grew by 200.0 MiB in 4 minutes"),
-        (4096, Growth(5000.0 * MIB, 7200), "warn", "prune", "in 2 hours: not enough for as much "),
+        (4096, Growth(5000.0 * MIB, 7200), "warn", "prune", "in 2 hours: not enough for the same "),
         (4096, Growth(1.0 * MIB, 1), "ok", "", "grew by 1.0 MiB in less than a minute"),
     ],
 )
@@ -641,14 +641,14 @@ def test_growth_of_a_pruned_journal(run, stored):
     ("typed", "meant"),
     [("verfy", "verify"), ("session", "sessions"), ("serv", "serve"), ("jurnal", "journal")],
 )
-def test_a_misspelt_command_names_the_one_that_is_meant(run, typed: str, meant: str):
+def test_a_misspelt_command(run, typed: str, meant: str):
     """A typing error is reported with the closest command."""
     result = run(typed)
     assert 2 == result.exit_code
     assert f"No such command {typed!r}. Did you mean `ops {meant}`" in result.stderr
 
 
-def test_a_command_that_is_like_none_is_only_refused(run):
+def test_an_unknown_command(run):
     """Nothing is suggested that is far from the input; options are suggested as options."""
     result = run("xyzzy")
     assert (2, False) == (result.exit_code, "Did you mean" in result.stderr)

@@ -86,14 +86,14 @@ def read_journal(
     if news:
         first = news[0]
         log.error(
-            "the journal does not hold",
+            "the journal failed verification",
             bug_id=first.bug_id,
             invariant=first.invariant,
             row=first.position,
             fact=first.message,
         )
         raise BootRefused(
-            f"the journal does not hold: {first.invariant} at row {first.position} "
+            f"the journal failed verification: {first.invariant} at row {first.position} "
             f"({first.message}), bug id {first.bug_id}. Nothing was changed. See it with "
             "`ops verify` and `ops replay`; to go on without it, keep the file for the record and "
             "start with another --data-dir."

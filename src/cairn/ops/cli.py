@@ -1,5 +1,5 @@
 """
-The commands. Errors become sentences and exit codes here.
+The commands. Turns errors into sentences and exit codes.
 
 A command's module is loaded when the command runs, so that `ops verify` works without MLX and
 `ops --help` is fast. The table below therefore repeats the first sentence of each command's help.
@@ -77,7 +77,7 @@ class Unreadable(click.ClickException):
 
 
 class Interrupted(Unreadable):
-    """Ctrl-C ended a command. Exit code 1 would have the meaning that the command gives it."""
+    """Ctrl-C ended a command. The exit code 1 belongs to the command itself."""
 
     exit_code = 130
 
@@ -191,9 +191,9 @@ def _leave(code: int) -> NoReturn:
     """
     Flush the output and end the process without shutting the interpreter down.
 
-    A thread that has ended for Python may still be freeing what MLX holds for it, for which it
-    needs the interpreter. An interpreter that shuts down kills such a thread inside C++ code that
-    does not allow it, and the whole process aborts. Commands close what must be closed.
+    A thread that has ended for Python may still be freeing memory of MLX, for which it needs the
+    interpreter. An interpreter that shuts down kills such a thread inside C++ code that does not
+    allow it, and the process aborts. Commands close what must be closed.
     """
     for stream in (sys.stdout, sys.stderr):
         try:

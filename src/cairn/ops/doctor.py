@@ -1,15 +1,13 @@
 """
-``ops doctor``: this machine, looked over before the server is started.
+``ops doctor``: checks this machine before the server is started.
 
-1. A check never raises: what goes wrong in it is its finding.
+1. A check never raises: an error in it is its finding.
 2. MLX is imported in another process, so that a crash is a finding too.
 3. Nothing is changed, and the journal is opened read-only.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import shutil
 import socket
@@ -31,6 +29,8 @@ from cairn.engine.model.models_file import ModelsFault, read_models
 from cairn.journal.base import Base, state_of
 from cairn.journal.codec import GENESIS, Row, chain_fault
 from cairn.journal.errors import JournalError
+from cairn.ops.chat.client import NotCairn, look
+from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import bytes_on_disk, example, journal_options, url_of
 from cairn.ops.common.output import size_text
 from cairn.ops.journal.growth import Growth, growth
@@ -40,8 +40,6 @@ from cairn.ops.serve.second_writer import WAL_FIXED, warning
 
 _PORT = 8000
 _IMPORT_S = 120
-_HEALTH_S = 1
-_HEALTH_BYTES = 65536
 _LAST_ROWS = 1000
 _GIB = 1 << 30
 _SCARCE_DAYS = 30
@@ -60,10 +58,10 @@ print(mx.__version__, mx.default_device().type.name, used.name if used else "-")
 @attrs.frozen
 class Found:
     """
-    What a check came to.
+    The result of a check.
 
     Attributes:
-        advice: what to do; empty where nothing is to be done.
+        advice: what to do; empty if there is nothing to do.
     """
 
     status: Literal["ok", "warn", "fail"]
@@ -76,17 +74,23 @@ class Found:
 )
 @journal_options
 @models_option
-@click.option("--port", type=click.IntRange(1, 65535), default=_PORT, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=_PORT,
+    show_default=True,
+    help="The port that the server will use.",
+)
 def doctor(data_dir: Path, journal: str | None, port: int, models: Path | None) -> None:
     """
     Check this machine, and say what to fix.
 
-    Prints a line for each check: ok, warn or fail.
+    Prints a line for each check: ok, warn or fail. Changes nothing; the server may be running.
 
     \b
     Exit code
-      0  no check fails
-      1  a check fails
+      0  no check failed
+      1  a check failed
     """
     failed = False
     url = url_of(data_dir, journal)
@@ -103,7 +107,7 @@ def checks(
     data_dir: Path, url: str, port: int, models: Path | None = None
 ) -> Iterator[tuple[str, Callable[[], Found]]]:
     """
-    The checks by name, in the order in which they are made.
+    The checks by name, in the order in which they run.
 
     Args:
         models: a file of models, if there is one.
@@ -114,7 +118,7 @@ def checks(
     if models is None:
         yield "model", check_model
     else:
-        # Pebble is looked at where a table has it.
+        # Pebble is checked if the file lists it.
         yield "models", lambda: check_models(models)
     yield "sqlite", lambda: check_sqlite(url, sqlite3.sqlite_version_info)
     yield "journal", lambda: check_journal(url)
@@ -131,15 +135,15 @@ def check_python() -> Found:
 
 
 def check_blas() -> Found:
-    """What matrix products would be computed with on a Linux CPU."""
+    """The BLAS that would compute matrix products on a Linux CPU."""
     real, words = blas.describe()
     if real:
         return Found("ok", words)
-    return Found("warn", words, "answers are right but slow; `make env` builds OpenBLAS")
+    return Found("warn", words, "answers are correct but slow; `make env` builds OpenBLAS")
 
 
 def check_mlx() -> Found:
-    """Whether MLX computes here, with the BLAS that the server would have."""
+    """Whether MLX works here, with the BLAS that the server would use."""
     environment = dict(os.environ)
     if not environment.get("LD_PRELOAD") and (found := blas.find_blas()) is not None:
         environment["LD_PRELOAD"] = str(found)
@@ -149,58 +153,64 @@ def check_mlx() -> Found:
             command, env=environment, capture_output=True, text=True, timeout=_IMPORT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return Found("fail", f"did not import within {_IMPORT_S} s", "see what else runs here")
+        return Found(
+            "fail",
+            f"did not import within {_IMPORT_S} s",
+            "check what else is running on this machine",
+        )
     if done.returncode == 0:
         version, device, used = done.stdout.split()
         return Found("ok", f"{version} on the {device}" + (f" with {used}" if used != "-" else ""))
     if done.returncode < 0:
         return Found(
-            "fail", f"crashed with signal {-done.returncode}", "install MLX anew: make env"
+            "fail", f"crashed with signal {-done.returncode}", "install MLX again: make env"
         )
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return Found("fail", last, "install MLX anew: make env")
+    return Found("fail", last, "install MLX again: make env")
 
 
 def check_model() -> Found:
-    """Whether the built-in model is there, whole."""
+    """Whether the built-in model is installed completely."""
     where = builtin_directory()
     if fault := directory_fault(str(where)):
-        return Found("fail", fault, "install Cairn again, or serve another with --model")
+        return Found("fail", fault, "install Cairn again, or serve another model with --model")
     return Found("ok", f"{where.name}, {size_text(weights_bytes(where))}")
 
 
 def check_models(path: Path) -> Found:
-    """Whether a file of models can be used, and each of them may be served."""
+    """Whether a file of models and all its models can be used."""
     try:
         found = read_models(path)
     except ModelsFault as fault:
-        return Found("fail", " ".join(fault.faults), "correct the file, or what it names")
+        return Found(
+            "fail", " ".join(fault.faults), "correct the file, or the directories that it names"
+        )
     sizes = [
         (one, weights_bytes(Path(one.directory), Path(one.adapter) if one.adapter else None))
         for one in found.entries
     ]
-    told = ", ".join(
+    names = ", ".join(
         f"{one.name} ({size_text(size)}{', the default' if one is found.default else ''})"
         for one, size in sizes
     )
-    return Found("ok", told)
+    return Found("ok", names)
 
 
 def check_sqlite(url: str, version: tuple[int, ...]) -> Found:
     """
-    SQLite's version. Below 3.51.3 two connections that write can damage a database; the server has
-    one, so it matters only where another program could be the second (``second_writer.warning``).
+    SQLite's version. Before 3.51.3, two connections that write can damage a database. The server
+    has one, so it matters only if another program could be the second (``second_writer.warning``).
     """
     text = ".".join(map(str, version))
     if version >= WAL_FIXED or not url.startswith("sqlite"):
         return Found("ok", text)
-    told = warning(_sqlite_path(url), version)
-    if told is not None:
-        return Found("warn", *told)
+    warned = warning(_sqlite_path(url), version)
+    if warned is not None:
+        return Found("warn", *warned)
     return Found(
         "ok",
-        f"{text} (below 3.51.3 a second program that writes to the journal can damage it; here "
-        "nothing but Cairn should, and it keeps to one)",
+        f"{text} (before 3.51.3, two programs that write to the journal can damage it; here only "
+        "Cairn should, and its locks admit one)",
     )
 
 
@@ -211,15 +221,12 @@ def _sqlite_path(url: str) -> Path:
 
 
 def check_journal(url: str) -> Found:
-    """
-    Whether the journal opens, whether it begins where it should, and whether its last rows are
-    chained.
-    """
+    """Whether the journal can be read, begins where it should, and has an intact end."""
     from cairn.journal.store_sql import SqlStore, schema_revision
 
     try:
         if schema_revision(url) is None:
-            return Found("ok", "none yet; the server makes one")
+            return Found("ok", "none yet; the server creates one")
         store = SqlStore.open(url, read_only=True)
         try:
             base = store.base()
@@ -237,16 +244,16 @@ def check_journal(url: str) -> Found:
         if chain_fault(row, before.hash) is not None:
             return Found("fail", f"the chain is broken at row {row.position}", "run `ops verify`")
     size = f", {size_text(sum(sizes))}" if (sizes := bytes_on_disk(url)) else ""
-    fact = f"up to row {position}{size}; the last {len(rows)} rows are chained"
-    if url.startswith("sqlite") and (told := readers_warning(_sqlite_path(url))) is not None:
-        return Found("warn", f"{fact}; {told[0]}", told[1])
+    fact = f"up to row {position}{size}; the hashes of the last {len(rows)} rows are correct"
+    if url.startswith("sqlite") and (warned := readers_warning(_sqlite_path(url))) is not None:
+        return Found("warn", f"{fact}; {warned[0]}", warned[1])
     return Found("ok", fact)
 
 
 def _begins_wrong(base: Base | None, first: Row | None) -> str | None:
     """
-    Whether what stands in the place of rows that were pruned is gone or was changed, as far as the
-    first row behind it tells.
+    What is wrong with the first row, or with the base that replaces pruned rows; None if nothing
+    is.
     """
     if base is None:
         position, head, at = 0, GENESIS, "the beginning"
@@ -257,7 +264,7 @@ def _begins_wrong(base: Base | None, first: Row | None) -> str | None:
         except ValueError as error:
             return f"{at} cannot be used: {error}"
     if first is not None and first.position != position + 1:
-        return f"the journal begins at row {first.position}: the rows before it are gone"
+        return f"the journal begins at row {first.position}: the rows before it are missing"
     if first is None and base is not None:
         return f"no row follows {at}"
     if first is not None and chain_fault(first, head) is not None:
@@ -266,11 +273,15 @@ def _begins_wrong(base: Base | None, first: Row | None) -> str | None:
 
 
 def check_disk(data_dir: Path, url: str) -> Found:
-    """Room where the journal is, or will be, against what it grew by in the last days."""
+    """The free space where the journal is, or will be, and its growth in the last days."""
     where = _sqlite_path(url).parent if url.startswith("sqlite") else data_dir
     for needed in dict.fromkeys((where, data_dir)):
         if not os.access(_existing(needed), os.W_OK):
-            return Found("fail", f"{_existing(needed)} cannot be written", "choose another place")
+            return Found(
+                "fail",
+                f"{_existing(needed)} cannot be written",
+                "choose another --data-dir or --journal",
+            )
     there = _existing(where)
     free = shutil.disk_usage(there).free
     return judge_room(free, growth(url), f"{free / _GIB:.1f} GiB free at {there}")
@@ -282,22 +293,24 @@ def _existing(path: Path) -> Path:
 
 def judge_room(free: int, grown: Growth, fact: str) -> Found:
     """
-    Whether the free bytes of a disk will do.
+    Whether the free space of a disk is enough.
 
     Args:
-        grown: what the journal grew by.
+        free: in bytes.
+        grown: the growth of the journal.
+        fact: the free space, in words.
     """
     prune = (
-        "`ops journal prune --before 30d --dry-run` says what old sessions would give back; while "
-        "it prunes, it takes up to twice the space that the journal has"
+        "`ops journal prune --before 30d --dry-run` shows how much space old sessions would free; "
+        "a prune needs up to twice the size of the journal while it runs"
     )
     if free < _GIB // 4:
-        advice = f"free some space: without it nothing is journaled or answered; {prune}"
+        advice = f"free some space: on a full disk nothing can be journaled or answered; {prune}"
         return Found("fail", fact, advice)
     if grown.is_short:
         fact += f", and the journal grew by {grown}"
         if free < grown.size:
-            return Found("warn", f"{fact}: not enough for as much again", prune)
+            return Found("warn", f"{fact}: not enough for the same again", prune)
     elif grown.daily >= 1:
         days = free / grown.daily
         fact += f", and the journal grows by {grown}"
@@ -309,33 +322,26 @@ def judge_room(free: int, grown: Growth, fact: str) -> Found:
 
 
 def check_port(port: int) -> Found:
-    """Whether the server could listen."""
+    """Whether the server can listen on the port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tried.bind(("127.0.0.1", port))
         except PermissionError:
-            return Found("fail", f"{port} may not be used", "choose a --port above 1023")
+            return Found("fail", f"{port} is not permitted", "choose a --port above 1023")
         except OSError as error:
             if _is_cairn(port):
-                return Found("ok", f"{port} is in use, and Cairn is there")
-            words = f"{port} is in use ({error.strerror}), and not by Cairn"
+                return Found("ok", f"{port} is in use by Cairn")
+            words = f"{port} is in use ({error.strerror}), but not by Cairn"
             return Found("warn", words, "choose another --port")
     return Found("ok", f"{port} is free")
 
 
 def _is_cairn(port: int) -> bool:
-    """Whether who listens tells its health as Cairn does."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_HEALTH_S)
+    """Whether the server on a port is Cairn, by its ``/health``."""
     try:
-        connection.request("GET", "/health")
-        told = json.loads(connection.getresponse().read(_HEALTH_BYTES))
-    except (OSError, http.client.HTTPException, ValueError):
+        return look(f"http://127.0.0.1:{port}") is not None
+    except NotCairn:
         return False
-    finally:
-        connection.close()
-    if not isinstance(told, dict):
-        return False
-    # One with API keys says no more than that it wants one.
-    is_open = {"fingerprint", "journal_position"} <= told.keys()
-    return is_open or told.get("api_key") == "required"
+    except Unreadable:  # it requires an API key
+        return True

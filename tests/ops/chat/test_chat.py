@@ -55,7 +55,7 @@ from tests.http.fake_service import ACCEPTED, FINISHED, PREFILLING, FakeService,
 from tests.support.subprocess_server import DEADLINE_S, eventually, started
 
 BUG = "1baf1f86-0c3b-4a53-9c0f-2b7f5c6d7e8f"
-TOLD = "new_session (cold_start) · 128 of 2048 tokens reused · first token after N ms"
+SUMMARY = "new_session (cold_start) · 128 of 2048 tokens reused · first token after N ms"
 
 
 # --- what is shown -------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def test_nothing_in_an_answer_steers_the_terminal():
     assert "Grüße 🪨 山" == harmless("Grüße 🪨 山")
 
 
-def test_thoughts_are_told_from_the_answer():
+def test_thoughts_are_separate_from_the_answer():
     """Thoughts have a field of their own and are no part of the text."""
     answer = Answer()
     chunks = [
@@ -87,7 +87,7 @@ def test_thoughts_are_told_from_the_answer():
 @pytest.mark.parametrize(
     ("styled", "text"), [(True, "One two\n\nYes."), (False, "<think>\nOne two\n</think>\n\nYes.")]
 )
-def test_what_stands_between_thoughts_and_words(styled: bool, text: str):
+def test_the_separator_of_thoughts_and_text(styled: bool, text: str):
     """Tags if nothing else separates them; else an empty line."""
     shown = Shown(styled=styled)
     pieces = [("One ", True), ("two", True), ("Yes", False), (".", False)]
@@ -124,27 +124,27 @@ def test_the_line_below_an_answer():
     assert "new_session (cold_start) · 0 tokens reused" == summary(Answer("", cold))
 
 
-def test_what_is_waited_for():
-    """A keep-alive, in words."""
+def test_a_keep_alive_in_words():
+    """It says what the server is doing."""
     assert "waiting in the server's queue" == waiting_words("waiting")
     assert "reading the prompt: 512 of 2048 tokens" == waiting_words("prefill 512/2048")
     assert "reading the prompt" == waiting_words("prefill 512")
-    assert "the model writes" == waiting_words("writing")
+    assert "the model is writing" == waiting_words("writing")
 
 
 def test_an_error_and_what_to_do():
     """A bug leads to its replay, an overload to a retry time, an unexpected error to the log."""
     bug = Error(f"internal cache invariant violation; bug id {BUG}", "kv_cache_inv_violation")
     assert (
-        f"The server broke an invariant of its cache: bug id {BUG}. "
-        f"`ops replay {BUG} --data-dir d` tells what happened."
+        f"A cache invariant was violated in the server: bug id {BUG}. "
+        f"`ops replay {BUG} --data-dir d` shows what happened."
     ) == refusal(bug, 500, None, " --data-dir d")
     full = Error("too many wait", "queue_full")
     assert (
         "The server did not answer (429 queue_full): too many wait. Try again in 7 s."
     ) == refusal(full, 429, "7", "")
     long = Error("prompt is too long: 9 tokens > 8 maximum", "context_length_exceeded")
-    assert refusal(long, 400, None, "").endswith("8 maximum. /new begins a new conversation.")
+    assert refusal(long, 400, None, "").endswith("8 maximum. /new starts a new conversation.")
     unforeseen = Error(f"internal error; error id {BUG} stands in the log", "internal_error")
     assert refusal(unforeseen, 500, None, "").endswith(f"log. `ops tail --grep {BUG}` shows it.")
     assert "\\x1b" in refusal(Error("\x1b[2J"), 500, None, "")
@@ -159,7 +159,7 @@ def test_an_error_and_what_to_do():
         ("https://host/cairn/v1", "https://host/cairn"),
     ],
 )
-def test_an_address_as_it_is_typed(typed: str, url: str):
+def test_an_address_as_typed(typed: str, url: str):
     """Without a scheme, or as other clients expect it."""
     assert url == read_url(typed)
 
@@ -167,7 +167,7 @@ def test_an_address_as_it_is_typed(typed: str, url: str):
 @pytest.mark.parametrize(
     "typed", ["http://a..b", "http://host/\xfc", "http://host:x", "ftp://host"]
 )
-def test_what_is_no_address(typed: str):
+def test_an_invalid_address(typed: str):
     """An address that no connection can be made to is refused in a sentence."""
     with pytest.raises(click.BadParameter, match="is not a URL"):
         read_url(typed)
@@ -249,8 +249,8 @@ def test_a_conversation_through_a_pipe():
     with faked(script("Hi", " there"), script("Bye\n")) as server:
         result = piped("Hello\n\nGo\n", "--url", server.url, "--system", "Be short.")
     assert (0, "Hi there\nBye\n") == (result.exit_code, result.stdout)
-    talking = f"Talking with cairn/small-1 at {server.url}."
-    assert [talking, TOLD, TOLD] == remarks(result.stderr)
+    chatting = f"Chatting with cairn/small-1 at {server.url}."
+    assert [chatting, SUMMARY, SUMMARY] == remarks(result.stderr)
     first = [("system", "Be short."), ("user", "Hello")]
     assert [first, [*first, ("assistant", "Hi there"), ("user", "Go")]] == server.asked()
 
@@ -267,7 +267,7 @@ def test_thoughts_go_back():
     ]
 
 
-def test_what_is_asked_for():
+def test_the_request():
     """
     Only named sampling options are sent; the server chooses the rest. The model is the one served.
     """
@@ -312,7 +312,7 @@ def test_commands_of_the_chat():
 
 
 @pytest.mark.parametrize("line", ["/dance", "/again", "/edit x", "/edit"])
-def test_a_command_that_cannot_be_done(line: str):
+def test_a_command_that_fails(line: str):
     """The reason is shown, and a pipe exits with 1: there is no prompt."""
     with faked() as server:
         result = piped(f"{line}\nHello\n", "--url", server.url)
@@ -356,11 +356,11 @@ def test_a_refusal(error: Exception, named: str, hint: str):
     _, said, kept = result.stderr.splitlines()
     assert named in said
     assert hint in said
-    assert "The conversation is as it was before." == kept
+    assert "The conversation is unchanged." == kept
     assert 1 == len(server.service.commands)
 
 
-def test_only_a_server_that_has_gone_is_asked_how_it_ended(monkeypatch: pytest.MonkeyPatch):
+def test_only_the_end_of_a_lost_server_is_awaited(monkeypatch: pytest.MonkeyPatch):
     """A server that refused still runs, so waiting for its end would be useless."""
     asked: list[str] = []
 
@@ -403,7 +403,7 @@ def test_the_time_is_the_servers(monkeypatch: pytest.MonkeyPatch):
     [
         (Broken(BUG), f"`ops replay {BUG}`"),
         (Stopping("the server stops", retry_after_s=1), "(server_stopping): the server stops."),
-        (RuntimeError("nobody foresaw it"), "`ops tail --grep "),
+        (RuntimeError("a surprise"), "`ops tail --grep "),
     ],
     ids=["broken", "stopping", "unforeseen"],
 )
@@ -446,12 +446,12 @@ HEALTH = b'{"status": "ok", "model": "m", "fingerprint": "f", "journal_position"
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        (b'data: {"choices": [{"delta": {"content": "Ha"}}]}\n\n', "broke off"),
-        (b"data: <html>\n\n", "is no answer"),
-        (b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n', "is no answer"),
+        (b'data: {"choices": [{"delta": {"content": "Ha"}}]}\n\n', "is incomplete"),
+        (b"data: <html>\n\n", "sent an invalid answer"),
+        (b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n', "sent an invalid answer"),
     ],
 )
-def test_a_stream_that_is_none(sent: bytes, said: str):
+def test_an_invalid_stream(sent: bytes, said: str):
     """A truncated answer is no answer, and neither is any other response."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
@@ -463,7 +463,7 @@ def test_a_stream_that_is_none(sent: bytes, said: str):
         result = piped("Hello\n", "--url", url)
     assert 1 == result.exit_code
     assert said in result.stderr
-    assert "The conversation is as it was before." in result.stderr
+    assert "The conversation is unchanged." in result.stderr
 
 
 def test_an_address_where_nobody_answers():
@@ -472,7 +472,7 @@ def test_an_address_where_nobody_answers():
         pass
     result = piped("Hello\n", "--url", server.url)
     assert (2, "") == (result.exit_code, result.stdout)
-    assert result.stderr.startswith(f"Nobody answers at {server.url}. Start a server there ")
+    assert result.stderr.startswith(f"Nothing answers at {server.url}. Start a server there ")
 
 
 def nothing_here(handler: BaseHTTPRequestHandler) -> None:
@@ -485,7 +485,7 @@ def test_an_address_where_another_server_answers():
     with stub(nothing_here) as url:
         result = piped("Hello\n", "--url", url)
     assert 2 == result.exit_code
-    assert f"What answers at {url} is no server of Cairn's: GET /health gives 404." in result.stderr
+    assert f"The server at {url} is not Cairn: GET /health returns 404." in result.stderr
 
 
 def test_an_address_where_no_utf8_comes():
@@ -499,7 +499,7 @@ def test_an_address_where_no_utf8_comes():
     with stub(answer) as url:
         result = piped("Hello\n", "--url", url)
     assert 2 == result.exit_code
-    assert f"What answers at {url} is no server of Cairn's: GET /health gives 200." in result.stderr
+    assert f"The server at {url} is not Cairn: GET /health returns 200." in result.stderr
 
 
 @pytest.mark.parametrize("more", [("--model", "x"), ("--data-dir", "x")])
@@ -507,7 +507,7 @@ def test_a_server_that_is_named_is_not_started(more: tuple[str, str]):
     """An option without effect is refused."""
     result = piped("", "--url", "127.0.0.1:1", *more)
     assert 2 == result.exit_code
-    assert "leave --data-dir and --model out" in result.stderr
+    assert "Omit --data-dir and --model" in result.stderr
 
 
 # --- which server --------------------------------------------------------------------------------
@@ -539,13 +539,13 @@ def test_the_server_at_the_default_address(data_dir: Path, monkeypatch: pytest.M
 def test_a_server_that_holds_the_data_directory_is_talked_to(data_dir: Path):
     """At any address: its lock has it."""
     with faked(script("Hi")) as server, hold(data_dir, journal_url(data_dir)) as held:
-        held.answers_at(server.url)
+        held.record_address(server.url)
         result = piped("Hello\n")
         refused = piped("Hello\n", "--model", "m")
     assert (0, "Hi\n") == (result.exit_code, result.stdout)
     assert f" at {server.url}." in result.stderr
     assert 2 == refused.exit_code
-    said = f"A server at {server.url} (process {os.getpid()}) uses {data_dir}. It serves the model "
+    said = f"A server at {server.url} (process {os.getpid()}) uses {data_dir}, with the model "
     assert refused.stderr.startswith(said)
 
 
@@ -555,7 +555,7 @@ def test_a_bug_of_a_server_in_another_directory(data_dir: Path, tmp_path: Path):
     make_home(other)
     broken = Broken(BUG)
     with faked(refusal=broken) as server, hold(other, journal_url(other)) as held:
-        held.answers_at(server.url)
+        held.record_address(server.url)
         said = piped("Hello\n", "--data-dir", other).stderr
     assert f"`ops replay {BUG} --data-dir '{other}'`" in said
 
@@ -571,11 +571,11 @@ def test_a_server_that_cannot_be_found(
         # A server other than Cairn's is ignored at the default address.
         monkeypatch.setattr(chat_server, "DEFAULT_URL", url)
         if address:
-            held.answers_at(address)
+            held.record_address(address)
         result = piped("Hello\n")
     assert (2, "") == (result.exit_code, result.stdout)
     assert f"(process {os.getpid()}) uses {data_dir}" in result.stderr
-    assert ("nobody answers there" if address else "name it with --url") in result.stderr
+    assert ("but does not answer" if address else "Give its address with --url") in result.stderr
 
 
 def test_a_server_of_the_chats_own(data_dir: Path, model_directory: Path):
@@ -864,7 +864,7 @@ def test_ctrl_c_before_the_first_word(terminal):
     assert [("user", "Once more")] == server.asked()[1]
 
 
-LEAVES = "Once more, or Ctrl-D, leaves.\n"
+LEAVES = "Press Ctrl-C again, or Ctrl-D, to leave.\n"
 
 
 @pytest.mark.parametrize("typed", ["", "half a mess"])
@@ -907,7 +907,7 @@ def test_a_turn_that_failed_can_be_tried_again(terminal):
         chat.until("Hi")
         server.service.refusal = JournalFull(retry_after_s=5)
         chat.say("lost")
-        chat.until("The conversation is as it was before.")
+        chat.until("The conversation is unchanged.")
         server.service.refusal = None
         chat.say("found")
         chat.until("unsaid")
@@ -941,17 +941,17 @@ def test_what_is_pasted_is_one_message(terminal):
     assert [[("user", "one\ntwo")]] == server.asked()
 
 
-def test_a_server_of_the_chats_own_that_dies(terminal, data_dir: Path, model_directory: Path):
+def test_the_chats_own_server_dies(terminal, data_dir: Path, model_directory: Path):
     """It is reported, and the next message starts a new one."""
     chat = terminal("--data-dir", data_dir, "--model", model_directory, "--max-tokens", 4)
-    chat.until("It ends with the chat.")
+    chat.until("It stops when the chat ends.")
     first = held_by(data_dir)
     os.kill(first, signal.SIGSTOP)  # so that the answer takes a while
     chat.say("Hello")
     chat.until("waiting for the answer")
     os.kill(first, signal.SIGKILL)
     chat.until("The server of this chat has ended (exit code -9). The next message starts it again")
-    chat.until("The conversation is as it was before.")
+    chat.until("The conversation is unchanged.")
     chat.say("Hello")
     chat.until("Started a server for this chat")
     assert first != held_by(data_dir)
@@ -963,7 +963,7 @@ def test_a_server_of_the_chats_own_that_dies(terminal, data_dir: Path, model_dir
 def test_ctrl_c_does_not_reach_the_server(terminal, data_dir: Path, model_directory: Path):
     """The chat's own server keeps running after an answer was stopped."""
     chat = terminal("--data-dir", data_dir, "--model", model_directory, "--max-tokens", 4)
-    chat.until("It ends with the chat.")
+    chat.until("It stops when the chat ends.")
     server = held_by(data_dir)
     os.kill(server, signal.SIGSTOP)
     chat.say("Hello")
@@ -1000,7 +1000,7 @@ def test_a_terminal_that_is_closed(terminal, data_dir: Path, model_directory: Pa
     eventually(lambda: server_at(data_dir) is None)
 
 
-def test_a_server_says_where_it_answers(tmp_path: Path):
+def test_a_server_records_its_address(tmp_path: Path):
     """In the lock of its data directory, for chats that look for it."""
     with started(tmp_path / "served") as server:
         found = server_at(tmp_path / "served")

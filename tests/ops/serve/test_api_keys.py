@@ -14,7 +14,7 @@ ONE, TWO, THREE = "0123456789abcdef", "sk-fedcba9876543210", "AAECAwQFBgcICQoLDA
 
 
 @pytest.fixture(autouse=True)
-def no_keys_around(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment of the test run does not affect the tests."""
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
 
@@ -58,15 +58,15 @@ def test_a_key_without_a_name():
     [
         (["short"], "--api-key number 1 cannot be used"),
         ([f"alice={ONE}", "bob=short"], "--api-key number 2 cannot be used"),
-        ([f"alice={ONE} "], "without spaces"),
+        ([f"alice={ONE} "], "no spaces"),
         ([f"alice={ONE}ü"], "ASCII"),
-        ([f"alice={ONE * 20}"], "16 to 200 characters"),
-        ([THREE], "NAME= where it has an equals sign"),
+        ([f"alice={ONE * 20}"], "16 to 200 ASCII characters"),
+        ([THREE], "needs NAME= before it"),
         ([f"={ONE}"], "a name that cannot be used"),
         ([f"al/ice={ONE}"], "a name that cannot be used"),
         ([f"@alice={ONE}"], "a name that cannot be used"),
         ([f"{'a' * 33}={ONE}"], "1 to 32 letters"),
-        ([f"alice={ONE}", f"bob={ONE}"], "the same key as that of alice"),
+        ([f"alice={ONE}", f"bob={ONE}"], "the same as the key of alice"),
         ([ONE, TWO], "--api-key number 2 has no name"),
     ],
 )
@@ -74,11 +74,11 @@ def test_keys_that_cannot_be_used(keys: list[str], text: str):
     """The sentence says which one and why, and shows no key."""
     with pytest.raises(Unreadable) as refused:
         read_keys(keys, None)
-    said = refused.value.format_message()
-    assert text in said
+    message = refused.value.format_message()
+    assert text in message
     for key in keys:
-        assert key.partition("=")[2] in ("", "=") or key.partition("=")[2] not in said
-        assert key not in said
+        assert key.partition("=")[2] in ("", "=") or key.partition("=")[2] not in message
+        assert key not in message
 
 
 @pytest.mark.parametrize("value", ["", "  \n"])
@@ -109,7 +109,7 @@ def test_a_file_that_others_can_read(
 ):
     """It is used, and its owner is warned; a group may be meant to read it."""
     assert (("alice", ONE),) == read_keys([], written(tmp_path, f"alice={ONE}", mode))
-    assert warned == ("others can read or write" in capsys.readouterr().err)
+    assert warned == ("other users can read or write" in capsys.readouterr().err)
 
 
 def test_a_clients_key():

@@ -45,7 +45,7 @@ def test_a_server_that_holds_a_directory_can_be_found(homes: tuple[Path, Path]) 
     one, two = homes
     with hold(one, journal_url(one)) as held:
         assert Holder(str(os.getpid()), "serve", None) == server_at(one)
-        held.answers_at("http://127.0.0.1:8123")
+        held.record_address("http://127.0.0.1:8123")
         assert Holder(str(os.getpid()), "serve", "http://127.0.0.1:8123") == server_at(one)
         with pytest.raises(Unreadable) as refused, hold(one, journal_url(one)):
             pass
@@ -83,12 +83,12 @@ def test_a_command_holds_a_journal(homes: tuple[Path, Path]) -> None:
         hold(one, journal_url(one)),
     ):
         pass
-    said = str(refused.value)
-    assert said.startswith(f"`ops journal prune` (process {os.getpid()}) works on ")
-    assert "Wait until it ends, or name another journal" in said
+    message = str(refused.value)
+    assert message.startswith(f"`ops journal prune` (process {os.getpid()}) works on ")
+    assert "Wait until it ends, or choose another journal" in message
 
 
-def test_nobody_waits_for_nothing(
+def test_no_pause_after_the_last_try(
     homes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is a pause between two tries, and none after the last."""
@@ -100,8 +100,10 @@ def test_nobody_waits_for_nothing(
     assert 9 == len(waited)
 
 
-def test_somebody_only_looks(homes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check for a running server holds the lock for a moment; a server waits for its end."""
+def test_a_check_for_a_running_server(
+    homes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the lock for a moment, and a server that starts waits for its end."""
     one, _ = homes
     (one / "lock").touch()
     with (one / "lock").open() as looking:
@@ -117,7 +119,7 @@ def test_somebody_only_looks(homes: tuple[Path, Path], monkeypatch: pytest.Monke
             assert 1 == len(waited)
 
 
-def test_what_is_let_go_is_free(homes: tuple[Path, Path]) -> None:
+def test_a_released_lock_is_free(homes: tuple[Path, Path]) -> None:
     """Afterwards others may take it; a refused server holds nothing."""
     one, two = homes
     with hold(one, journal_url(one)), pytest.raises(Unreadable), hold(two, journal_url(one)):
@@ -128,14 +130,14 @@ def test_what_is_let_go_is_free(homes: tuple[Path, Path]) -> None:
         pass
 
 
-def test_a_database_of_others_is_not_locked(homes: tuple[Path, Path]) -> None:
+def test_postgresql_is_not_locked(homes: tuple[Path, Path]) -> None:
     """For PostgreSQL the directories alone are held."""
     one, two = homes
     with hold(one, "postgresql://h/d"), hold(two, "postgresql://h/d"):
         assert ["lock"] == [path.name for path in one.iterdir()]
 
 
-def test_a_journal_where_nothing_can_be_written(homes: tuple[Path, Path]) -> None:
+def test_a_lock_that_cannot_be_written(homes: tuple[Path, Path]) -> None:
     """A sentence, no traceback."""
     one, _ = homes
     (one / "file").write_text("")

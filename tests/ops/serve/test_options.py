@@ -12,9 +12,7 @@ from cairn.ops.serve.run import settings_of
 
 
 @pytest.mark.parametrize(("arguments", "prewarms"), [([], True), (["--no-prewarm"], False)])
-def test_anticipation_can_be_switched_off(
-    tmp_path: Path, arguments: list[str], prewarms: bool
-) -> None:
+def test_prewarm_can_be_switched_off(tmp_path: Path, arguments: list[str], prewarms: bool) -> None:
     """It is on, and the option switches it off; the journal records which."""
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
     settings = settings_of(options, tmp_path)
@@ -22,13 +20,13 @@ def test_anticipation_can_be_switched_off(
     assert prewarms != settings.on_record["no_prewarm"]
 
 
-def test_who_waits_hears_of_it_in_time(tmp_path: Path) -> None:
-    """Every fifteen seconds or less by default: the Anthropic clients rely on pings."""
+def test_the_default_heartbeat(tmp_path: Path) -> None:
+    """Keep-alives come every fifteen seconds or less: the Anthropic clients rely on pings."""
     options = serve.make_context("serve", ["--data-dir", str(tmp_path)]).params
     assert 15 >= settings_of(options, tmp_path).limits.heartbeat_s
 
 
-def test_who_waits_is_never_left_for_long(tmp_path: Path) -> None:
+def test_a_heartbeat_that_is_too_slow(tmp_path: Path) -> None:
     """More than fifteen seconds are refused: clients rely on pings, and retry without them."""
     with pytest.raises(click.BadParameter, match="15"):
         serve.make_context("serve", ["--heartbeat", "15.5", "--data-dir", str(tmp_path)])
@@ -37,9 +35,9 @@ def test_who_waits_is_never_left_for_long(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--heartbeat", "--drain", "--request-timeout"])
-def test_what_is_no_number_is_refused(tmp_path: Path, option: str) -> None:
-    """NaN would pass any range check, because no comparison holds, and no clock waits that long."""
-    with pytest.raises(click.BadParameter, match="nan is no number"):
+def test_nan_is_refused(tmp_path: Path, option: str) -> None:
+    """NaN would pass any range check, because every comparison with it is false."""
+    with pytest.raises(click.BadParameter, match="nan is not a number"):
         serve.make_context("serve", [option, "nan", "--data-dir", str(tmp_path)])
 
 
@@ -54,26 +52,22 @@ def test_how_long_slabs_are_kept(tmp_path: Path, arguments: list[str], seconds: 
 @pytest.mark.parametrize(
     ("arguments", "seconds"), [([], 86_400), (["--ttl", "90"], 90), (["--ttl", "7d"], 604_800)]
 )
-def test_how_long_what_nobody_uses_is_kept(
-    tmp_path: Path, arguments: list[str], seconds: int
-) -> None:
+def test_the_ttl(tmp_path: Path, arguments: list[str], seconds: int) -> None:
     """A day, or the option's value; the journal has it."""
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
     settings = settings_of(options, tmp_path)
     assert seconds == settings.limits.ttl_s == settings.on_record["ttl"]
 
 
-def test_a_life_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_ttl(tmp_path: Path) -> None:
     """It is refused with a valid value."""
     with pytest.raises(click.BadParameter, match="'soon' must be a number of seconds"):
         serve.make_context("serve", ["--ttl", "soon", "--data-dir", str(tmp_path)])
 
 
 @pytest.mark.parametrize(("arguments", "least"), [([], 0), (["--min-cache-tokens", "200"], 200)])
-def test_of_how_short_a_prompt_nothing_is_kept(
-    tmp_path: Path, arguments: list[str], least: int
-) -> None:
-    """Of none that fills a chunk, or as the option says; the journal has it."""
+def test_the_shortest_cached_prompt(tmp_path: Path, arguments: list[str], least: int) -> None:
+    """Any prompt of at least one block, or the option's value; the journal has it."""
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
     settings = settings_of(options, tmp_path)
     assert least == settings.min_cache_tokens == settings.on_record["min_cache_tokens"]
@@ -101,7 +95,7 @@ def test_slabs_are_kept_for_a_day_at_most(tmp_path: Path, seconds: str) -> None:
 def test_what_a_token_attends_to(
     tmp_path: Path, arguments: list[str], window: tuple[int, int] | None
 ) -> None:
-    """To all before it, or to sinks and a window where that is chosen; the journal has which."""
+    """To all tokens before it, or to sinks and a window; the journal records which."""
     options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
     settings = settings_of(options, tmp_path)
     assert window == settings.window
@@ -111,9 +105,9 @@ def test_what_a_token_attends_to(
 @pytest.mark.parametrize("option", ["--sink-tokens", "--window-tokens"])
 @pytest.mark.parametrize("policy", [[], ["--kv-policy", "full"]])
 @pytest.mark.parametrize("tokens", ["64", "4096"])
-def test_a_window_that_nothing_has(
+def test_window_options_without_a_window(
     tmp_path: Path, option: str, policy: list[str], tokens: str
 ) -> None:
     """If every token attends to all before it, window options are refused, not ignored."""
-    with pytest.raises(click.UsageError, match=f"{option} is about --kv-policy sink_window"):
+    with pytest.raises(click.UsageError, match=f"{option} has no effect with --kv-policy full"):
         serve.make_context("serve", [option, tokens, *policy, "--data-dir", str(tmp_path)])

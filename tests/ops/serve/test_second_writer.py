@@ -26,7 +26,7 @@ def journal(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_folder_of_ones_own(journal: Path):
+def test_a_private_folder(journal: Path):
     """No other user writes there: neither an old version nor a missing file causes a warning."""
     assert second_writer(journal) is None
     assert warning(journal, OLD) is None
@@ -87,7 +87,7 @@ def test_the_network(journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     table = tmp_path / "mounts"
     table.write_text(f"server:/x {tmp_path} nfs4 rw 0 0\n")
     monkeypatch.setattr(module, "_MOUNTS", table)
-    assert f"{journal} lies on a file system of the network (nfs4)" == second_writer(journal)
+    assert f"{journal} is on a network file system (nfs4)" == second_writer(journal)
     table.write_text(f"/dev/x {tmp_path} ext4 rw 0 0\n")
     assert second_writer(journal) is None
     monkeypatch.setattr(module, "_MOUNTS", tmp_path / "none")

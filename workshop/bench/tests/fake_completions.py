@@ -2,8 +2,8 @@
 A small server of chat completions that can be broken on purpose.
 
 It has no model: the tokens of an answer follow from a hash of the prompt. It counts words as
-tokens, and keeps what it has seen as a cache would. Sound, it keeps every row of ``ops conform``;
-each fault breaks one thing in it.
+tokens, and keeps what it has seen as a cache would. Without a fault it passes every row of
+``ops conform``; each fault breaks one thing.
 """
 
 from __future__ import annotations
@@ -421,7 +421,7 @@ class _Handler(BaseHTTPRequestHandler):
             found = [(text.index(stop), stop) for stop in stops if stop in text]
             if found:
                 at, stop = min(found)
-                text = text[: at + len(stop)] if fake.fault == "stop is told" else text[:at]
+                text = text[: at + len(stop)] if fake.fault == "stop is sent" else text[:at]
                 reason = "stop"
                 break
             if len(tokens) >= limit:

@@ -655,12 +655,12 @@ def test_rows_of_other_parts_are_told(
 def test_parts_are_chosen():
     """All of them, unless some are named, or scenarios are; without a peer, what needs none."""
     names = [part.name for part in PARTS]
-    assert names == [part.name for part in command._chosen_parts((), (), peer=True)]
-    assert [] == command._chosen_parts((), ("4 turns",), peer=True)
+    assert names == [part.name for part in command.chosen_parts((), (), peer=True)]
+    assert [] == command.chosen_parts((), ("4 turns",), peer=True)
     assert ["decode"] == [
-        part.name for part in command._chosen_parts(("decode",), ("4 turns",), peer=True)
+        part.name for part in command.chosen_parts(("decode",), ("4 turns",), peer=True)
     ]
-    without = [part.name for part in command._chosen_parts((), (), peer=False)]
+    without = [part.name for part in command.chosen_parts((), (), peer=False)]
     assert [name for name in names if name != "throughput"] == without
 
 
@@ -757,10 +757,10 @@ def test_what_cannot_be_measured_is_a_sentence(run: Invoke, tmp_path: Path):
 def test_a_quick_run_has_no_long_pauses():
     """It leaves out slow scenarios, unless they are named."""
     assert {"20 in turn", "edits", "documents", "batch", "branches"} == set(NAMES) - {
-        one.name for one in command._chosen((), quick=True)
+        one.name for one in command.chosen_scenarios((), quick=True)
     }
-    assert NAMES == [one.name for one in command._chosen((), quick=False)]
-    assert ["batch"] == [one.name for one in command._chosen(["batch"], quick=True)]
+    assert NAMES == [one.name for one in command.chosen_scenarios((), quick=False)]
+    assert ["batch"] == [one.name for one in command.chosen_scenarios(["batch"], quick=True)]
     assert max(command._QUICK_PAUSES_S) < max(command._PAUSES_S)
 
 

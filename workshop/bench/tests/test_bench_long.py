@@ -700,7 +700,7 @@ def test_a_signal_ends_it_with_its_report(
         patched.setattr(long_command._Progress, "__call__", signalled)
         result = run(*arguments)
     assert 128 + number == result.exit_code, result.output
-    assert "Ending behind this turn" in result.stderr
+    assert "Stopping after this turn" in result.stderr
     assert f"({long.STOPPED}): 1 turns" in result.stdout
     assert "the journal\t0 rows verified" in result.stdout
     assert (tmp_path / "long" / "long.json").exists()
@@ -769,26 +769,26 @@ def test_a_record_is_not_written_over(
     first = run(*arguments)
     assert 0 == first.exit_code, first.output
     refused = run(*arguments)
-    assert (2, True) == (refused.exit_code, "is there already" in refused.stderr)
+    assert (2, True) == (refused.exit_code, "already exists" in refused.stderr)
     assert 1 == len(begun)
     again = run(*arguments, "--resume")
     assert (0, first.stdout) == (again.exit_code, again.stdout)
-    assert "nothing is left to hold" in again.stderr
+    assert "there is nothing to resume" in again.stderr
     assert 1 == len(begun)
     for more in (("--long", "2"), ("--salt", "another")):
         other = run(*arguments, "--resume", *more)
-        assert (2, True) == (other.exit_code, "is of another session" in other.stderr)
+        assert (2, True) == (other.exit_code, "belongs to a different session" in other.stderr)
 
 
 def test_what_goes_with_a_long_session(run: Invoke, tmp_path: Path):
     """A folder does, other servers and scenarios do not, and --resume goes with nothing else."""
     for arguments, words in (
         (("--long", "1"), "--long needs -o"),
-        (("--long", "nan", "-o", tmp_path), "nan is no number"),
+        (("--long", "nan", "-o", tmp_path), "nan is not a number"),
         (("--long", "inf", "-o", tmp_path), "is not in the range"),
-        (("--long", "1", "--quick"), "leave the others out"),
-        (("--long", "1", "--no-peer"), "leave the others out"),
-        (("--resume",), "--resume goes with --long"),
+        (("--long", "1", "--quick"), "Omit the options for parts and peers"),
+        (("--long", "1", "--no-peer"), "Omit the options for parts and peers"),
+        (("--resume",), "--resume needs --long"),
     ):
         result = run("bench", *arguments)
         assert (2, True) == (result.exit_code, words in result.stderr), result.output

@@ -76,7 +76,7 @@ def test_the_same_prompt_again_is_an_opening():
     ]
 
 
-def test_an_opening_that_is_missing_is_told():
+def test_an_opening_that_is_missing_is_reported():
     """Otherwise one that is lost at the beginning would count as one."""
     assert ["1 requests continue none, not 2"] == [
         one.partition(":")[0] for one in found(FIRST, SECOND, openings=2)
@@ -100,7 +100,7 @@ def test_the_answer_before_is_old_once_the_server_was_at_rest(written: bool):
     assert [] == found(attrs.evolve(before, rested=None), after)
 
 
-def test_a_rest_without_settling_is_told():
+def test_a_rest_without_settling_is_reported():
     """If nothing came after it; the next request ends the settling before it."""
     first = attrs.evolve(FIRST, place=1, rested=5, unsettled=True)
     second = attrs.evolve(SECOND, place=7, rested=9, unsettled=True)
@@ -109,25 +109,25 @@ def test_a_rest_without_settling_is_told():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "words"),
     [
         ({"path": "new_session", "reason": "diverged"}, "is a new_session (diverged)"),
         ({"reused": 4}, "reuses 4, and 8 were there"),
         ({"answered": False}, "was not answered to the end"),
     ],
 )
-def test_what_is_wrong_with_a_turn_is_told(changes: dict[str, Any], told: str):
+def test_what_is_wrong_with_a_turn_is_reported(changes: dict[str, Any], words: str):
     """One sentence for each problem, and none without problems."""
     assert [] == found(FIRST, SECOND)
     (one,) = found(FIRST, attrs.evolve(SECOND, **changes))
-    assert one.endswith(told)
+    assert one.endswith(words)
 
 
 def test_requests_are_read_from_a_journal():
     """With the tokens of their whole prompts, of which the journal has only the new part."""
     requests = requests_of([decode(row) for row in healthy()])
-    told = [(len(one.ids), one.path, one.reused, one.answered) for one in requests]
-    assert [(10, "new_session", 0, True), (18, "continuation", 8, True)] == told
+    found = [(len(one.ids), one.path, one.reused, one.answered) for one in requests]
+    assert [(10, "new_session", 0, True), (18, "continuation", 8, True)] == found
     assert requests[1].ids[:10] == requests[0].ids
     assert requests[1].ids[:12] == requests[0].later[0][:12]
     assert requests[0].rested is not None
@@ -190,7 +190,7 @@ def test_without_npm_a_client_is_not_there(tmp_path: Path, monkeypatch: pytest.M
     assert not packages.is_installed("codex", tmp_path)
 
 
-def test_an_install_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_install_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With the last line of the output, and it is tried again the next time."""
     failed = subprocess.CompletedProcess([], 1, "", "much\nno such version\n")
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
@@ -218,7 +218,7 @@ def test_a_client_lives_in_a_home_of_its_own(here: Place):
     assert f"{here.home} {here.work} False\n" == run(patient, *python(words))
 
 
-def test_a_program_that_fails_is_told(here: Place):
+def test_a_program_that_fails_is_reported(here: Place):
     """With its output."""
     patient = attrs.evolve(here, limit_s=60.0)
     with pytest.raises(Failed, match=r"(?s)ended with 3: .*no key"):

@@ -78,11 +78,11 @@ def test_a_server_that_breaks_off_is_asked_again(tmp_path: Path) -> None:
     log.touch()
 
     def answer() -> None:
-        for told in (b"", b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"):
+        for response in (b"", b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"):
             connection, _ = listener.accept()
             with connection:
                 connection.recv(1024)
-                connection.sendall(told)
+                connection.sendall(response)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         answering = threading.Thread(target=answer, daemon=True)
@@ -150,7 +150,7 @@ def test_the_page_tells_of_each_suite_and_explanation() -> None:
     """The pins and explanations in the script are those on the page."""
     text = PAGE.read_text("utf-8")
     assert [] == [one.name for one in SUITES if f"| `{one.name}` | {one.package} |" not in text]
-    told = {(suite, why.text) for suite, said in EXPLAINED.items() for why in said.values()}
+    reasons = {(suite, why.text) for suite, said in EXPLAINED.items() for why in said.values()}
     assert set() == {
-        (suite, why) for suite, why in told if f"`{suite}`" not in text or why not in text
+        (suite, why) for suite, why in reasons if f"`{suite}`" not in text or why not in text
     }

@@ -31,7 +31,7 @@ Meeting = Callable[[Fake], Fake]
 
 _ASK = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + '/restart').read()"
 
-#: What is broken in the fake, and the row that has to see it.
+#: The faults of the fake, and the row that has to find each.
 FAULTS = [
     ("hit-equals-miss", "a hit has other bits", "log-probabilities differ by at most 1e-12"),
     ("hit-equals-miss", "a hit has other words", "asked again: token 1 of 24"),
@@ -43,30 +43,38 @@ FAULTS = [
     ("streaming", "the last piece is lost", "plain: streamed, compared with whole: the text"),
     ("streaming", "streams have other bits", "plain: streamed, compared with whole: the same tok"),
     ("streaming", "streams have no end", "plain: the stream ended without [DONE]"),
-    ("streaming", "no stream is given", "plain: a stream was asked for, and the answer came whole"),
+    ("streaming", "no stream is given", "plain: a stream was requested, and the answer was n"),
     ("seeds", "no seed holds", "seed 7 again: token 1 of 24"),
-    ("seeds", "seeds are not looked at", "3 other seeds give the very same answer"),
+    ("seeds", "seeds are not looked at", "3 other seeds give the same answer"),
     ("limits", "one token too many", "max_tokens 1: 2 tokens"),
     ("limits", "stop is not looked at", "it is in the answer"),
-    ("limits", "stop is told", "it is in the answer"),
+    ("limits", "stop is sent", "it is in the answer"),
     ("limits", "the reason is always stop", "finish_reason is"),
     ("token-accounts", "the total is off", "first: total_tokens is"),
-    ("token-accounts", "streams count otherwise", "one prompt has several numbers of tokens"),
+    (
+        "token-accounts",
+        "streams count otherwise",
+        "the same prompt has different numbers of tokens",
+    ),
     ("token-accounts", "more is cached than asked", "again: cached_tokens is"),
     ("token-accounts", "completions are miscounted", "first: completion_tokens is 25"),
     ("restart", "a restart changes words", "asked after the restart: token 1"),
-    ("disconnect", "who leaves changes words", "after a client left"),
+    ("disconnect", "who leaves changes words", "after a client disconnected"),
     ("disconnect", "who leaves ends service", "got no answer: status 500"),
     ("disconnect", "who leaves turns others away", "was refused, and was answered before"),
-    ("cut-off-prefill", "half a prefill is reused", "asked again, compared with a miss: token 1"),
+    (
+        "cut-off-prefill",
+        "half a prefill is reused",
+        "abandoned prompt, compared with a miss: token 1",
+    ),
     ("odd-prompts", "fails at white space", "empty: status 500"),
     ("odd-prompts", "hangs at a long word", "a very long word: no answer within"),
     ("odd-prompts", "closes at a surrogate", "a lone surrogate: the connection was closed"),
-    ("odd-prompts", "special tokens end service", "special tokens: the server answers no more"),
+    ("odd-prompts", "special tokens end service", "special tokens: the server stopped answering"),
     ("bad-bodies", "fails at broken JSON", "JSON that is cut off: status 500"),
     ("bad-bodies", "takes unknown roles", "an unknown role: answered"),
     ("bad-bodies", "refuses without an envelope", "refusals are not OpenAI's"),
-    ("bad-bodies", "bad bodies end service", "the server answers no more after it"),
+    ("bad-bodies", "bad bodies end service", "the server stopped answering after it"),
 ]
 
 
@@ -102,43 +110,41 @@ def meeting(monkeypatch: pytest.MonkeyPatch) -> Meeting:
     return met
 
 
-# --- what is kept, and what goes red -------------------------------------------------------------
+# --- sound servers and broken ones ---------------------------------------------------------------
 
 
-def test_a_sound_server_keeps_every_row(run: Run, meeting: Meeting):
+def test_a_sound_server_passes_every_row(run: Run, meeting: Meeting):
     """A sound server passes every row, and the command ends with 0."""
     with serving(meeting(Fake(prefill_s=0.1))) as url:
         result = run("conform", url, "--json", "--restart", restart_of(url))
     rows = report(result)
-    assert dict.fromkeys(ROWS, "kept") == verdicts(rows), result.stdout
+    assert dict.fromkeys(ROWS, "passed") == verdicts(rows), result.stdout
     assert 0 == result.exit_code
-    assert [] == [row["broken"] or row["not_tried"] for row in rows.values() if row["broken"]]
+    assert [] == [row["failures"] or row["not_tested"] for row in rows.values() if row["failures"]]
 
 
 @pytest.mark.parametrize(("row", "fault", "words"), FAULTS, ids=[fault for _, fault, _ in FAULTS])
-def test_a_row_goes_red_where_it_is_broken(
-    row: str, fault: str, words: str, run: Run, meeting: Meeting
-):
-    """The row for a fault notices it, and reports what it saw."""
+def test_a_row_finds_its_fault(row: str, fault: str, words: str, run: Run, meeting: Meeting):
+    """The row for a fault fails, and says what it saw."""
     # Long enough for a client to disconnect in the middle of it.
     prefill_s = 0.3 if row in ("disconnect", "cut-off-prefill") else 0.01
     with serving(meeting(Fake(fault, prefill_s=prefill_s))) as url:
         options = ("--json", "--row", row, "--deadline", 10, "--restart", restart_of(url))
         result = run("conform", url, *options)
     rows = report(result)
-    assert {row: "broken"} == verdicts(rows), result.stdout
-    assert any(words in told for told in rows[row]["broken"]), rows[row]["broken"]
+    assert {row: "failed"} == verdicts(rows), result.stdout
+    assert any(words in text for text in rows[row]["failures"]), rows[row]["failures"]
     assert 1 == result.exit_code
 
 
-def test_every_row_is_seen_red():
+def test_every_row_has_a_fault():
     """Each row has a fault that breaks it."""
     assert list(ROWS) == list(dict.fromkeys(row for row, _, _ in FAULTS))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_cairn_keeps_every_row(run: Run, model_directory: Path, tmp_path: Path):
+def test_cairn_passes_every_row(run: Run, model_directory: Path, tmp_path: Path):
     """Cairn's own server passes every row, across a restart too."""
     data = tmp_path / "served"
     over = threading.Event()
@@ -163,25 +169,25 @@ def test_cairn_keeps_every_row(run: Run, model_directory: Path, tmp_path: Path):
         over.set()
         thread.join(DEADLINE_S)
     rows = report(result)
-    assert dict.fromkeys(ROWS, "kept") == verdicts(rows), result.stdout
+    assert dict.fromkeys(ROWS, "passed") == verdicts(rows), result.stdout
     assert 0 == result.exit_code
 
 
 # --- fairness ------------------------------------------------------------------------------------
 
 
-def test_what_is_not_told_is_not_held_against_a_server(run: Run, meeting: Meeting):
+def test_what_is_not_reported_is_not_counted_against_a_server(run: Run, meeting: Meeting):
     """
-    A server that reports neither log-probabilities nor usage breaks no row; its texts are compared,
+    A server that reports neither log-probabilities nor usage fails no row; its texts are compared,
     and the rows say what was not reported.
     """
     with serving(meeting(Fake(hides=["logprobs", "usage"], prefill_s=0.1))) as url:
         result = run("conform", url, "--json", "--restart", restart_of(url))
     rows = report(result)
-    expected = {**dict.fromkeys(ROWS, "kept"), "token-accounts": "not tried"}
+    expected = {**dict.fromkeys(ROWS, "passed"), "token-accounts": "not tested"}
     assert expected == verdicts(rows), result.stdout
     assert 0 == result.exit_code
-    assert ["usage is not reported"] == rows["token-accounts"]["not_tried"]
+    assert ["usage is not reported"] == rows["token-accounts"]["not_tested"]
     seen = " ".join(rows["hit-equals-miss"]["seen"])
     assert "texts of" in seen
     assert "(log-probabilities: not reported)" in seen
@@ -198,74 +204,75 @@ def test_what_is_not_told_is_not_held_against_a_server(run: Run, meeting: Meetin
         ("cut-off-prefill", "half a prefill is reused"),
     ],
 )
-def test_texts_alone_show_what_is_broken(row: str, fault: str, run: Run):
+def test_texts_alone_show_a_fault(row: str, fault: str, run: Run):
     """A fault that changes texts is seen even if a server reports nothing but texts."""
     prefill_s = 0.3 if row == "cut-off-prefill" else 0.01
     with serving(Fake(fault, hides=["logprobs", "usage"], prefill_s=prefill_s)) as url:
         rows = report(run("conform", url, "--json", "--row", row))
-    assert {row: "broken"} == verdicts(rows)
+    assert {row: "failed"} == verdicts(rows)
 
 
-def test_what_is_refused_is_not_tried(run: Run, meeting: Meeting):
+def test_what_is_refused_is_not_tested(run: Run, meeting: Meeting):
     """If a server refuses unknown fields, requests leave them out where possible."""
     refuses = ["logprobs", "seed", "cache_prompt", "stream_options"]
     with serving(meeting(Fake(refuses=refuses, prefill_s=0.1))) as url:
         rows = report(run("conform", url, "--json", "--restart", restart_of(url)))
-    assert {**dict.fromkeys(ROWS, "kept"), "seeds": "not tried"} == verdicts(rows)
+    assert {**dict.fromkeys(ROWS, "passed"), "seeds": "not tested"} == verdicts(rows)
     assert ["a request with a seed was refused: status 400: 'seed is not known here'"] == rows[
         "seeds"
-    ]["not_tried"]
+    ]["not_tested"]
 
 
-def test_stop_texts_are_asked_for_as_the_server_takes_them(run: Run):
+def test_stop_texts_are_sent_as_the_server_accepts_them(run: Run):
     """
     A server that accepts stop texts only in a list gets them in one, and its handling is checked;
     the row says that a single one was refused.
     """
-    for fault, verdict in (("", "kept"), ("stop is not looked at", "broken")):
+    for fault, verdict in (("", "passed"), ("stop is not looked at", "failed")):
         with serving(Fake(fault, lists_stops=True)) as url:
             options = ("--row", "streaming", "--row", "limits")
             rows = report(run("conform", url, "--json", *options))
-        assert {"streaming": "kept", "limits": verdict} == verdicts(rows)
-        refused = "a stop text alone is refused (status 400: 'stop is of another type'), and was"
-        assert any(refused in told for told in rows["limits"]["seen"])
+        assert {"streaming": "passed", "limits": verdict} == verdicts(rows)
+        refused = "a single stop text is refused (status 400: 'stop is of another type'), so it"
+        assert any(refused in text for text in rows["limits"]["seen"])
 
 
-def test_a_field_that_is_not_known_may_have_anything_in_it(run: Run):
+def test_the_type_of_an_unknown_field_is_not_tested(run: Run):
     """
-    The type of `logprobs` is not checked on a server that ignores the field, and the row says so;
-    it is checked on one that reports log-probabilities.
+    The type of `logprobs` is not tested on a server that ignores the field, and the row says so; it
+    is tested on one that reports log-probabilities.
     """
     found = {}
-    for told, ignores in ((True, ()), (False, ("logprobs",))):
+    for reported, ignores in ((True, ()), (False, ("logprobs",))):
         with serving(Fake(ignores=ignores)) as url:
             rows = report(run("conform", url, "--json", "--row", "bad-bodies"))
-        assert {"bad-bodies": "kept"} == verdicts(rows)
-        found[told] = rows["bad-bodies"]["seen"]
-    left_out = "logprobs that is a text: left out, because log-probabilities are not reported"
-    assert [False, True] == [left_out in found[told] for told in (True, False)]
+        assert {"bad-bodies": "passed"} == verdicts(rows)
+        found[reported] = rows["bad-bodies"]["seen"]
+    left_out = "logprobs that is a text: not tested, since log-probabilities are not reported"
+    assert [False, True] == [left_out in found[reported] for reported in (True, False)]
     assert ["refused: 25 of 25", "refused: 24 of 24"] == [
-        next(line for line in found[told] if line.startswith("refused")) for told in (True, False)
+        next(line for line in found[reported] if line.startswith("refused"))
+        for reported in (True, False)
     ]
 
 
 @pytest.mark.parametrize("reuses", [0, 8])
-def test_without_a_cache_there_is_no_hit_to_look_at(reuses: int, run: Run):
+def test_without_a_cache_hits_are_not_tested(reuses: int, run: Run):
     """
-    If nothing is reused, or only the beginning of the template, the rows of hits say that they
-    could not be tried.
+    If nothing is reused, or only the beginning of the template, the rows about hits are not tested,
+    and say why.
     """
     with serving(Fake(reuses=reuses)) as url:
         options = ("--row", "hit-equals-miss", "--row", "shared-beginning")
         result = run("conform", url, "--json", *options)
     rows = report(result)
-    assert {"hit-equals-miss": "not tried", "shared-beginning": "not tried"} == verdicts(rows)
-    assert "no request reused much of the prompt" in rows["hit-equals-miss"]["not_tried"][0]
-    assert "hardly anything of the beginning" in rows["shared-beginning"]["not_tried"][0]
+    assert {"hit-equals-miss": "not tested", "shared-beginning": "not tested"} == verdicts(rows)
+    assert "no request reused much of the prompt" in rows["hit-equals-miss"]["not_tested"][0]
+    assert "hardly any of the beginning" in rows["shared-beginning"]["not_tested"][0]
     assert 0 == result.exit_code
 
 
-def test_without_a_miss_there_is_nothing_to_compare_a_hit_with(run: Run):
+def test_without_a_miss_hits_are_not_tested(run: Run):
     """
     If all of a prompt was in the cache before the request, and the cache cannot be bypassed, the
     row says so.
@@ -273,12 +280,14 @@ def test_without_a_miss_there_is_nothing_to_compare_a_hit_with(run: Run):
     options = ("--json", "--row", "hit-equals-miss", "--salt", "again")
     with serving(Fake(ignores=["cache_prompt"])) as url:
         first, second = (report(run("conform", url, *options)) for _ in range(2))
-    assert {"hit-equals-miss": "kept"} == verdicts(first)
-    assert {"hit-equals-miss": "not tried"} == verdicts(second)
-    assert "it was asked before (--salt)" in second["hit-equals-miss"]["not_tried"][0]
+    assert {"hit-equals-miss": "passed"} == verdicts(first)
+    assert {"hit-equals-miss": "not tested"} == verdicts(second)
+    assert (
+        "it was sent before (choose another --salt)" in second["hit-equals-miss"]["not_tested"][0]
+    )
 
 
-def test_a_server_may_tell_of_hits_alone(run: Run):
+def test_a_server_may_report_hits_only(run: Run):
     """
     Some servers omit `cached_tokens` if nothing was reused. That is a miss, once they have reported
     a hit.
@@ -286,22 +295,22 @@ def test_a_server_may_tell_of_hits_alone(run: Run):
     rows = ("hit-equals-miss", "shared-beginning")
     with serving(Fake(hides=["misses"])) as url:
         found = report(run("conform", url, "--json", "--row", rows[0], "--row", rows[1]))
-    assert dict.fromkeys(rows, "kept") == verdicts(found)
+    assert dict.fromkeys(rows, "passed") == verdicts(found)
 
 
 def test_a_hit_is_not_compared_with_a_hit(run: Run):
     """
-    If the cache cannot be bypassed, rows that need a miss are not tried, and say what would help.
+    If the cache cannot be bypassed, rows that need a miss are not tested, and say what would help.
     """
     fake = Fake()
     fake.refuses = frozenset(["cache_prompt"])
     with serving(fake) as url:
         rows = report(run("conform", url, "--json", "--row", "turn-by-turn"))
-    assert {"turn-by-turn": "not tried"} == verdicts(rows)
-    assert "with --restart there is one" in rows["turn-by-turn"]["not_tried"][0]
+    assert {"turn-by-turn": "not tested"} == verdicts(rows)
+    assert "give --restart to bypass" in rows["turn-by-turn"]["not_tested"][0]
 
 
-def test_what_may_have_been_a_hit_is_no_miss(run: Run):
+def test_a_possible_hit_is_not_a_miss(run: Run):
     """
     A server that reports nothing about its cache may not know `cache_prompt`: its answers to it are
     compared, and count as a miss only after a restart.
@@ -310,30 +319,30 @@ def test_what_may_have_been_a_hit_is_no_miss(run: Run):
     with serving(Fake(ignores=["cache_prompt"], hides=["cached_tokens"])) as url:
         without = report(run("conform", url, *options))
         with_restart = report(run("conform", url, *options, "--restart", restart_of(url)))
-    assert {"shared-beginning": "not tried"} == verdicts(without)
-    assert "may have been a hit too" in without["shared-beginning"]["not_tried"][0]
-    assert {"shared-beginning": "kept"} == verdicts(with_restart)
+    assert {"shared-beginning": "not tested"} == verdicts(without)
+    assert "may also have been a hit" in without["shared-beginning"]["not_tested"][0]
+    assert {"shared-beginning": "passed"} == verdicts(with_restart)
 
 
-def test_a_hit_after_a_restart_is_no_miss(run: Run):
-    """A cache that survives a restart cannot be bypassed; the row is not tried."""
+def test_a_hit_after_a_restart_is_not_a_miss(run: Run):
+    """A cache that survives a restart cannot be bypassed; the row is not tested."""
     with serving(Fake(ignores=["cache_prompt"], keeps=True)) as url:
         options = ("--json", "--row", "turn-by-turn", "--restart", restart_of(url))
         rows = report(run("conform", url, *options))
-    assert {"turn-by-turn": "not tried"} == verdicts(rows)
-    assert "even after a restart" in rows["turn-by-turn"]["not_tried"][0]
+    assert {"turn-by-turn": "not tested"} == verdicts(rows)
+    assert "even after a restart" in rows["turn-by-turn"]["not_tested"][0]
 
 
 @pytest.mark.parametrize(
     ("fake", "verdict"),
     [
-        (Fake("seeds are not looked at", sure=True), "not tried"),
-        (Fake("seeds are not looked at", ends_after=2, hides=["logprobs"]), "not tried"),
-        (Fake("seeds are not looked at", hides=["logprobs"]), "broken"),
+        (Fake("seeds are not looked at", sure=True), "not tested"),
+        (Fake("seeds are not looked at", ends_after=2, hides=["logprobs"]), "not tested"),
+        (Fake("seeds are not looked at", hides=["logprobs"]), "failed"),
     ],
     ids=["sure", "short", "long"],
 )
-def test_a_model_may_be_sure_of_its_answer(fake: Fake, verdict: str, run: Run):
+def test_a_model_may_be_certain_of_its_answer(fake: Fake, verdict: str, run: Run):
     """
     If different seeds give the same answer, the server fails only if that is unlikely: by the
     log-probabilities, or without them by the length of the answer.
@@ -341,21 +350,23 @@ def test_a_model_may_be_sure_of_its_answer(fake: Fake, verdict: str, run: Run):
     with serving(fake) as url:
         rows = report(run("conform", url, "--json", "--row", "seeds"))
     assert {"seeds": verdict} == verdicts(rows)
-    assert "very same answer" in "".join(rows["seeds"]["broken"] + rows["seeds"]["not_tried"])
+    assert "give the same answer" in "".join(
+        rows["seeds"]["failures"] + rows["seeds"]["not_tested"]
+    )
 
 
-def test_an_answer_that_has_ended_cannot_be_left(run: Run):
+def test_an_answer_that_has_ended_cannot_be_abandoned(run: Run):
     """If answers are too short to disconnect in the middle of one, the row says so."""
     with serving(Fake(ends_after=1)) as url:
         rows = report(run("conform", url, "--json", "--row", "disconnect"))
-    assert {"disconnect": "not tried"} == verdicts(rows)
-    assert ["the answer had ended before its client could leave in decode"] == rows["disconnect"][
-        "not_tried"
-    ]
+    assert {"disconnect": "not tested"} == verdicts(rows)
+    assert ["the answer had ended before its client could disconnect in decode"] == rows[
+        "disconnect"
+    ]["not_tested"]
 
 
-class SoonerThanItSeemed(Fake):
-    """Reads the prompts that are timed slowly, and all others at once."""
+class FasterThanMeasured(Fake):
+    """Takes long for the prompts that are timed, and no time for all others."""
 
     def cached(self, prompt: list[str], body: Any) -> int:
         """Like that of a sound server."""
@@ -363,20 +374,20 @@ class SoonerThanItSeemed(Fake):
         return super().cached(prompt, body)
 
 
-def test_who_was_not_left_in_prefill_is_not_kept(run: Run):
-    """If the answer had begun before its client left, no abandoned prefill was tried."""
-    with serving(SoonerThanItSeemed(prefill_s=0)) as url:
+def test_a_prefill_that_was_not_abandoned_is_not_tested(run: Run):
+    """If the answer began before its client disconnected, no abandoned prefill was tested."""
+    with serving(FasterThanMeasured(prefill_s=0)) as url:
         rows = report(run("conform", url, "--json", "--row", "disconnect"))
-    assert {"disconnect": "not tried"} == verdicts(rows)
-    assert any("could leave in prefill" in told for told in rows["disconnect"]["not_tried"])
+    assert {"disconnect": "not tested"} == verdicts(rows)
+    assert any("could disconnect in prefill" in text for text in rows["disconnect"]["not_tested"])
 
 
-@pytest.mark.parametrize(("rounds", "verdict"), [(1, "kept"), (10, "not tried")])
-def test_who_waits_for_the_others_is_not_among_them(
+@pytest.mark.parametrize(("rounds", "verdict"), [(1, "passed"), (10, "not tested")])
+def test_requests_that_do_not_overlap_are_not_tested(
     rounds: int, verdict: str, run: Run, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    Concurrent requests that did not overlap are sent again; if they never do, nothing was tried.
+    Concurrent requests that did not overlap are sent again; if they never do, nothing was tested.
     """
     fake = meeting(Fake())
     together, apart = Case.together, iter(range(rounds))
@@ -406,17 +417,17 @@ def test_threads_that_cannot_be_started_end_the_row(run: Run, monkeypatch: pytes
     with serving(Fake(prefill_s=0)) as url:
         monkeypatch.setattr(threading.Thread, "start", third)
         rows = report(run("conform", url, "--json", "--row", "other-traffic"))
-    assert {"other-traffic": "not tried"} == verdicts(rows)
+    assert {"other-traffic": "not tested"} == verdicts(rows)
     assert [
         "4 requests could not be sent at once from this machine: can't start new thread"
-    ] == rows["other-traffic"]["not_tried"]
+    ] == rows["other-traffic"]["not_tested"]
 
 
 def test_threads_that_do_not_begin_end_the_row(run: Run, monkeypatch: pytest.MonkeyPatch):
-    """Nor does it wait for a thread that was started and does not reach its request."""
+    """The row does not wait for a thread that was started and never reaches its request."""
 
     class Pool(ThreadPoolExecutor):
-        """Has one thread less than requested."""
+        """Has one thread fewer than requested."""
 
         def __init__(self, threads: int) -> None:
             super().__init__(threads - 1)
@@ -425,36 +436,36 @@ def test_threads_that_do_not_begin_end_the_row(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(conform_case, "_BEGIN_S", 0.2)
     with serving(Fake(prefill_s=0)) as url:
         rows = report(run("conform", url, "--json", "--row", "other-traffic"))
-    assert {"other-traffic": "not tried"} == verdicts(rows)
+    assert {"other-traffic": "not tested"} == verdicts(rows)
     assert ["4 requests could not be sent at once from this machine within 0.2 s"] == rows[
         "other-traffic"
-    ]["not_tried"]
+    ]["not_tested"]
 
 
-def test_a_server_that_is_busy_is_not_gone(run: Run):
+def test_a_busy_server_is_not_lost(run: Run):
     """A server that is overloaded for a moment is tried again before it counts as lost."""
     with serving(Fake(rests=2)) as url:
         rows = report(run("conform", url, "--json", "--row", "odd-prompts"))
-    assert {"odd-prompts": "kept"} == verdicts(rows)
+    assert {"odd-prompts": "passed"} == verdicts(rows)
 
 
-def test_without_a_command_nothing_is_restarted(run: Run, meeting: Meeting):
-    """The row about restarts is not tried without `--restart`, and all others pass."""
+def test_without_a_command_restarts_are_not_tested(run: Run, meeting: Meeting):
+    """The row about restarts is not tested without `--restart`, and all others pass."""
     with serving(meeting(Fake(prefill_s=0.1))) as url:
         result = run("conform", url, "--json")
     rows = report(result)
-    assert {**dict.fromkeys(ROWS, "kept"), "restart": "not tried"} == verdicts(rows)
-    assert ["no --restart was given"] == rows["restart"]["not_tried"]
+    assert {**dict.fromkeys(ROWS, "passed"), "restart": "not tested"} == verdicts(rows)
+    assert ["no --restart was given"] == rows["restart"]["not_tested"]
     assert 0 == result.exit_code
 
 
-def test_a_command_that_fails_restarts_nothing(run: Run):
-    """A restart whose command fails is not tried; the row says how it ended."""
+def test_a_failing_restart_command(run: Run):
+    """If the restart command fails, the row is not tested, and says how it ended."""
     with serving(Fake()) as url:
         options = ("--json", "--row", "restart", "--restart", "exit 3")
         rows = report(run("conform", url, *options))
-    assert {"restart": "not tried"} == verdicts(rows)
-    assert ["the command of --restart ended with 3"] == rows["restart"]["not_tried"]
+    assert {"restart": "not tested"} == verdicts(rows)
+    assert ["the command of --restart ended with 3"] == rows["restart"]["not_tested"]
 
 
 def test_the_token_that_ends_an_answer_may_be_counted(run: Run):
@@ -464,7 +475,7 @@ def test_the_token_that_ends_an_answer_may_be_counted(run: Run):
     """
     with serving(Fake(ends_after=7)) as url:
         rows = report(run("conform", url, "--json", "--row", "token-accounts"))
-    assert {"token-accounts": "kept"} == verdicts(rows)
+    assert {"token-accounts": "passed"} == verdicts(rows)
     words = "first: the token that ended the answer is counted, and not in logprobs"
     assert words in rows["token-accounts"]["seen"]
 
@@ -478,9 +489,9 @@ def test_the_table_has_a_line_for_each_row(run: Run):
         result = run("conform", url, "--row", "seeds", "--row", "token-accounts", "--salt", "s")
     head, seeds, accounts, counts = result.stdout.splitlines()
     assert ["row", "verdict", "asks", "seen"] == head.split("\t")
-    assert ["seeds", "kept", ROWS["seeds"].asks] == seeds.split("\t")[:3]
-    assert ["token-accounts", "BROKEN"] == accounts.split("\t")[:2]
-    assert counts.startswith("kept: 1, broken: 1, not tried: 0 (")
+    assert ["seeds", "passed", ROWS["seeds"].asks] == seeds.split("\t")[:3]
+    assert ["token-accounts", "FAILED"] == accounts.split("\t")[:2]
+    assert counts.startswith("passed: 1, failed: 1, not tested: 0 (")
     assert "--salt s" in result.stderr
     assert 1 == result.exit_code
 
@@ -512,7 +523,7 @@ def test_another_machine_is_refused_by_default(run: Run):
 @pytest.mark.parametrize(
     "url", ["http://example.org", "http://127.0.0.1.example.org", "http://127.0.0.1@example.org"]
 )
-def test_a_name_is_no_loopback_for_certain(url: str, run: Run):
+def test_a_name_is_not_certainly_the_loopback(url: str, run: Run):
     """A name that may lead anywhere is refused, however it looks."""
     result = run("conform", url)
     assert 2 == result.exit_code
@@ -522,7 +533,7 @@ def test_a_name_is_no_loopback_for_certain(url: str, run: Run):
 @pytest.mark.parametrize(
     "url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://[::1", "http://127.0.0.1/é"]
 )
-def test_what_is_no_address_is_a_sentence(url: str, run: Run):
+def test_an_invalid_address_is_a_sentence(url: str, run: Run):
     """An invalid server address ends with 2 and an example of a valid one."""
     result = run("conform", url)
     assert 2 == result.exit_code
@@ -530,16 +541,16 @@ def test_what_is_no_address_is_a_sentence(url: str, run: Run):
 
 
 def test_where_nothing_listens_the_command_ends_with_2(run: Run):
-    """A server that is not running could not be checked."""
+    """A server that is not running cannot be tested."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     result = run("conform", f"http://127.0.0.1:{port}")
     assert 2 == result.exit_code
-    assert "cannot be asked: the connection was refused." in result.stderr
+    assert "cannot be tested: the connection was refused." in result.stderr
 
 
 @pytest.mark.parametrize("clock", ["timer", "socket"])
-def test_a_server_that_never_answers_could_not_be_asked(
+def test_a_server_that_never_answers_could_not_be_tested(
     run: Run, monkeypatch: pytest.MonkeyPatch, clock: str
 ):
     """
@@ -554,14 +565,14 @@ def test_a_server_that_never_answers_could_not_be_asked(
     assert "no answer within 0.2 s" in result.stderr
 
 
-def test_of_several_models_one_is_to_be_named(run: Run):
+def test_one_of_several_models_has_to_be_named(run: Run):
     """For a server that lists several models, the model has to be named."""
     with serving(Fake(models=["small", "large"])) as url:
         unnamed = run("conform", url, "--row", "seeds")
         named = run("conform", url, "--row", "seeds", "--model", "large", "--json")
     assert 2 == unnamed.exit_code
     assert "lists several models: small, large. Choose one with --model." in unnamed.stderr
-    assert "large" == json.loads(named.stdout)["told"]["model"]
+    assert "large" == json.loads(named.stdout)["reported"]["model"]
 
 
 def test_a_key_comes_from_the_environment_or_the_command(run: Run, monkeypatch: pytest.MonkeyPatch):
@@ -603,14 +614,14 @@ def test_names_of_models_do_not_steer_a_terminal(run: Run):
         assert r"a\x1b[31m" in result.stderr
 
 
-def test_after_a_server_is_lost_the_rest_is_not_tried(run: Run):
-    """The row in which a server was lost is broken; later rows say why they were not tried."""
+def test_after_a_server_is_lost_the_rest_is_not_tested(run: Run):
+    """The row in which a server was lost fails; later rows are not tested, and say why."""
     with serving(Fake("special tokens end service")) as url:
         result = run("conform", url, "--json", "--row", "odd-prompts", "--row", "bad-bodies")
     rows = report(result)
-    assert {"odd-prompts": "broken", "bad-bodies": "not tried"} == verdicts(rows)
-    assert ["the server answers no more (since the row odd-prompts)"] == rows["bad-bodies"][
-        "not_tried"
+    assert {"odd-prompts": "failed", "bad-bodies": "not tested"} == verdicts(rows)
+    assert ["the server stopped answering (in the row odd-prompts)"] == rows["bad-bodies"][
+        "not_tested"
     ]
     assert 1 == result.exit_code
 
@@ -620,7 +631,7 @@ def test_a_server_that_can_be_restarted_is_not_lost(run: Run):
     with serving(Fake("special tokens end service")) as url:
         options = ("--row", "odd-prompts", "--row", "bad-bodies", "--restart", restart_of(url))
         rows = report(run("conform", url, "--json", *options))
-    assert {"odd-prompts": "broken", "bad-bodies": "kept"} == verdicts(rows)
+    assert {"odd-prompts": "failed", "bad-bodies": "passed"} == verdicts(rows)
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -649,7 +660,7 @@ def answer(text: str = "ab", *numbers: float, **fields: Any) -> Answer:
         (answer(finish_reason="stop"), answer(finish_reason="length"), "finish_reason is length"),
     ],
 )
-def test_a_difference_is_told_in_words(was: Answer, now: Answer, words: str | None):
+def test_a_difference_in_words(was: Answer, now: Answer, words: str | None):
     """
     Two answers differ by tokens, log-probabilities to the last bit, texts, or why they ended; a
     value that only one of them reports is no difference.
@@ -704,14 +715,14 @@ def test_a_stream_may_be_cut_anywhere():
         b"\xff",
     ],
 )
-def test_a_body_that_is_no_completion_is_a_fault(body: bytes):
+def test_a_body_that_is_not_a_completion_is_a_fault(body: bytes):
     """Any body with status 200 is read without raising, and an invalid one is no answer."""
     found = whole(200, body)
     assert not found.complete
-    assert "a body that is no completion" in found.fault
+    assert "a body that is not a completion" in found.fault
 
 
-def test_values_of_other_types_are_not_told():
+def test_values_of_other_types_count_as_not_reported():
     """A value in an unusable form counts as not reported."""
     message = {"content": 7}
     choice = {"message": message, "logprobs": {"content": {}}, "finish_reason": 3}

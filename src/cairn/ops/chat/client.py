@@ -1,4 +1,4 @@
-"""The client of ``ops chat``: reads a server's health, and streams answers that can be stopped."""
+"""The client of ``ops chat``: checks a server's health, and streams answers that can be stopped."""
 
 from __future__ import annotations
 
@@ -20,36 +20,33 @@ from cairn.ops.serve.api_keys import KEY_VARIABLE
 _CONNECT_S = 5.0
 
 _chunks = msgspec.json.Decoder(Chunk)
-_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError)
+_BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 class TurnFailed(Exception):
-    """The server's or the world's: there is no answer. In a sentence or two, for people."""
+    """There is no answer, by the server's or the world's fault. The message says why."""
 
 
 class ServerGone(TurnFailed):
-    """Nobody answers, or not to the end."""
+    """The server does not answer, or the answer is incomplete."""
 
 
 class NotCairn(Exception):
-    """
-    Something answers, and it is no server of Cairn's that serves us. The message says what it is.
-    """
+    """The server is not Cairn. The message says what it answered."""
 
 
 def read_url(url: str) -> str:
     """
-    The address of a server. Typed without a scheme, or with ``/v1`` as other clients want it, it
-    will do as well.
+    The address of a server. A missing scheme is added, and a trailing ``/v1`` removed.
 
     Raises:
-        click.BadParameter: it is none.
+        click.BadParameter: it is invalid.
     """
     full = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(full)
-        _ = parts.port  # raises where it is no number
-        (parts.hostname or "").encode("idna")  # and what no connection could be made to
+        _ = parts.port  # raises if it is not a number
+        (parts.hostname or "").encode("idna")  # raises for names that cannot be connected to
         parts.path.encode("ascii")
     except ValueError as error:
         raise click.BadParameter(f"{url!r} is not a URL: {error}.") from error
@@ -61,14 +58,14 @@ def read_url(url: str) -> str:
 
 def look(url: str, key: str | None = None) -> Health | None:
     """
-    What a server of Cairn's says of itself; None where nobody answers.
+    The health of a server; None if nothing answers.
 
     Args:
         key: the user's API key.
 
     Raises:
-        NotCairn: something else answers.
-        Unreadable: the server wants an API key, or another one.
+        NotCairn: the server is not Cairn.
+        Unreadable: the server requires an API key, or does not know this one.
     """
     try:
         with http_client(url, key=key, timeout_s=_CONNECT_S) as client:
@@ -78,26 +75,27 @@ def look(url: str, key: str | None = None) -> Health | None:
         raise NotCairn(f"it does not speak HTTP: {printable(str(error))}") from error
     except httpx.HTTPError:
         return None
-    with contextlib.suppress(*_NO_JSON):
+    with contextlib.suppress(*_BAD_JSON):
         return msgspec.json.decode(body, type=Health)
-    with contextlib.suppress(*_NO_JSON):
+    with contextlib.suppress(*_BAD_JSON):
         msgspec.json.decode(body, type=KeyRequired)
-        known = "wants an API key" if key is None else "does not know this API key"
+        known = "requires an API key" if key is None else "does not know this API key"
         raise Unreadable(
-            f"The server at {url} {known}. Put the one that its operator gave you into "
-            f"${KEY_VARIABLE}, or name it with --api-key."
+            f"The server at {url} {known}. Ask its operator for one, and set it in "
+            f"${KEY_VARIABLE} or with --api-key."
         )
     refused = _error_in(body)
-    said = f", {printable(refused.message)}" if refused is not None else ""
-    raise NotCairn(f"GET /health gives {status}{said}")
+    message = f", {printable(refused.message)}" if refused is not None else ""
+    raise NotCairn(f"GET /health returns {status}{message}")
 
 
 class Stream:
     """
-    A request for an answer, and its events. To be iterated once.
+    A request for an answer, and its events. Can be iterated once.
 
     Args:
-        options: the options with which a command of `ops` finds this server, after a space.
+        options: the options with which a command of `ops` finds this server, beginning with a
+            space.
         key: the user's API key.
 
     Attributes:
@@ -127,16 +125,16 @@ class Stream:
         """
         End the stream at once. A signal handler may call this.
 
-        The server cancels the request when it sees that the connection is closed.
+        The server cancels a request when its connection is closed.
         """
         self._exchange.cut()
 
     def __iter__(self) -> Iterator[Chunk | str]:
         """
-        The events as they come; a comment that only keeps the connection alive comes as text.
+        The events as they arrive. A keep-alive comment is given as text.
 
         Raises:
-            TurnFailed: there is no answer, or no complete one.
+            TurnFailed: there is no answer, or it is incomplete.
         """
         if self.stopped:
             return
@@ -159,17 +157,17 @@ class Stream:
                 yield event.comment if event.data is None else self._chunk(event.data)
         if not self.stopped:
             raise ServerGone(
-                f"The answer broke off: {self._url} closed the connection before its end. Look "
-                "whether the server still runs."
+                f"The answer is incomplete: {self._url} closed the connection. Check whether the "
+                "server is still running."
             )
 
     def _chunk(self, value: bytes) -> Chunk:
         try:
             chunk = _chunks.decode(value)
-        except _NO_JSON as error:
+        except _BAD_JSON as error:
             raise TurnFailed(
-                f"What {self._url} sent is no answer: {printable(str(error))}. Look whether a "
-                "server of Cairn's is behind this address."
+                f"{self._url} sent an invalid answer: {printable(str(error))}. Check whether the "
+                "server at this address is Cairn."
             ) from error
         if chunk.error is not None:
             raise TurnFailed(refusal(chunk.error, None, None, self._options))
@@ -184,7 +182,7 @@ class Stream:
 def _error_in(body: bytes) -> Error | None:
     try:
         return msgspec.json.decode(body, type=dict[str, Error])["error"]
-    except (*_NO_JSON, KeyError):
+    except (*_BAD_JSON, KeyError):
         return None
 
 
@@ -193,4 +191,7 @@ def _gone_words(url: str, error: httpx.HTTPError) -> str:
     if isinstance(cause, ConnectionRefusedError):
         return f"Nothing answers at {url} any more. Start the server again."
     what = (cause.strerror if cause is not None else None) or str(error) or type(error).__name__
-    return f"The connection to {url} broke: {printable(what)}. Check whether the server still runs."
+    return (
+        f"The connection to {url} broke: {printable(what)}. Check whether the server is still "
+        "running."
+    )

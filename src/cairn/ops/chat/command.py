@@ -1,4 +1,4 @@
-"""``ops chat``: a conversation on a terminal, over the same HTTP as any client's."""
+"""``ops chat``: a conversation on a terminal, over the HTTP interface of all clients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from cairn.ops.serve.api_keys import api_key_option
 _PROMPT = "> "
 _FAILED = 1
 _INTERRUPTED = 130
-# Those that end a process which says nothing of them: the third is Ctrl-\ on a terminal.
+# Signals that end a process by default. SIGQUIT is Ctrl-\ on a terminal.
 _LEAVE = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -65,11 +65,11 @@ def _url(_: click.Context, __: click.Parameter, value: str | None) -> str | None
     "--url",
     metavar="URL",
     callback=_url,
-    help=f"The server to talk to, if not the one at {DEFAULT_URL} or one started for the chat.",
+    help=f"The server to use. Default: the one at {DEFAULT_URL}, else one started for the chat.",
 )
 @api_key_option
 @data_dir_option
-@click.option("--model", metavar="DIR", help="Start a server with this model, as `ops serve` does.")
+@click.option("--model", metavar="DIR", help="Start a server for the chat with this model.")
 @click.option("--system", metavar="TEXT", help="The system message.")
 @click.option(
     "--temperature", type=click.FloatRange(0, 100), help="The sampling temperature; 0 is greedy."
@@ -79,9 +79,11 @@ def _url(_: click.Context, __: click.Parameter, value: str | None) -> str | None
     type=click.FloatRange(0, 1, min_open=True),
     help="Sample among the likeliest tokens that together have this probability.",
 )
-@click.option("--seed", type=int, help="Of sampling: with it the same words give the same answer.")
+@click.option(
+    "--seed", type=int, help="The sampling seed. The same seed and messages give the same answers."
+)
 @click.option("--max-tokens", type=click.IntRange(1), help="The longest answer, in tokens.")
-@click.option("--think", is_flag=True, help="Let a model that can do so think before it answers.")
+@click.option("--think", is_flag=True, help="Let the model think before it answers, if it can.")
 @click.pass_context
 def chat(
     context: click.Context,
@@ -107,7 +109,9 @@ def chat(
     """
     over = context.get_parameter_source("data_dir") is ParameterSource.COMMANDLINE
     if url is not None and (over or model is not None):
-        raise click.UsageError("--url names a server that runs: leave --data-dir and --model out.")
+        raise click.UsageError(
+            "--url names a running server. Omit --data-dir and --model, or omit --url."
+        )
     screen = Screen()
     with _signals_that_leave():
         if url is not None:
@@ -123,7 +127,7 @@ def chat(
             code = _INTERRUPTED
         finally:
             if isinstance(server, OwnServer):
-                # First of all: a terminal that was closed takes no words any more.
+                # Before any output, which fails if the terminal was closed.
                 server.end()
                 with _on_interrupt(server.end), screen.waiting("stopping the server"):
                     server.wait()
@@ -131,7 +135,7 @@ def chat(
 
 
 class Chat:
-    """A conversation with a server, a line at a time."""
+    """A conversation with a server, line by line."""
 
     def __init__(
         self,
@@ -158,10 +162,10 @@ class Chat:
         assert {*self._commands, "quit"} == set(COMMANDS)
 
     def run(self) -> int:
-        """Talk until the user leaves; gives the exit code."""
+        """Run until the user leaves. Returns the exit code."""
         self._start_server()
         if not isinstance(self._server, OwnServer):
-            self._screen.note(f"Talking with {self._model_and_url()}.")
+            self._screen.note(f"Chatting with {self._model_and_url()}.")
         for line in self._screen.lines():
             name, rest = read_line(line)
             if name == "quit":
@@ -173,12 +177,14 @@ class Chat:
         return 0
 
     def _act(self, name: str, rest: str) -> bool:
-        """Do what a line says; gives whether that could be done."""
+        """Run a line. Returns whether that succeeded."""
         if not name:
             return self._turn(self._conversation.asking(rest))
         command = self._commands.get(name)
         if command is None:
-            self._screen.complain(f"There is no command /{printable(name)}; /help lists them.")
+            self._screen.complain(
+                f"There is no command /{printable(name)}; /help lists the commands."
+            )
             return False
         return command(rest)
 
@@ -188,7 +194,7 @@ class Chat:
 
     def _new(self, _: str) -> bool:
         self._conversation = Conversation(self._conversation.system)
-        self._screen.note("A new conversation.")
+        self._screen.note("New conversation.")
         return True
 
     def _again(self, _: str) -> bool:
@@ -196,30 +202,30 @@ class Chat:
 
     def _edit(self, text: str) -> bool:
         if not text:
-            self._screen.complain("/edit takes the text that your last message shall be.")
+            self._screen.complain("/edit needs the new text of your last message.")
             return False
         return self._has_said() and self._turn(self._conversation.edited(text))
 
     def _has_said(self) -> bool:
         if self._conversation.said:
             return True
-        self._screen.complain("Nothing was said yet.")
+        self._screen.complain("There is no message yet.")
         return False
 
     def _system(self, text: str) -> bool:
         self._conversation = attrs.evolve(self._conversation, system=text or None)
-        what = "The system message is set" if text else "There is no system message"
-        self._screen.note(f"{what}, from the next message on.")
+        what = "set" if text else "removed"
+        self._screen.note(f"System message {what}; it takes effect with the next message.")
         return True
 
     def _toggle(self, _: str) -> bool:
         self._think = not self._think
-        thinks = "thinks" if self._think else "does not think"
-        self._screen.note(f"From the next message on the model {thinks}, where it can be told so.")
+        what = "on" if self._think else "off"
+        self._screen.note(f"Thinking {what} from the next message on, if the model supports it.")
         return True
 
     def _start_server(self) -> None:
-        """Start the server where it is the chat's own and does not run."""
+        """Start the server if it belongs to the chat and is not running."""
         if not isinstance(self._server, OwnServer) or self._server.is_running:
             return
         with self._screen.waiting("starting a server") as waiting:
@@ -227,29 +233,27 @@ class Chat:
                 self._server.start()
             self._server.wait_ready(lambda what: waiting.update(f"starting a server: {what}"))
         self._screen.note(
-            f"Started a server for this chat: {self._model_and_url()}. It ends with the chat."
+            f"Started a server for this chat: {self._model_and_url()}. It stops when the chat ends."
         )
 
     def _model_and_url(self) -> str:
         return f"{printable(self._server.model)} at {self._server.url}"
 
     def _turn(self, asked: Conversation) -> bool:
-        """
-        Ask for an answer, and show it as it comes. Without one the conversation stays as it was.
-        """
+        """Show a new answer as it arrives. If there is none, the conversation is unchanged."""
         self._start_server()
         server = self._server
         stream = Stream(server.url, self._body(asked), server.options, server.key)
         try:
             answer = self._screen.answer(stream)
         except TurnFailed as failed:
-            # Who says no has not ended, and nobody waits to see whether it does.
+            # A server that refused the request has not ended, so there is no wait for its end.
             ended = self._server.end_words() if isinstance(failed, ServerGone) else None
             words = ended or str(failed)
-            self._screen.complain(f"{words}\nThe conversation is as it was before.")
+            self._screen.complain(f"{words}\nThe conversation is unchanged.")
             return False
         if stream.stopped and not answer.text:
-            self._screen.note("Stopped before the first word; the conversation is as it was.")
+            self._screen.note("Stopped before the first word; the conversation is unchanged.")
         else:
             self._conversation = asked.answered(answer.text, answer.thoughts)
             stopped = "stopped · " if stream.stopped else ""
@@ -270,7 +274,7 @@ class Chat:
 
 
 class Waiting:
-    """A line that moves while nothing else does; none where nobody looks."""
+    """A spinner with a text; shows nothing without a terminal."""
 
     def __init__(self, words: str, status: Status | None) -> None:
         self._status = status
@@ -285,29 +289,29 @@ class Waiting:
         self.stop()
 
     def update(self, words: str) -> None:
-        """Say what is waited for."""
+        """Change the text."""
         if self._status is not None:
-            # As text, in which no brackets are markup.
+            # A Text, so that brackets are not markup.
             self._status.update(Text(f"{words} ..."))
 
     def stop(self) -> None:
-        """Take the line away. Again does no harm."""
+        """Remove the spinner. May be called again."""
         if self._status is not None:
             self._status.stop()
 
 
 class Screen:
     """
-    Where lines come from, and where answers and remarks go.
+    Reads lines, and shows answers and notes.
 
     Attributes:
-        interactive: whether somebody types, and sees what comes.
+        interactive: whether stdin and stdout are a terminal.
     """
 
     def __init__(self) -> None:
         for stream in (sys.stdin, sys.stdout):
             if isinstance(stream, io.TextIOWrapper):
-                # What the terminal's encoding does not have ends no conversation.
+                # A character that the terminal cannot show does not end the conversation.
                 stream.reconfigure(errors="replace")
         self._shown = sys.stdout.isatty()
         self.interactive = sys.stdin.isatty() and self._shown
@@ -319,9 +323,8 @@ class Screen:
 
     def lines(self) -> Iterator[str]:
         """
-        What is typed, or comes through a pipe, until it ends. Where somebody types, Ctrl-C clears
-        the line: who stops an answer a moment too late does not lose the conversation. One right
-        behind another ends it.
+        The lines of stdin. On a terminal, Ctrl-C clears the line, so that a user who stops an
+        answer too late does not lose the conversation; a second Ctrl-C on the empty line leaves.
         """
         if not self.interactive:
             for line in sys.stdin:
@@ -329,13 +332,13 @@ class Screen:
                     self.note(f"{_PROMPT}{printable(line.strip())}")
                 yield line
             return
-        typed: Callable[[], str] = str  # without an editor nobody knows what was typed
+        typed: Callable[[], str] = str  # without readline, the typed text is unknown
         with contextlib.suppress(ImportError):
-            import readline  # `input` has a history and an editor then
+            import readline  # gives `input` a history and an editor
 
             typed = readline.get_line_buffer
             if self._clever and "libedit" not in (readline.__doc__ or ""):
-                # What is pasted is one message, of however many lines; Python turns this off.
+                # Pasted lines are one message. Python turns this off by default.
                 readline.parse_and_bind("set enable-bracketed-paste on")
         leaves = False
         while True:
@@ -349,31 +352,31 @@ class Screen:
                 if leaves and not typed():
                     return
                 leaves = True
-                self.note("Once more, or Ctrl-D, leaves.")
+                self.note("Press Ctrl-C again, or Ctrl-D, to leave.")
                 continue
             leaves = False
             yield line
 
     def note(self, text: str) -> None:
-        """A remark."""
+        """Show a note on stderr."""
         click.echo(click.style(text, dim=True) if self._styles_notes else text, err=True)
 
     def complain(self, text: str) -> None:
-        """What could not be done, and what to do."""
+        """Show an error on stderr."""
         click.echo(text, err=True)
 
     def waiting(self, words: str) -> Waiting:
-        """A line that moves while the context lasts, where somebody looks."""
+        """A spinner with a text while the context lasts."""
         if not self._moves:
             return Waiting(words, None)
         return Waiting(words, Status("", console=Console(stderr=True)))
 
     def answer(self, stream: Stream) -> Answer:
         """
-        Show an answer as it comes, until it ends or Ctrl-C stops it.
+        Show an answer as it arrives, until it ends or Ctrl-C stops it.
 
         Raises:
-            TurnFailed: there is none, or no complete one.
+            TurnFailed: there is no answer, or it is incomplete.
         """
         answer, shown = Answer(), Shown(styled=self._styles_answers)
         last = ""
@@ -382,7 +385,7 @@ class Screen:
                 _on_interrupt(stream.stop),
                 self.waiting("waiting for the answer") as waiting,
             ):
-                # Only now: what a terminal takes to begin is no time of the server's.
+                # After the spinner has started, which is not the server's time.
                 begun_s = time.monotonic()
                 for event in stream:
                     if isinstance(event, str):
@@ -405,8 +408,8 @@ class Screen:
 @contextlib.contextmanager
 def _on_interrupt(act: Callable[[], None]) -> Iterator[None]:
     """
-    Have Ctrl-C do something else while the context lasts. An exception out of nowhere could leave
-    half a line, or a server that nobody stops.
+    Call a function at Ctrl-C while the context lasts. A KeyboardInterrupt at any point could leave
+    half a line, or a server running.
     """
     before = signal.signal(signal.SIGINT, lambda *_: act())
     try:
@@ -417,7 +420,7 @@ def _on_interrupt(act: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_that_leave() -> Iterator[None]:
-    """Let the signals that end a process end the server of the chat first."""
+    """Turn the signals that end a process into SystemExit, so that the chat's server is stopped."""
 
     def leave(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -429,8 +432,8 @@ def _signals_that_leave() -> Iterator[None]:
 @contextlib.contextmanager
 def _signals_later() -> Iterator[None]:
     """
-    Let signals wait until the context ends: one in the moment between a server's start and the note
-    of its process would leave a server that nobody knows of.
+    Delay signals until the context ends: one between the start of a server and the assignment of
+    its process would leave the server running.
     """
     came: list[int] = []
     with _handled((signal.SIGINT, *_LEAVE), lambda number, _: came.append(number)):
@@ -444,7 +447,7 @@ def _handled(
     numbers: tuple[signal.Signals, ...], handler: Callable[[int, Any], object]
 ) -> Iterator[None]:
     """
-    Handle signals while the context lasts. Those that are ignored, as `nohup` has it, stay so.
+    Handle signals while the context lasts. Signals that are ignored, as with `nohup`, stay ignored.
     """
     heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = [(number, signal.signal(number, handler)) for number in heard]

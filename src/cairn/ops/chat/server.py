@@ -1,4 +1,4 @@
-"""The server that ``ops chat`` talks to: one that runs, or one of its own."""
+"""The server of ``ops chat``: a running one, or one that is started for the chat."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from cairn.ops.serve.data_dir import Holder, make_home, server_at
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 _LOOK_S = 0.1
-_ENDING_S = 5.0  # as a machine under load may take
+_ENDING_S = 5.0  # enough for a machine under load
 _HEARTBEAT_S = 1
 _SERVES = re.compile(r"Cairn serves (?P<model>.*) at (?P<url>http://\S+)")
-_LASTS = " ..."  # the end of a line on something that lasts
+_LASTS = " ..."  # the end of a progress line
 
 
 class Server:
     """
-    A server that runs, whoever started it.
+    A running server.
 
     Attributes:
-        options: what a command of `ops` needs to look at it, with a space before it.
-        key: the user's API key for it, if it wants one.
+        options: the options with which a command of `ops` finds it, beginning with a space.
+        key: the user's API key, if it requires one.
     """
 
     def __init__(self, url: str, model: str, options: str = "", key: str | None = None) -> None:
@@ -43,19 +43,19 @@ class Server:
         self.key = key
 
     def end_words(self) -> str | None:
-        """How it ended, and what follows; None where it runs, or is not ours."""
+        """How it ended, and what to do; None if it is running, or was not started by us."""
         return None
 
 
 class OwnServer(Server):
     """
-    A server in a process of its own, which lasts as long as the chat. What it has to say goes to a
-    file beside its log. It wants no API key, whatever keys there are for other servers.
+    A server that is started for the chat and ends with it. Its output goes to a file beside its
+    log. It requires no API key.
     """
 
     def __init__(self, data_dir: Path, model: str | None) -> None:
         super().__init__(url="", model="", options=_options(data_dir))
-        self._said = log_path(data_dir).with_name("chat.log")
+        self._output = log_path(data_dir).with_name("chat.log")
         self._process: subprocess.Popen[str] | None = None
         named = [] if model is None else ["--model", model]
         self._command = (
@@ -76,47 +76,47 @@ class OwnServer(Server):
             Unreadable: it could not be started.
         """
         try:
-            self._said.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._said.open("w", encoding="utf-8") as said:
+            self._output.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self._output.open("w", encoding="utf-8") as output:
                 self._process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
-                    stderr=said,
+                    stderr=output,
                     text=True,
                     env={name: os.environ[name] for name in os.environ if name != KEYS_VARIABLE},
-                    # Ctrl-C stops an answer, and would stop the server with it.
+                    # Otherwise Ctrl-C, which stops an answer, would stop the server too.
                     process_group=0,
                 )
         except OSError as error:
             raise Unreadable(
-                f"{self._said} cannot be written: {error.strerror}. Check the space on its disk "
-                "and who owns the folder, or name another directory with --data-dir."
+                f"{self._output} cannot be written: {error.strerror}. Check the free space on its "
+                "disk and who owns the directory, or choose another with --data-dir."
             ) from error
 
-    def wait_ready(self, tell: Callable[[str], None]) -> None:
+    def wait_ready(self, report: Callable[[str], None]) -> None:
         """
-        Wait until it answers.
+        Wait until it is ready.
 
         Args:
-            tell: called with what lasts.
+            report: called with the current step of the start.
 
         Raises:
-            Unreadable: it ended before.
+            Unreadable: it ended before it was ready.
         """
         assert self._process is not None
         assert self._process.stdout is not None
-        found = self._greeting(self._process.stdout, tell)
+        found = self._greeting(self._process.stdout, report)
         if found is None:
             code = self._process.wait()
             raise Unreadable(
                 f"The server of this chat did not start (exit code {code}). {self._last_words()}\n"
-                f"All that it said is in {self._said}."
+                f"Its full output is in {self._output}."
             )
         self.url, self.model = found["url"], found["model"]
 
     def end_words(self) -> str | None:
-        """How it ended. One that just broke off an answer may need a moment more to be gone."""
+        """How it ended. Waits a moment, because it may have just cut off an answer."""
         if self._process is None:
             return None
         try:
@@ -125,66 +125,66 @@ class OwnServer(Server):
             return None
         return (
             f"The server of this chat has ended (exit code {code}). The next message starts it "
-            f"again; what it said is in {self._said}."
+            f"again; its output is in {self._output}."
         )
 
     def end(self) -> None:
-        """Ask it to end; for the second time, at once."""
+        """Tell it to drain and end; at the second call, to end at once."""
         if self._process is not None:
             self._process.terminate()
 
     def wait(self) -> None:
-        """Wait until it has drained."""
+        """Wait until it has ended."""
         if self._process is None:
             return
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def _greeting(self, stdout: IO[str], tell: Callable[[str], None]) -> re.Match[str] | None:
-        """The line on stdout by which it says that it is ready; None where it ends before."""
+    def _greeting(self, stdout: IO[str], report: Callable[[str], None]) -> re.Match[str] | None:
+        """The line on stdout that says that it is ready; None if it ended first."""
         while not select.select([stdout], [], [], _LOOK_S)[0]:
             lasting = [line for line in self._lines() if line.endswith(_LASTS)]
             if lasting:
-                tell(lasting[-1].removesuffix(_LASTS))
+                report(lasting[-1].removesuffix(_LASTS))
         return next(filter(None, map(_SERVES.match, stdout)), None)
 
     def _last_words(self) -> str:
         lines = [line for line in self._lines() if line.strip() and not line.endswith(_LASTS)]
-        return lines[-1] if lines else "It said nothing."
+        return lines[-1] if lines else "It printed nothing."
 
     def _lines(self) -> list[str]:
-        return self._said.read_text(encoding="utf-8", errors="replace").splitlines()
+        return self._output.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def server_named(url: str, key: str | None) -> Server:
     """
-    The server that the user named.
+    The server at an address that the user gave.
 
     Raises:
-        Unreadable: there is none, or it does not let this user in.
+        Unreadable: there is none, or it refuses the key.
     """
     try:
         found = look(url, key)
     except NotCairn as error:
         raise Unreadable(
-            f"What answers at {url} is no server of Cairn's: {error}. Name another address with "
-            "--url, or leave it out: then a server is started for the chat."
+            f"The server at {url} is not Cairn: {error}. Give another --url, or omit it to start a "
+            "server for the chat."
         ) from error
     if found is None:
         raise Unreadable(
-            f"Nobody answers at {url}. Start a server there with `ops serve`, name another address "
-            "with --url, or leave it out: then a server is started for the chat."
+            f"Nothing answers at {url}. Start a server there with `ops serve`, give another --url, "
+            "or omit it to start a server for the chat."
         )
     return Server(url, found.model, key=key)
 
 
 def server_at_hand(key: str | None) -> Server | None:
     """
-    The server at the default address, if one of Cairn's is there.
+    The server at the default address; None if there is none, or it is not Cairn.
 
     Raises:
-        Unreadable: it does not let this user in.
+        Unreadable: it refuses the key.
     """
     try:
         found = look(DEFAULT_URL, key)
@@ -195,14 +195,14 @@ def server_at_hand(key: str | None) -> Server | None:
 
 def server_over(data_dir: Path, model: str | None, key: str | None) -> Server:
     """
-    The server that holds a data directory; where none does, one of the chat's own, not started yet.
+    The server that uses a data directory; if none does, one for the chat, not yet started.
 
     Args:
-        model: what the server shall serve; one that runs serves what it was started with.
+        model: the model of a server for the chat.
         key: the user's API key.
 
     Raises:
-        Unreadable: one holds it and cannot be talked to, or the directory cannot be used.
+        Unreadable: a server uses the directory and cannot be used, or the directory cannot.
     """
     make_home(data_dir)
     holder = server_at(data_dir)
@@ -210,13 +210,13 @@ def server_over(data_dir: Path, model: str | None, key: str | None) -> Server:
         return OwnServer(data_dir, model)
     if model is not None:
         raise Unreadable(
-            f"{_held_words(holder, data_dir)}. It serves the model that it was started with: leave "
-            "--model out, stop that server, or name another directory with --data-dir."
+            f"{_held_words(holder, data_dir)}, with the model that it was started with. Omit "
+            "--model, stop that server, or choose another directory with --data-dir."
         )
     if holder.address is None:
         raise Unreadable(
-            f"{_held_words(holder, data_dir)}. Its address stands in the first line that it "
-            "printed: name it with --url. Or stop it, or name another directory with --data-dir."
+            f"{_held_words(holder, data_dir)}. Give its address with --url (it is in the first "
+            "line of its output), stop it, or choose another directory with --data-dir."
         )
     try:
         found = look(holder.address, key)
@@ -224,8 +224,8 @@ def server_over(data_dir: Path, model: str | None, key: str | None) -> Server:
         found = None
     if found is None:
         raise Unreadable(
-            f"{_held_words(holder, data_dir)}, and nobody answers there: it is about to start or "
-            "to stop. Try again in a moment, stop it, or name another directory with --data-dir."
+            f"{_held_words(holder, data_dir)}, but does not answer: it is starting or stopping. "
+            "Try again in a moment, stop it, or choose another directory with --data-dir."
         )
     return Server(holder.address, found.model, _options(data_dir), key)
 
@@ -236,5 +236,5 @@ def _held_words(holder: Holder, data_dir: Path) -> str:
 
 
 def _options(data_dir: Path) -> str:
-    """How a command of `ops` finds a data directory."""
+    """The options with which a command of `ops` finds a data directory, beginning with a space."""
     return "" if data_dir == default_data_dir() else f" --data-dir {shlex.quote(str(data_dir))}"

@@ -1,4 +1,4 @@
-"""What ``ops chat`` keeps and shows of a conversation. Pure: no terminal, no socket, no clock."""
+"""The conversation of ``ops chat``, and its lines on the terminal. Pure: no terminal, no clock."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cairn.ops.common.output import printable
 
 COMMANDS = {
     "help": ("", "this list"),
-    "new": ("", "begin a new conversation"),
-    "again": ("", "ask for the last answer once more"),
-    "edit": ("TEXT", "put TEXT in the place of my last message, and ask again"),
-    "system": ("[TEXT]", "set the system message; without TEXT, take it away"),
-    "think": ("", "let the model think before it answers, or no longer"),
-    "quit": ("", "leave, as Ctrl-D does"),
+    "new": ("", "start a new conversation"),
+    "again": ("", "ask for another answer to my last message"),
+    "edit": ("TEXT", "replace my last message by TEXT, and ask again"),
+    "system": ("[TEXT]", "set the system message; without TEXT, remove it"),
+    "think": ("", "let the model think before it answers; again, do not"),
+    "quit": ("", "leave, like Ctrl-D"),
 }
-"""Name of a command of the chat: what it takes, and what it does."""
+"""Name of a chat command: its argument, and what it does."""
 
 _OPEN, _CLOSE = "<think>\n", "\n</think>\n\n"
 _BROKEN = "kv_cache_inv_violation"
@@ -28,23 +28,23 @@ _TOO_LONG = "context_length_exceeded"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PREFILL = re.compile(r"prefill (\d+)(?:/(\d+))?")
 
-# What steers a terminal, C0 and C1, but for the line's end and the tab; and what turns the
-# direction of a line round. After a carriage return the next words would cover the last ones.
+# Control characters (C0 and C1) except the line feed and the tab, and those that change the writing
+# direction. After a carriage return, new text would overwrite the line.
 _STEERS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 _STEERS |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 _HARMLESS = _STEERS | {ord("\n"): "\n", ord("\t"): "\t", ord("\r"): ""}
 
 
 def harmless(text: str) -> str:
-    """A text of several lines in which nothing steers a terminal."""
+    """Escape control characters, except line feeds and tabs."""
     return text.translate(_HARMLESS)
 
 
-# --- off the wire ------------------------------------------------------------------------------
+# --- responses ---------------------------------------------------------------------------------
 
 
 class Delta(msgspec.Struct):
-    """What is new of an answer."""
+    """New parts of an answer."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -58,14 +58,14 @@ class Choice(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """How many tokens there were."""
+    """The numbers of tokens."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
 class Cairn(msgspec.Struct):
-    """What the server says of the path."""
+    """What the server reports about the path."""
 
     path: str
     reused_tokens: int
@@ -73,7 +73,7 @@ class Cairn(msgspec.Struct):
 
 
 class Error(msgspec.Struct):
-    """What the server says of an error."""
+    """What the server reports about an error."""
 
     message: str
     code: str | None = None
@@ -89,7 +89,7 @@ class Chunk(msgspec.Struct):
 
 
 class Health(msgspec.Struct):
-    """What a server says of itself. No other server has just these."""
+    """A server's health. Only Cairn has these fields."""
 
     model: str
     fingerprint: str
@@ -97,7 +97,7 @@ class Health(msgspec.Struct):
 
 
 class KeyRequired(msgspec.Struct):
-    """What a server with API keys says of itself to who has none."""
+    """The health of a server with API keys, for a request without one."""
 
     status: str
     api_key: Literal["required"]
@@ -109,35 +109,33 @@ class KeyRequired(msgspec.Struct):
 @attrs.frozen
 class Conversation:
     """
-    What was said so far.
+    The messages so far.
 
     Attributes:
-        said: (role, text, thoughts) of each message, the user's and the assistant's in turn.
+        said: (role, text, thoughts) of each message; the user's and the assistant's alternate.
     """
 
     system: str | None = None
     said: tuple[tuple[str, str, str], ...] = ()
 
     def asking(self, text: str) -> Conversation:
-        """With a message of the user's."""
+        """The conversation with a message of the user."""
         return attrs.evolve(self, said=(*self.said, ("user", text, "")))
 
     def answered(self, text: str, thoughts: str) -> Conversation:
-        """With an answer."""
+        """The conversation with an answer."""
         return attrs.evolve(self, said=(*self.said, ("assistant", text, thoughts)))
 
     def unanswered(self) -> Conversation:
-        """Without the last answer."""
+        """The conversation without the last answer."""
         return attrs.evolve(self, said=self.said[:-1])
 
     def edited(self, text: str) -> Conversation:
-        """With another text in the place of the user's last message, without its answer."""
+        """The conversation with a different last message of the user, and without its answer."""
         return attrs.evolve(self, said=self.said[:-2]).asking(text)
 
     def messages(self) -> list[dict[str, str]]:
-        """
-        As a request has them. Thoughts go back too: whether they stay is the template's to say.
-        """
+        """The messages of a request, with thoughts: the template decides whether to use them."""
         system = [("system", self.system, "")] if self.system else []
         return [
             {"role": role, "content": text} | ({"reasoning_content": thoughts} if thoughts else {})
@@ -148,11 +146,11 @@ class Conversation:
 @attrs.define
 class Answer:
     """
-    An answer as it comes.
+    An answer as it arrives.
 
     Attributes:
         text: without the thoughts.
-        first_s: when its first word or thought came, in seconds since it was asked for.
+        first_s: when the first text or thought arrived, in seconds since the request.
     """
 
     text: str = ""
@@ -164,10 +162,10 @@ class Answer:
 
     def take(self, chunk: Chunk, after_s: float) -> list[tuple[str, bool]]:
         """
-        Add an event; gives the texts that are new, and whether each is a thought.
+        Add an event. Returns the new texts, and whether each is a thought.
 
         Args:
-            after_s: when it came, in seconds since it was asked for.
+            after_s: when it arrived, in seconds since the request.
         """
         self.cairn = chunk.cairn or self.cairn
         self.usage = chunk.usage or self.usage
@@ -187,59 +185,59 @@ class Answer:
 
 
 class Shown:
-    """Puts between the thoughts and the words of an answer what shows where the ones end."""
+    """Separates the thoughts and the text of an answer."""
 
     def __init__(self, *, styled: bool) -> None:
         """
         Args:
-            styled: whether thoughts look different; otherwise tags stand around them.
+            styled: whether thoughts look different; otherwise they get tags.
         """
         self._before, self._behind = ("", "\n\n") if styled else (_OPEN, _CLOSE)
         self._thinks = False
 
     def take(self, text: str, is_thought: bool) -> str:
-        """A piece of the answer, as it is shown."""
+        """A piece of the answer as it is shown."""
         begins, ends = is_thought and not self._thinks, self._thinks and not is_thought
         self._thinks = is_thought
         return (self._before if begins else self._behind if ends else "") + text
 
 
-# --- lines for people --------------------------------------------------------------------------
+# --- lines -------------------------------------------------------------------------------------
 
 
 def read_line(line: str) -> tuple[str, str]:
     """
-    The command that a line is and what stands behind it; no command where it is a message. One that
-    shall begin with a slash begins with two.
+    The command of a line and its argument. For a message, the command is empty; a message that
+    begins with a slash is typed with two.
     """
     text = line.strip()
     if text.startswith("//"):
         return "", text[1:]
     if not text.startswith("/"):
         return "", text
-    # Any space will do: a tab, or the line's end where several lines were pasted.
+    # A tab or a line feed is possible if several lines were pasted.
     name, *rest = re.split(r"\s+", text[1:], maxsplit=1)
     return name or "help", " ".join(rest)
 
 
 def help_text() -> str:
-    """What can be typed."""
+    """The list of commands and keys."""
     lines = [(f"/{name} {takes}".rstrip(), does) for name, (takes, does) in COMMANDS.items()]
     width = max(len(command) for command, _ in lines)
     return "\n".join(
         (
             *(f"{command:<{width}}  {does}" for command, does in lines),
-            "Ctrl-C stops an answer. What it said by then stays in the conversation.",
-            "At the prompt it clears the line; a second one right behind it leaves.",
-            "A message that begins with a slash is typed with two.",
+            "Ctrl-C stops an answer; the text so far stays in the conversation.",
+            "At the prompt it clears the line; pressed twice, it leaves.",
+            "To begin a message with a slash, type two.",
         )
     )
 
 
 def waiting_words(comment: str) -> str:
-    """What the server does while there is no answer yet, by its keep-alive."""
+    """What the server is doing, by its keep-alive comment."""
     if comment == "writing":
-        return "the model writes"
+        return "the model is writing"
     found = _PREFILL.search(comment)
     if found is None:
         return "waiting in the server's queue"
@@ -248,9 +246,7 @@ def waiting_words(comment: str) -> str:
 
 
 def summary(answer: Answer) -> str:
-    """
-    What became of a turn, in a line: the path, what was reused, how long the first token took.
-    """
+    """A turn in one line: the path, the reused tokens, and the time to first token."""
     parts = []
     if answer.cairn is not None:
         reason = f" ({answer.cairn.reason})" if answer.cairn.reason else ""
@@ -266,26 +262,27 @@ def summary(answer: Answer) -> str:
 
 def refusal(error: Error, status: int | None, retry_after: str | None, options: str) -> str:
     """
-    What the server said of an error, and what to do, in a sentence or two.
+    An error of the server, and what to do, in a sentence or two.
 
     Args:
-        status: of HTTP; None in the middle of a stream.
-        retry_after: the seconds that the server wants to be left alone.
-        options: what a command of `ops` needs to look at this server, with a space before it.
+        status: the HTTP status; None in mid-stream.
+        retry_after: the value of the header.
+        options: the options with which a command of `ops` finds this server, beginning with a
+            space.
     """
     message = printable(error.message).rstrip(".")
     named = _UUID.search(message)
-    told = " ".join(str(part) for part in (status, error.code) if part is not None)
+    kind = " ".join(str(part) for part in (status, error.code) if part is not None)
     if error.code == _BROKEN and named is not None:
         return (
-            f"The server broke an invariant of its cache: bug id {named[0]}. "
-            f"`ops replay {named[0]}{options}` tells what happened."
+            f"A cache invariant was violated in the server: bug id {named[0]}. "
+            f"`ops replay {named[0]}{options}` shows what happened."
         )
     hint = ""
     if error.code == _UNFORESEEN and named is not None:
         hint = f" `ops tail --grep {named[0]}{options}` shows it."
     elif error.code == _TOO_LONG:
-        hint = " /new begins a new conversation."
+        hint = " /new starts a new conversation."
     elif retry_after is not None:
         hint = f" Try again in {printable(retry_after)} s."
-    return f"The server did not answer ({printable(told)}): {message}.{hint}"
+    return f"The server did not answer ({printable(kind)}): {message}.{hint}"

@@ -1,8 +1,8 @@
 """
-HTTP to a server, for the commands that talk to one: each request on a connection of its own, which
-another thread, a deadline or a signal handler can cut; and the reader of server-sent events.
+The HTTP client of the commands, and the reader of server-sent events. Each request has its own
+connection, which another thread, a deadline or a signal handler can cut.
 
-No proxy, no redirect, no second attempt.
+No proxies, no redirects, no retries.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def options(url: str, *, key: str | None = None, timeout_s: float | None = None)
 
 class Exchange:
     """
-    A request and its response, which can be cut at any moment, before the response as well.
+    A request and its response, which can be cut at any moment, even before the response.
 
     Args:
         deadline_s: when it is cut, counted from ``response``; None for never.
@@ -73,10 +73,10 @@ class Exchange:
     @contextlib.contextmanager
     def response(self) -> Iterator[httpx.Response]:
         """
-        Send the request; the response with its body still to be read.
+        Send the request. Yields the response before its body is read.
 
         Raises:
-            httpx.HTTPError: there is no response, or (while it is read) no complete one.
+            httpx.HTTPError: there is no response, or it is incomplete.
         """
         timer = None
         if self._deadline_s is not None:
@@ -112,7 +112,7 @@ class Event:
 
     Attributes:
         data: of an event; None for a comment.
-        comment: by which a server keeps the connection alive; empty for an event.
+        comment: a keep-alive of the server; empty for an event.
     """
 
     data: bytes | None = None
@@ -121,10 +121,10 @@ class Event:
 
 class EventReader:
     """
-    Splits an event stream as its bytes come, cut anywhere.
+    Splits an event stream into events as its bytes arrive.
 
-    The data of an event is one line here, as all servers of these protocols send it; other fields
-    are skipped.
+    The data of an event must be one line, as in all servers of these protocols; other fields are
+    ignored.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Where things are: the data directory, and the rows that a command was pointed at."""
+"""Where things are: the data directory, and the rows that a command reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 PREFIX_MIN = 6
-"""The fewest characters by which an id is known."""
+"""The least number of characters of an abbreviated id."""
 
 _STDIN = Path("-")
 _GZIP = b"\x1f\x8b"
@@ -52,7 +52,7 @@ def log_path(data_dir: Path) -> Path:
 
 
 def example(*lines: str) -> str:
-    """The end of a command's help."""
+    """The examples at the end of a command's help."""
     return "\n".join(("\b", "Example:", *(f"  {line}" for line in lines)))
 
 
@@ -94,7 +94,7 @@ def url_of(data_dir: Path, journal: str | None) -> str:
 
 
 def bytes_on_disk(url: str) -> tuple[int, ...]:
-    """The bytes of the journal's file and of the log beside it; nothing for a database server's."""
+    """The sizes of the journal's file and of its write-ahead log; empty for a database server."""
     from cairn.journal.store_sql import sqlite_path
 
     if not url.startswith("sqlite"):
@@ -106,7 +106,7 @@ def bytes_on_disk(url: str) -> tuple[int, ...]:
 
 @attrs.frozen
 class Source:
-    """Rows to read: an export, or a journal that is opened read-only."""
+    """Rows to read: an export, or a journal opened read-only."""
 
     name: str
     _file: Path | None
@@ -116,14 +116,14 @@ class Source:
     @classmethod
     def of(cls, data_dir: Path, journal: str | None, file: Path | None = None) -> Source:
         """
-        What the options of a command point at.
+        The rows that the options of a command name.
 
         Raises:
-            click.UsageError: at two things.
+            click.UsageError: they name two journals.
             StoreError: the file cannot be read.
         """
         if file is not None and journal is not None:
-            raise click.UsageError("Name a file or --journal, not both.")
+            raise click.UsageError("Give a FILE or --journal, not both.")
         if file is not None:
             name = "standard input" if file == _STDIN else str(file)
             plain = _plain(file, name)
@@ -131,8 +131,8 @@ class Source:
                 return cls(name, plain, None)
             if plain != file:
                 raise StoreError(
-                    f"{name} is a database, and its last rows may lie in a file beside it. Name it "
-                    "by its path, or pass on what `ops export` writes."
+                    f"{name} is a database, and its last rows may be in a file beside it. Give its "
+                    "path, or the output of `ops export`."
                 )
             journal = str(file)
         url = url_of(data_dir, journal)
@@ -140,18 +140,18 @@ class Source:
 
     @property
     def is_export(self) -> bool:
-        """Whether the rows come from an export, from which something may have been left out."""
+        """Whether the rows come from an export, which may be incomplete."""
         return self._file is not None
 
     @property
     def is_held(self) -> bool | None:
-        """Whether a server holds the journal; None where that cannot be told."""
+        """Whether a server uses the journal; None if that cannot be determined."""
         if self._lock is None:
             return None
         try:
             with self._lock.open("rb") as lock:
-                # A shared lock, so that two who look do not see each other. It is given back at
-                # once; a server that starts in that moment asks again (``home.hold``).
+                # A shared lock, so that two checks do not see each other. It is released at once; a
+                # server that starts in that moment tries again (``data_dir.hold``).
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
@@ -163,7 +163,7 @@ class Source:
 
     def base(self) -> Base | None:
         """
-        What stands in the place of the first rows, where they were pruned.
+        The base that replaces pruned rows; None if none were pruned.
 
         Raises:
             StoreError: it cannot be read.
@@ -172,15 +172,12 @@ class Source:
             from cairn.journal.export import read_base
 
             return self._first(read_base, self._file)
-        store = self.open()
-        try:
+        with contextlib.closing(self.open()) as store:
             return store.base()
-        finally:
-            store.close()
 
     def excerpt(self) -> Excerpt | None:
         """
-        What one session's rows begin with, where rows of their journal were pruned.
+        The first line of one session's export, if rows of its journal were pruned.
 
         Raises:
             StoreError: it cannot be read.
@@ -193,20 +190,22 @@ class Source:
         try:
             return read(file)
         except StoreError as error:
-            # What was unpacked has a name that nobody gave it.
+            # An unpacked file has a temporary name.
             raise StoreError(str(error).replace(str(file), self.name)) from error
 
     def rows(
         self, label: str, *, stream: str | None = None, base: Base | None = None
     ) -> Iterator[Row]:
         """
-        The rows in order, of one stream if one is named, with a progress bar named ``label``.
+        The rows in order, with a progress bar.
 
         Args:
-            base: what ``base`` gave; whoever reads on from there has to hear if it moved.
+            label: of the progress bar.
+            stream: only the rows of this stream.
+            base: the result of ``base``, which the caller continues from.
 
         Raises:
-            StoreError: they cannot be read, or were pruned meanwhile, or an export has none.
+            StoreError: they cannot be read, the base has changed since, or an export has no rows.
         """
         if self._file is not None:
             from cairn.journal.export import read_export
@@ -219,38 +218,34 @@ class Source:
             except StoreError as error:
                 raise StoreError(str(error).replace(str(self._file), self.name)) from error
             if row is None and base is None:
-                # Of nothing everything holds; most likely what was to write it failed.
+                # No rows would pass every check; most likely the export failed.
                 raise StoreError(
-                    f"There are no rows in {self.name}. `ops export` writes them; see whether it "
-                    "said that it could not, and export once more."
+                    f"There are no rows in {self.name}. Check whether `ops export` reported an "
+                    "error, and export again."
                 )
             return
-        store = self.open()
-        try:
+        with contextlib.closing(self.open()) as store:
             total = None
             if stream is None:
                 total = store.head()[0] - (base.position if base is not None else 0)
             yield from progress(store.read(stream=stream), label, total)
             if stream is None and store.base() != base:
-                raise StoreError(f"{self.name} was pruned while it was read. Run this again.")
-        finally:
-            store.close()
+                raise StoreError(
+                    f"{self.name} was pruned while it was read. Run the command again."
+                )
 
     def sessions(self, base: Base | None) -> set[str]:
         """
-        The ids of all sessions of a journal that is no export, those that were pruned too.
+        The ids of all sessions of a journal that is not an export, including pruned ones.
 
         Raises:
             StoreError: it cannot be read.
         """
         from cairn.journal.base import state_of
 
-        store = self.open()
-        try:
+        with contextlib.closing(self.open()) as store:
             streams = store.streams()
-        finally:
-            store.close()
-        with contextlib.suppress(ValueError):  # of a damaged base nobody knows what went
+        with contextlib.suppress(ValueError):  # a damaged base does not say what was pruned
             streams |= set(state_of(base).streams) if base is not None else set()
         return {one.removeprefix("session/") for one in streams if one.startswith("session/")}
 
@@ -264,32 +259,32 @@ class Source:
 
 def named(target: str, known: Iterable[str]) -> str | None:
     """
-    Which of the ids is meant by an id or by the beginning of one; None where none is.
+    The id that a target is, or begins; None if there is none.
 
     Raises:
-        StoreError: several are.
+        StoreError: it begins several ids.
     """
     known = set(known)
     if target in known:
         return target
     if len(target) < PREFIX_MIN:
         return None
-    # Its client knows a session by a name without the tenant.
+    # Clients know a session by its name without the tenant.
     names = sorted(
         name for name in known if name.startswith(target) or session_name(name).startswith(target)
     )
     if len(names) > 1:
-        raise StoreError(f"{target} is the beginning of several: {', '.join(names[:5])}.")
+        raise StoreError(f"Several ids begin with {target}: {', '.join(names[:5])}.")
     return names[0] if names else None
 
 
 def too_short_words(target: str) -> str:
-    """A remark on the beginning of an id that says too little; else none."""
-    return f" (name at least {PREFIX_MIN} characters)" if len(target) < PREFIX_MIN else ""
+    """A hint if an abbreviated id is too short; else an empty text."""
+    return f" (give at least {PREFIX_MIN} characters)" if len(target) < PREFIX_MIN else ""
 
 
 def pruned_words(base: Base | None, stream: str) -> str:
-    """A sentence where a stream had rows that were pruned; else none."""
+    """A sentence if a stream had pruned rows; else an empty text."""
     if base is None:
         return ""
     from cairn.journal.base import state_of
@@ -303,8 +298,8 @@ def pruned_words(base: Base | None, stream: str) -> str:
 
 def _lock_of(data_dir: Path, journal: str | None, url: str) -> Path | None:
     """
-    The file that a server locks which writes a journal: the data directory's for the journal there,
-    one beside the journal elsewhere.
+    The file that the server of a journal locks: in the data directory if the journal is there, else
+    beside the journal.
     """
     from cairn.journal.store_sql import sqlite_path
 
@@ -319,8 +314,8 @@ def _lock_of(data_dir: Path, journal: str | None, url: str) -> Path | None:
 
 def _plain(file: Path, name: str) -> Path:
     """
-    A file that can be read again from its beginning. What comes through a pipe or is packed is
-    written to one that goes when the command ends: a story is told in several passes.
+    A file that can be read several times. Standard input and compressed files are copied to a
+    temporary file, which is deleted when the command ends.
     """
     if file != _STDIN and file.is_file() and _begins(file, name)[:2] != _GZIP:
         return file
@@ -340,7 +335,7 @@ def _plain(file: Path, name: str) -> Path:
 
 
 def _open_copy() -> IO[bytes]:
-    """A file that its owner alone can read, for as long as the command runs."""
+    """A temporary file that its owner alone can read, deleted when the command ends."""
     file = tempfile.NamedTemporaryFile(prefix="cairn-")  # noqa: SIM115  # outlives this call
     click.get_current_context().call_on_close(file.close)
     return file

@@ -1,4 +1,4 @@
-"""The structured log: JSON lines in the data directory, rotated; for people on a terminal."""
+"""The structured log: rotated JSON lines in the data directory, and plain text on stderr."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _CONFIGURATION: dict[str, Any] = {
 def _harmless(
     logger: object, method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """A line in which nothing steers a terminal: clients choose names, and they end up here."""
+    """Escape control characters: clients choose names, and log lines contain them."""
 
     def shown(key: str, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        if key == "exception":  # its lines stay lines
+        if key == "exception":  # keep its line breaks
             return "\n".join(map(printable, value.splitlines()))
         return printable(value)
 
@@ -47,8 +47,8 @@ def _harmless(
 
 def _plain_stack(sink: TextIO, error: structlog.typing.ExcInfo) -> None:
     """
-    An error's stack without what variables hold: secrets, and what clients said. It steers nothing
-    either.
+    Write an error's stack without the values of variables, which may be secrets or texts of
+    clients. Escapes control characters.
     """
     text = io.StringIO()
     structlog.dev.plain_traceback(text, error)
@@ -57,23 +57,19 @@ def _plain_stack(sink: TextIO, error: structlog.typing.ExcInfo) -> None:
 
 class _LogFile(logging.handlers.RotatingFileHandler):
     """
-    A log file that its owner alone can read, and whose lines may be lost: on a full disk the server
-    goes on, and says so once.
+    A log file that its owner alone can read. On a full disk the server continues without log lines,
+    and reports that once.
     """
 
     _reported = False
 
     def _open(self) -> io.TextIOWrapper:
-        """
-        Open the file, and make it where there is none, as when it was put away for the next one.
-        """
+        """Open the file. Creates it if it does not exist, which it does not after a rotation."""
         os.close(os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT, 0o600))
         return super()._open()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, the library's name
-        """
-        Tell of the first line that could not be written; of what is no matter of the disk, always.
-        """
+        """Report the first line that the disk did not take, and every other error."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
@@ -91,20 +87,10 @@ def set_up_logs(path: Path) -> None:
     """
     structlog.configure(**_CONFIGURATION, cache_logger_on_first_use=True)
     file = _file(path)
-    shown = logging.StreamHandler(sys.stderr)
-    shown.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=_SHARED,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                _harmless,
-                structlog.dev.ConsoleRenderer(
-                    colors=sys.stderr.isatty(),
-                    exception_formatter=_plain_stack,
-                ),
-            ],
-        )
+    console = structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), exception_formatter=_plain_stack
     )
+    shown = _formatted(logging.StreamHandler(sys.stderr), _harmless, console)
     root = logging.getLogger()
     root.handlers = [file, shown]
     root.setLevel(logging.INFO)
@@ -113,13 +99,11 @@ def set_up_logs(path: Path) -> None:
 
 @contextlib.contextmanager
 def logs_in(path: Path) -> Iterator[None]:
-    """
-    Send all logs to ``path``, and nowhere else, while the context lasts: for a private server.
-    """
+    """Send all logs to ``path`` alone while the context lasts: for a private server."""
     before, root = structlog.get_config(), logging.getLogger()
     handlers, level = root.handlers, root.level
     file = _file(path)
-    # Loggers are not kept: they would go on in this way when the context has ended.
+    # Cached loggers would keep this configuration after the context.
     structlog.configure(**_CONFIGURATION, cache_logger_on_first_use=False)
     root.handlers = [file]
     root.setLevel(logging.INFO)
@@ -134,7 +118,7 @@ def logs_in(path: Path) -> Iterator[None]:
 
 
 def _silence_libraries() -> None:
-    """Drop what these report below warnings: it is not about the server."""
+    """Drop log lines of these libraries below warnings: they are not about the server."""
     for name in ("httpx", "huggingface_hub", "alembic", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -142,14 +126,18 @@ def _silence_libraries() -> None:
 def _file(path: Path) -> logging.Handler:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = _LogFile(path, maxBytes=_ROTATE_BYTES, backupCount=_ROTATED_FILES, encoding="utf-8")
-    file.setFormatter(
+    render = (structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
+    return _formatted(file, *render)
+
+
+def _formatted(
+    handler: logging.Handler, *processors: structlog.typing.Processor
+) -> logging.Handler:
+    """The handler. Modified: it renders log lines with these processors."""
+    first = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=_SHARED,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
-                structlog.processors.JSONRenderer(),
-            ],
+            foreign_pre_chain=_SHARED, processors=[first, *processors]
         )
     )
-    return file
+    return handler

@@ -1,4 +1,4 @@
-"""How commands speak: tables, and progress on whatever lasts."""
+"""The output of commands: tables, lists of facts, and progress bars."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Item = TypeVar("Item")
 
 _STEP_ROWS = 1000
 _GAP = 2
-_PROSE = 20  # the least width at which a sentence can be read
-# Before the id of a session may stand whose it is (``cairn.journal.tenants``).
+_PROSE = 20  # the least width of a column of sentences
+# A session's id may begin with its tenant (``cairn.journal.tenants``).
 _UUID = re.compile(r"((?:@[\w.-]+/)?[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 @attrs.frozen
 class Shown:
-    """A value of a table with a form for people. As text it is the full one."""
+    """A value of a table with a short form for terminals. As text it is the full one."""
 
     full: str
     short: str
@@ -32,7 +32,7 @@ class Shown:
 
 
 def progress(items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
-    """The items, with a progress bar on stderr where that is a terminal."""
+    """The items, with a progress bar on stderr if that is a terminal."""
     if not sys.stderr.isatty():
         yield from items
         return
@@ -50,9 +50,7 @@ def progress(items: Iterable[Item], label: str, total: int | None = None) -> Ite
 
 
 def printable(text: str) -> str:
-    """
-    A text in which nothing steers a terminal: clients choose names, and they end up in tables.
-    """
+    """Escape control characters, which would steer a terminal: clients choose names."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
@@ -65,15 +63,15 @@ def table(
     wrapped: str | None = None,
 ) -> None:
     """
-    Print a table: drawn on a terminal, with tabs between the columns elsewhere.
+    Print a table: aligned on a terminal, with tabs between the columns elsewhere.
 
-    On a terminal values are short (eight characters of an id), a row is one line, and where the
-    columns do not fit, those that can be spared go, the first named one first; a line says which.
+    On a terminal, values are short (eight characters of an id) and each row is one line. If the
+    columns do not fit, spare ones are left out, in the given order, and a line names them.
 
     Args:
-        hidden: the columns that say nothing to people.
-        spare: the columns that a narrow terminal may go without.
-        wrapped: a column of prose, which takes the room that the others leave.
+        hidden: columns that a terminal never shows.
+        spare: columns that a narrow terminal may leave out.
+        wrapped: a column of sentences, which gets the remaining width.
     """
     if not sys.stdout.isatty():
         for cells in (columns, *rows):
@@ -129,9 +127,7 @@ def _cell(value: object, *, short: bool) -> str:
 
 
 def facts(pairs: Iterable[tuple[str, object]], indent: int = 0) -> None:
-    """
-    Print names and values, one a line, the values aligned; a value of several lines is indented.
-    """
+    """Print a line for each name and value, aligned. Values of None are left out."""
     known = [(name, str(value)) for name, value in pairs if value is not None]
     width = max((len(name) for name, _ in known), default=0) + 2
     for name, value in known:
@@ -143,17 +139,17 @@ def facts(pairs: Iterable[tuple[str, object]], indent: int = 0) -> None:
 
 def counted(count: int, one: str, more: str | None = None) -> str:
     """
-    How many there are, for people.
+    A count with its noun, such as ``1 row``.
 
     Args:
-        one: what they are called where there is one.
-        more: and where there are others; by default with an s.
+        one: the singular.
+        more: the plural; None: the singular with an s.
     """
     return f"{count} {one if count == 1 else more or f'{one}s'}"
 
 
 def size_text(size: float) -> str:
-    """A number of bytes, for people."""
+    """A number of bytes with a unit, such as ``1.5 MiB``."""
     for unit in ("bytes", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Times and ages as people write them on the command line."""
+"""Times and ages on the command line."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 def time_of(text: object) -> datetime | None:
     """
-    A time in ISO 8601, in UTC where it names no zone; None for anything else, and for what lies
-    beyond all calendars in UTC.
+    A time in ISO 8601, converted to UTC, which is the default zone. None for anything else, and for
+    times outside the years 1 to 9999.
     """
     if not isinstance(text, str):
         return None
@@ -20,7 +20,7 @@ def time_of(text: object) -> datetime | None:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
             return moment.replace(tzinfo=UTC)
-        # A zone can lead out of the years 1 to 9999.
+        # The conversion can leave the years 1 to 9999.
         return moment.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
@@ -28,8 +28,8 @@ def time_of(text: object) -> datetime | None:
 
 def moment_of(text: str, now: datetime) -> datetime | None:
     """
-    A time as above, or how long before ``now``: 90s, 10m (minutes), 2h, 1d. None where it is
-    neither, or before all calendars.
+    A time in ISO 8601, or an age before ``now``: 90s, 10m (minutes), 2h, 1d. None if it is neither,
+    or before the year 1.
     """
     age = _AGE.fullmatch(text)
     if age is None:

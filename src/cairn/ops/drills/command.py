@@ -1,4 +1,4 @@
-"""``ops drill``: an operator's fire drill."""
+"""``ops drill``: fire drills for operators."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from cairn.engine.model.builtin import builtin_directory, builtin_fault
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import data_dir_option, example
 from cairn.ops.common.output import facts, table
-from cairn.ops.drills import CHECKS, DRILLS, Check, Drill, Outcome, Reference, reference
-from cairn.ops.drills.outcome import Scene
+from cairn.ops.drills.outcome import CHECKS, Drill, Outcome, Scene
+from cairn.ops.drills.server.baseline import Baseline, record_baseline
+from cairn.ops.drills.table import DRILLS
 from cairn.ops.serve.data_dir import make_home
 from cairn.ops.serve.preload import preload_blas
 
@@ -32,7 +33,7 @@ _COLOURS = {True: "green", False: "red", None: None}
 
 @attrs.frozen(kw_only=True)
 class Played:
-    """A drill that was held."""
+    """A drill that was run."""
 
     drill: Drill
     outcome: Outcome
@@ -48,18 +49,18 @@ def drill(name: str | None, listed: bool, data_dir: Path) -> None:
     """
     Damage a private server on purpose, and check that the damage is caught.
 
-    A drill starts a server of its own on the loopback, with Pebble and a new journal. It damages
-    the real thing in it (an array, a slab, an order, a row), and checks that the damage is
-    detected, journaled, counted, logged, answered as documented, confined to its scope, and
-    replayed. Servers that are running are not touched. The drill's journal stays in
-    DATA_DIR/drills/TIME-NAME, so that its bug id can be replayed; delete that directory when you
-    are done.
+    A drill starts its own server on the loopback, with Pebble and a new journal, and damages
+    something real in it: an array, a slab, the order of events, or a row. It checks that the damage
+    is caught, journaled, counted, logged, answered as documented, confined to its scope, and
+    replayed. Running servers are not touched. The drill's journal stays in
+    DATA_DIR/drills/TIME-NAME, so that you can replay its bug id; delete that directory when you are
+    done.
 
     \b
     Exit code
       0  all checks pass
       1  a check failed; it is marked NO
-      2  no such drill, or it could not be run
+      2  there is no such drill, or it could not be run
     """
     if listed:
         table(
@@ -77,71 +78,68 @@ def drill(name: str | None, listed: bool, data_dir: Path) -> None:
         raise Unreadable(fault)
     preload_blas()
     chosen = list(DRILLS.values()) if name == _ALL else [DRILLS[name]]
-    held = _hold(chosen, data_dir)
+    played = _run(chosen, data_dir)
     if name == _ALL:
-        _tell_all(held)
-    for played in held:
-        if name != _ALL or not played.outcome.passed:
-            _tell(played)
-    sys.exit(0 if all(played.outcome.passed for played in held) else 1)
+        _show_all(played)
+    for one in played:
+        if name != _ALL or not one.outcome.passed:
+            _show(one)
+    sys.exit(0 if all(one.outcome.passed for one in played) else 1)
 
 
-def _hold(chosen: Sequence[Drill], data_dir: Path) -> list[Played]:
-    """Hold drills, one after the other. Called off, the one in hand leaves nothing behind."""
+def _run(chosen: Sequence[Drill], data_dir: Path) -> list[Played]:
+    """Run drills, one after the other. If interrupted, delete the directory of the current one."""
     make_home(data_dir)
     model = builtin_directory()
-    held: list[Played] = []
+    played: list[Played] = []
     begun: list[Path] = []
-    called_off = False
+    interrupted = False
     shelf = data_dir.absolute() / "drills"
     with tempfile.TemporaryDirectory(prefix="cairn-drill-") as scratch:
 
         async def main() -> None:
-            click.echo("serving undisturbed, to compare with ...", err=True)
-            undisturbed = await reference(Path(scratch), model)
+            click.echo("recording the answers of an undamaged server ...", err=True)
+            baseline = await record_baseline(Path(scratch), model)
             for place, one in enumerate(chosen, start=1):
                 click.echo(f"[{place}/{len(chosen)}] {one.name} ...", err=True)
                 stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
                 begun.append(shelf / f"{stamp}-{one.name}")
-                held.append(await _held(one, begun[-1], model, undisturbed))
+                played.append(await _play(one, begun[-1], model, baseline))
 
         try:
             trio.run(main)
         except* KeyboardInterrupt:
-            called_off = True
-    if called_off:
-        if len(begun) > len(held):
+            interrupted = True
+    if interrupted:
+        if len(begun) > len(played):
             shutil.rmtree(begun[-1], ignore_errors=True)
-        click.echo("Called off; the drill in hand left nothing behind.", err=True)
+        click.echo("Stopped. The directory of the current drill was deleted.", err=True)
         sys.exit(_INTERRUPTED)
-    return held
+    return played
 
 
-async def _held(one: Drill, directory: Path, model: Path, undisturbed: Reference) -> Played:
+async def _play(one: Drill, directory: Path, model: Path, baseline: Baseline) -> Played:
     began_s = time.monotonic()
-    scene = Scene(directory=directory, model=model, reference=undisturbed)
+    scene = Scene(directory=directory, model=model, baseline=baseline)
     try:
         outcome = await one.play(scene)
-    except Exception as error:  # damage may do what nobody foresaw; that is no pass either
+    except Exception as error:  # damage can have any consequence; an unexpected one is a failure
         traceback.print_exception(error)
-        fact = "the drill came to no end; the stack of what failed stands above"
-        outcome = Outcome(
-            checks=(Check("caught", False, fact),), bug_id=None, command="", caught_ms=None
-        )
+        outcome = Outcome.uncaught("the drill itself failed; see the stack above")
     took_s = time.monotonic() - began_s
     return Played(drill=one, outcome=outcome, directory=directory, took_s=took_s)
 
 
-# --- what is told --------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------
 
 
-def _tell(played: Played) -> None:
-    """The story of one drill."""
+def _show(played: Played) -> None:
+    """Print the checks of one drill."""
     one, outcome = played.drill, played.outcome
     click.echo(f"{one.name}: {one.damage}")
-    seen = {check.name: check for check in outcome.checks}
-    for check in (seen[name] for name in CHECKS if name in seen):
-        mark = click.style(f"{_MARKS[check.held]:<3}", fg=_COLOURS[check.held])
+    checks = {check.name: check for check in outcome.checks}
+    for check in (checks[name] for name in CHECKS if name in checks):
+        mark = click.style(f"{_MARKS[check.passed]:<3}", fg=_COLOURS[check.passed])
         timed = check.name == "caught" and outcome.caught_ms is not None
         took = f" ({outcome.caught_ms:.0f} ms after the damage)" if timed else ""
         click.echo(f"  {check.name:<9}  {mark}  {check.fact}{took}")
@@ -154,25 +152,25 @@ def _tell(played: Played) -> None:
         ),
         indent=2,
     )
-    word = "passed" if outcome.passed else click.style("NOT PASSED", fg="red")
+    word = "passed" if outcome.passed else click.style("FAILED", fg="red")
     click.echo(f"{word} in {played.took_s:.1f} s")
 
 
-def _tell_all(held: Sequence[Played]) -> None:
-    """A row for each drill, a column for each thing that was looked at."""
+def _show_all(played: Sequence[Played]) -> None:
+    """Print a row for each drill, with a column for each check."""
     rows = []
-    for played in held:
-        seen = {check.name: _MARKS[check.held] for check in played.outcome.checks}
+    for one in played:
+        marks = {check.name: _MARKS[check.passed] for check in one.outcome.checks}
         rows.append(
             (
-                played.drill.name,
-                played.drill.invariant,
-                *(seen.get(name, "NO") for name in CHECKS),
-                f"{played.took_s:.1f}",
-                played.outcome.bug_id,
+                one.drill.name,
+                one.drill.invariant,
+                *(marks.get(name, "NO") for name in CHECKS),
+                f"{one.took_s:.1f}",
+                one.outcome.bug_id,
             )
         )
     table(("drill", "breaks", *CHECKS, "seconds", "bug id"), rows, spare=("bug id", "seconds"))
-    failed = [played.drill.name for played in held if not played.outcome.passed]
-    click.echo(f"drills: {len(held)}, not passed: {' '.join(failed) or 'none'}")
-    click.echo(f"journals: {held[0].directory.parent} (delete what you do not need)")
+    failed = [one.drill.name for one in played if not one.outcome.passed]
+    click.echo(f"drills: {len(played)}, failed: {' '.join(failed) or 'none'}")
+    click.echo(f"journals: {played[0].directory.parent} (delete the ones you do not need)")

@@ -1,4 +1,4 @@
-"""What can be looked at when a private server has stopped: its log, and what `ops` says of it."""
+"""Evidence that a stopped private server left: its log, and the output of `ops` on its journal."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cairn.ops.common.locations import log_path
 
 
 def command(*arguments: object) -> str:
-    """A command of `ops`, as one types it."""
+    """A command of `ops`, quoted for a shell."""
     return shlex.join(("ops", *map(str, arguments)))
 
 
 def run_ops(*arguments: object) -> tuple[int, str]:
-    """Run a command of `ops` in this process: its exit code and what it printed."""
+    """Run a command of `ops` in this process. Returns its exit code and its output."""
     from cairn.ops.cli import ops
 
     printed = io.StringIO()
@@ -36,5 +36,5 @@ def logged(directory: Path, event: str, *, level: str = "error", **fields: Any) 
     path = log_path(directory)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = (json.loads(line) for line in text.splitlines() if line.startswith("{"))
-    wanted = {"level": level, "event": event, **fields}
-    return any(wanted.items() <= line.items() for line in lines)
+    expected = {"level": level, "event": event, **fields}
+    return any(expected.items() <= line.items() for line in lines)

@@ -1,4 +1,4 @@
-"""A drill, what is looked at, and what came of it."""
+"""A drill, its checks, and its outcome."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ import attrs
 from cairn.journal.invariants import Scope
 
 if TYPE_CHECKING:
-    from cairn.ops.drills.server.conversation import Reference
+    from cairn.ops.drills.server.baseline import Baseline
 
 CHECKS = {
     "caught": "an invariant's check, or the chain's, found the damage",
-    "journaled": "the bug record is in the journal, with what it took out of service",
-    "counted": "the metrics have it",
+    "journaled": "the journal has the bug record, and what it took out of service",
+    "counted": "the metrics count it",
     "logged": "the log has it, with its bug id",
-    "answered": "clients were told as they must be",
-    "confined": "everybody else was served as ever, bit for bit",
-    "replayed": "the command for the bug id tells it from the journal",
+    "answered": "clients got the documented answers",
+    "confined": "all other requests were answered as before, bit for bit",
+    "replayed": "the command for the bug id shows it from the journal",
 }
-"""What is looked at after a drill, in this order."""
+"""The checks after a drill, in this order."""
 
 
 @attrs.frozen
 class Check:
     """
-    One thing that was looked at.
+    One expected consequence of the damage.
 
     Attributes:
         name: one of ``CHECKS``.
-        held: None where it does not apply; ``fact`` says why.
-        fact: what was seen.
+        passed: None if the check does not apply; ``fact`` says why.
+        fact: what was observed.
     """
 
     name: str
-    held: bool | None
+    passed: bool | None
     fact: str
 
 
-def looked(name: str, held: bool, fact: str, otherwise: str) -> Check:
-    """A check that says ``fact`` where it held, and ``otherwise`` where it did not."""
-    return Check(name, held, fact if held else otherwise)
+def checked(name: str, passed: bool, fact: str, otherwise: str) -> Check:
+    """A check that says ``fact`` if it passed, and ``otherwise`` if it failed."""
+    return Check(name, passed, fact if passed else otherwise)
 
 
 @attrs.frozen(kw_only=True)
@@ -52,51 +52,56 @@ class Scene:
     Where a drill takes place.
 
     Attributes:
-        directory: of the private server; what it journals and logs stays there.
+        directory: the private server's data directory; its journal and log stay there.
         model: the model's directory.
-        reference: what is answered where nothing is damaged.
+        baseline: the answers of an undamaged server.
     """
 
     directory: Path
     model: Path
-    reference: Reference
+    baseline: Baseline
 
 
 @attrs.frozen(kw_only=True)
 class Outcome:
     """
-    What came of a drill.
+    The outcome of a drill.
 
     Attributes:
-        bug_id: None where the damage leads to no bug record.
-        command: tells the same again from the journal.
-        caught_ms: from the damage to the commit of what caught it; None where nothing did, or
-            where the damage was done to a journal at rest.
+        bug_id: None if there is no bug record.
+        command: shows the bug again from the journal; empty if nothing was caught.
+        caught_ms: from the damage to the commit of the event that caught it; None if nothing did,
+            or if the journal of a stopped server was damaged.
     """
 
     checks: tuple[Check, ...]
-    bug_id: str | None
-    command: str
-    caught_ms: float | None
+    bug_id: str | None = None
+    command: str = ""
+    caught_ms: float | None = None
+
+    @classmethod
+    def uncaught(cls, fact: str, *more: Check) -> Outcome:
+        """Nothing was caught."""
+        return cls(checks=(Check("caught", False, fact), *more))
 
     @property
     def passed(self) -> bool:
-        """Whether every check held, and the damage was caught at all."""
-        caught = any(check.name == "caught" and check.held for check in self.checks)
-        return caught and all(check.held is not False for check in self.checks)
+        """Whether the damage was caught, and no check failed."""
+        caught = any(check.name == "caught" and check.passed for check in self.checks)
+        return caught and all(check.passed is not False for check in self.checks)
 
 
 @attrs.frozen(kw_only=True)
 class Drill:
     """
-    One way to break something, on purpose.
+    One way to break something on purpose.
 
     Attributes:
-        invariant: what breaks; ``CRASH`` for a session's own code, ``WORLD`` for what is no part of
-            Cairn. There is a page of that name in ``docs/bugs``.
-        scope: what goes out of service, by ``invariants.SENTENCES``.
-        damage: a sentence on what is damaged.
-        play: damages it, and looks at what follows.
+        invariant: what breaks; ``CRASH`` for a session's own code, ``WORLD`` for a cause outside
+            Cairn. ``docs/bugs`` has a page of that name.
+        scope: what is taken out of service, as in ``invariants.SENTENCES``.
+        damage: what is damaged, in one sentence.
+        play: does the damage, and checks the consequences.
     """
 
     name: str

@@ -1,5 +1,5 @@
 """
-Drills on a running server: damage it beside a bystander, ask, stop it, and look at everything.
+Drills on a running server: damage it, send requests beside a bystander, stop it, and check.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from functools import partial
 import trio
 
 from cairn.journal import events as ev
-from cairn.journal.replay import replay
-from cairn.ops.drills import running_checks as checks
-from cairn.ops.drills.evidence import command
 from cairn.ops.drills.faults.damage import Damage
-from cairn.ops.drills.outcome import Check, Outcome, Scene
-from cairn.ops.drills.running_checks import Fault, Seen
+from cairn.ops.drills.outcome import Outcome, Scene
+from cairn.ops.drills.running_checks import DEADLINE_S, Fault, Seen, outcome_of
 from cairn.ops.drills.server.conversation import (
     BYSTANDER,
     VICTIM,
@@ -24,48 +21,19 @@ from cairn.ops.drills.server.conversation import (
     asks_the_same,
     victim_first,
 )
-from cairn.ops.drills.server.private_server import private_server, stored_rows
-
-DEADLINE_S = 60.0
-"""After so long, what was to happen does not happen any more."""
+from cairn.ops.drills.server.private_server import private_server
 
 
 async def play(fault: Fault, scene: Scene) -> Outcome:
-    """A drill from its beginning to what came of it."""
+    """Run a drill with a fault."""
     seen = Seen()
     with trio.move_on_after(DEADLINE_S):
         await _act(fault, scene, seen)
-    rows = stored_rows(scene.directory)
-    report = replay(rows)
-    kind = fault.findings[-1]
-    bug = next((one for one in report.findings if one.invariant == kind and one.recorded), None)
-    if bug is None:
-        fact = "nothing was caught" if seen.struck_s is not None else "the damage was never done"
-        return Outcome(
-            checks=(Check("caught", False, fact),), bug_id=None, command="", caught_ms=None
-        )
-    caught_ms = None
-    if seen.struck_s is not None and bug.bug_id in seen.violated_s:
-        caught_ms = (seen.violated_s[bug.bug_id] - seen.struck_s) * 1000
-    told = ("replay", bug.bug_id, "--data-dir", scene.directory)
-    return Outcome(
-        checks=(
-            checks.caught(fault, report, bug),
-            checks.journaled(fault, rows, report, bug),
-            checks.counted(report, seen),
-            checks.logged(scene, report),
-            checks.answered(fault, report, seen),
-            checks.confined(fault, report, seen, scene.reference),
-            checks.replayed(bug, told),
-        ),
-        bug_id=bug.bug_id,
-        command=command(*told),
-        caught_ms=caught_ms,
-    )
+    return outcome_of(fault, scene, seen)
 
 
 async def _act(fault: Fault, scene: Scene, seen: Seen) -> None:
-    async with private_server(scene.directory, scene.model) as house:
+    async with private_server(scene.directory, scene.model) as private:
         settled = {VICTIM: trio.Event(), BYSTANDER: trio.Event()}
 
         def watch(recorded: ev.Recorded) -> None:
@@ -75,37 +43,38 @@ async def _act(fault: Fault, scene: Scene, seen: Seen) -> None:
             elif isinstance(event, ev.SessionSettled) and event.session in settled:
                 settled[event.session].set()
 
-        house.server.observe(watch)
-        client, talk = house.client, Bystander()
+        private.server.observe(watch)
+        client, bystander = private.client, Bystander()
         seen.first = await client.ask(victim_first())
-        seen.bystander.append(await client.ask(talk.first()))
-        for at_rest in settled.values():
-            await at_rest.wait()
-        damage = Damage(house.server, VICTIM)
+        seen.bystander.append(await client.ask(bystander.first()))
+        for session in settled.values():
+            await session.wait()
+        damage = Damage(private.server, VICTIM)
         await fault.damage(damage)
         begun = trio.Event()
 
         async def beside() -> None:
-            seen.bystander.append(await client.stream(talk.beside(seen.bystander[0]), begun))
+            body = bystander.beside(seen.bystander[0])
+            seen.bystander.append(await client.stream(body, begun))
 
-        asked = fault.asks(seen.first)
+        bodies = fault.asks(seen.first)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(beside)
             await begun.wait()
-            for body in asked:
+            for body in bodies:
                 seen.broken.append(
                     await client.stream(body, trio.Event())
                     if body.get("stream")
                     else await client.ask(body)
                 )
         seen.struck_s = damage.struck_s
-        # Blocks that broke are reused by nobody, so what needed them is served without.
-        once_more = asks_the_same(seen.first)[0] if fault.scope == "blocks" else asked[-1]
-        seen.again = await client.ask({**once_more, "stream": False})
-        seen.bystander.append(await client.ask(talk.after(seen.bystander[1])))
+        # Broken blocks are never reused, so the request that needed them is served without them.
+        again = asks_the_same(seen.first)[0] if fault.scope == "blocks" else bodies[-1]
+        seen.again = await client.ask({**again, "stream": False})
+        seen.bystander.append(await client.ask(bystander.after(seen.bystander[1])))
         seen.metrics = await client.get("/metrics")
 
 
 def on_a_server(fault: Fault) -> Callable[[Scene], Awaitable[Outcome]]:
-    """How a drill with this fault goes."""
+    """Runs a drill with this fault."""
     return partial(play, fault)

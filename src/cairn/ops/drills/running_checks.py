@@ -1,21 +1,29 @@
-"""What is looked at after a drill on a running server: one function for each of ``CHECKS``."""
+"""The checks after a drill on a running server: one function for each of ``CHECKS``."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
 from cairn.journal import events as ev
 from cairn.journal.codec import Row, decode
 from cairn.journal.invariants import Scope
-from cairn.journal.replay import Finding, Report
+from cairn.journal.replay import Finding, Report, replay
 from cairn.journal.state import SessionId
 from cairn.ops.drills import evidence
 from cairn.ops.drills.faults.damage import Damage
-from cairn.ops.drills.outcome import Check, Scene
+from cairn.ops.drills.outcome import Check, Outcome, Scene, checked
 from cairn.ops.drills.server.client import Answer
-from cairn.ops.drills.server.conversation import VICTIM, Body, Reference, goes_on
+from cairn.ops.drills.server.conversation import VICTIM, Body, goes_on
+from cairn.ops.drills.server.private_server import stored_rows
+
+if TYPE_CHECKING:
+    from cairn.ops.drills.server.baseline import Baseline
+
+DEADLINE_S = 60.0
+"""How long the requests of a drill may take; then its checks run on what was observed so far."""
 
 
 @attrs.frozen(kw_only=True)
@@ -24,28 +32,30 @@ class Fault:
     Something that goes wrong in a running server.
 
     Attributes:
-        damage: does it.
-        asks: what is asked then, by the answer to the victim's first request. The answers to the
-            last of them tell of the bugs.
+        damage: does the damage.
+        asks: the requests after the damage, given the answer to the victim's first request. The
+            last of them get the errors.
         findings: the invariants that break, in this order.
+        metric: a line that the metrics must have, besides the violations.
     """
 
     damage: Callable[[Damage], Awaitable[None]]
     findings: tuple[str, ...]
     scope: Scope
     asks: Callable[[Answer], list[Body]] = goes_on
+    metric: str | None = None
 
 
 @attrs.define
 class Seen:
     """
-    What was seen from outside while the server ran.
+    What was observed from outside while the server ran.
 
     Attributes:
-        broken: answers to what was asked of the damaged server.
-        again: the answer when the last of it was asked once more.
-        bystander: answers to the bystander's turns.
-        violated_s: by bug id, when its record was committed, by the monotonic clock.
+        broken: the answers of the damaged server.
+        again: the answer when the last request was repeated.
+        bystander: the answers to the bystander's turns.
+        violated_s: when the record of a bug was committed, by bug id, on the monotonic clock.
     """
 
     struck_s: float | None = None
@@ -57,17 +67,57 @@ class Seen:
     violated_s: dict[str, float] = attrs.field(factory=dict)
 
 
-def caught(fault: Fault, report: Report, bug: Finding) -> Check:
-    """The invariants that were to break did, and no other."""
-    names = tuple(one.invariant for one in report.findings)
-    held = names == fault.findings and all(one.recorded for one in report.findings)
-    wanted = "" if held else f"; {' '.join(names)} where {' '.join(fault.findings)} was to break"
-    return Check("caught", held, f"{bug.invariant} at row {bug.position}: {bug.message}{wanted}")
-
-
-def journaled(fault: Fault, rows: Sequence[Row], report: Report, bug: Finding) -> Check:
+def outcome_of(
+    fault: Fault,
+    scene: Scene,
+    seen: Seen,
+    answered: Callable[[Fault, Report, Seen], Check] | None = None,
+) -> Outcome:
     """
-    The record says all that it must, its scope is out of service, and nothing more was emitted.
+    Run all checks on the journal and the log that a drill's server left.
+
+    Args:
+        answered: replaces the check of the answers.
+    """
+    rows = stored_rows(scene.directory)
+    report = replay(rows)
+    kind = fault.findings[-1]
+    bug = next((one for one in report.findings if one.invariant == kind and one.recorded), None)
+    if bug is None:
+        return Outcome.uncaught(
+            "nothing was caught" if seen.struck_s is not None else "the damage was never done"
+        )
+    replay_it = ("replay", bug.bug_id, "--data-dir", scene.directory)
+    caught_ms = None
+    if seen.struck_s is not None and bug.bug_id in seen.violated_s:
+        caught_ms = (seen.violated_s[bug.bug_id] - seen.struck_s) * 1000
+    return Outcome(
+        checks=(
+            _caught(fault, report, bug),
+            _journaled(fault, rows, report, bug),
+            _counted(fault, report, seen),
+            _logged(scene, report),
+            (answered or _answered)(fault, report, seen),
+            _confined(fault, report, seen, scene.baseline),
+            _replayed(bug, replay_it),
+        ),
+        bug_id=bug.bug_id,
+        command=evidence.command(*replay_it),
+        caught_ms=caught_ms,
+    )
+
+
+def _caught(fault: Fault, report: Report, bug: Finding) -> Check:
+    """Whether the expected invariants broke, and no others."""
+    names = tuple(one.invariant for one in report.findings)
+    passed = names == fault.findings and all(one.recorded for one in report.findings)
+    wrong = "" if passed else f"; broken: {' '.join(names)}, expected: {' '.join(fault.findings)}"
+    return Check("caught", passed, f"{bug.invariant} at row {bug.position}: {bug.message}{wrong}")
+
+
+def _journaled(fault: Fault, rows: Sequence[Row], report: Report, bug: Finding) -> Check:
+    """
+    Whether the record is complete, its scope is out of service, and no token followed it.
     """
     events = [decode(row) for row in rows]
     record = next(
@@ -78,21 +128,19 @@ def journaled(fault: Fault, rows: Sequence[Row], report: Report, bug: Finding) -
     event = record.event
     assert isinstance(event, ev.InvariantViolated)
     parts = (event.fingerprint, event.cairn_version, event.trace, event.expected, event.actual)
-    went_on = [
-        one
-        for one in events
-        if isinstance(one.event, ev.TokensEmitted)
+    emitted = any(
+        isinstance(one.event, ev.TokensEmitted)
         and one.event.request == event.request
         and one.position > bug.position
-    ]
+        for one in events
+    )
     out = _out_of_service(fault.scope, report, bug)
-    held = all(parts) and out and not went_on
     fact = f"row {record.position}, with stack, expected and actual; {fault.scope} out of service"
-    if went_on:
+    if emitted:
         fact = f"row {record.position}, but the request emitted tokens after it"
     elif not out:
         fact = f"row {record.position}, but its {fault.scope} stayed in service"
-    return Check("journaled", held, fact)
+    return Check("journaled", all(parts) and out and not emitted, fact)
 
 
 def _out_of_service(scope: Scope, report: Report, bug: Finding) -> bool:
@@ -104,33 +152,32 @@ def _out_of_service(scope: Scope, report: Report, bug: Finding) -> bool:
     return state.session(SessionId(VICTIM)).bug_id == bug.bug_id
 
 
-def counted(report: Report, seen: Seen) -> Check:
-    """The metrics have as many violations of each kind as the journal."""
+def _counted(fault: Fault, report: Report, seen: Seen) -> Check:
+    """Whether the metrics count as many violations of each kind as the journal has."""
     names = [one.invariant for one in report.findings]
-    wrong = []
-    for name in dict.fromkeys(names):
+    expected = {} if fault.metric is None else {fault.metric: fault.metric}
+    for name in names:
         kind = name.lower().replace("-", "")
         series = f'cairn_cache_invariant_violations_total{{kind="{kind}"}}'
-        if f"{series} {float(names.count(name))}" not in seen.metrics.splitlines():
-            wrong.append(name)
-    fact = f"not counted: {' '.join(wrong)}" if wrong else "violations by kind, as in the journal"
-    return Check("counted", not wrong, fact)
+        expected[name] = f"{series} {float(names.count(name))}"
+    missing = [name for name, line in expected.items() if line not in seen.metrics.splitlines()]
+    fact = "violations by kind, as in the journal"
+    return checked("counted", not missing, fact, f"not counted: {' '.join(missing)}")
 
 
-def logged(scene: Scene, report: Report) -> Check:
-    """The log has each bug under its id."""
-    missing = [
-        one.bug_id
+def _logged(scene: Scene, report: Report) -> Check:
+    """Whether the log has each bug with its id."""
+    found = [
+        evidence.logged(scene.directory, "invariant violated", bug_id=one.bug_id)
         for one in report.findings
-        if not evidence.logged(scene.directory, "invariant violated", bug_id=one.bug_id)
     ]
-    return Check("logged", not missing, "an error with its bug id" if not missing else "no line")
+    return checked("logged", all(found), "an error with its bug id", "no line")
 
 
-def answered(fault: Fault, report: Report, seen: Seen) -> Check:
+def _answered(fault: Fault, report: Report, seen: Seen) -> Check:
     """
-    The requests that broke something were told so, in the words that are promised; so is the next
-    one that names a broken session, or any one where memory is in doubt.
+    Whether the requests that broke something got the documented error, and so did the next request
+    that names a broken session, or any request if memory is quarantined.
     """
     wrong = []
     for finding, answer in zip(report.findings, seen.broken, strict=False):
@@ -145,11 +192,11 @@ def answered(fault: Fault, report: Report, seen: Seen) -> Check:
     fact = "an error event in mid-stream" if streamed else "status 500 with the bug id"
     if fault.scope != "blocks":
         fact += "; the next request got the same"
-    return Check("answered", not wrong, "; ".join(wrong) or fact)
+    return checked("answered", not wrong, fact, "; ".join(wrong))
 
 
 def is_bug_answer(answer: Answer, bug_id: str) -> bool:
-    """Whether an answer is the one that is promised for a bug, to the letter."""
+    """Whether an answer is exactly the documented one for a bug."""
     error = {
         "message": f"internal cache invariant violation; bug id {bug_id}",
         "type": "internal_error",
@@ -158,7 +205,7 @@ def is_bug_answer(answer: Answer, bug_id: str) -> bool:
     }
     if answer.error != error:
         return False
-    # In mid-stream the status is long sent, and only the event can tell.
+    # In mid-stream the status is already sent, so only the event can report the bug.
     whole = answer.status == 500 and answer.headers.get("x-should-retry") == "false"
     return whole or (answer.status == 200 and bool(answer.tokens))
 
@@ -169,40 +216,36 @@ def _described(answer: Answer | None) -> str:
     return f"{answer.status} {answer.error['message'] if answer.error else 'and an answer'}"
 
 
-def confined(fault: Fault, report: Report, seen: Seen, undisturbed: Reference) -> Check:
-    """The bystander's bits are those of the reference, and so is what ran."""
+def _confined(fault: Fault, report: Report, seen: Seen, baseline: Baseline) -> Check:
+    """Whether all answers that the damage must not affect equal those of the baseline."""
     wrong = []
-    if seen.first is None or seen.first.bits != undisturbed.victim.bits:
+    if seen.first is None or seen.first.bits != baseline.victim.bits:
         wrong.append("the victim's answer before the damage")
     turns = ("before", "beside", "after")
-    for turn, answer, expected in zip(turns, seen.bystander, undisturbed.bystander, strict=False):
+    for turn, answer, expected in zip(turns, seen.bystander, baseline.bystander, strict=False):
         if turn == "after" and fault.scope == "admission":
             if not is_bug_answer(answer, report.findings[-1].bug_id):
-                wrong.append("somebody was admitted")
+                wrong.append("a request was admitted")
         elif (answer.bits, answer.error) != (expected.bits, None):
             wrong.append(f"the bystander's answer {turn} the damage")
     if len(seen.bystander) != len(turns):
         wrong.append("not every turn of the bystander was answered")
-    if fault.scope == "blocks" and not _served_without(seen.again, undisturbed):
+    if fault.scope == "blocks" and not baseline.is_recomputed(seen.again):
         wrong.append("the same prompt once more")
     fact = {
-        "admission": "what ran came to its end bit for bit; nobody else is admitted",
-        "blocks": "a bystander went on bit for bit; the same prompt was served without the blocks",
-    }.get(fault.scope, "a bystander went on bit for bit, before, beside and after")
-    return Check("confined", not wrong, f"differs: {', '.join(wrong)}" if wrong else fact)
+        "admission": "running requests finished bit for bit; no other request is admitted",
+        "blocks": "a bystander continued bit for bit; the same prompt was served without the "
+        "blocks",
+    }.get(fault.scope, "a bystander continued bit for bit, before, beside and after")
+    return checked("confined", not wrong, fact, f"differs: {', '.join(wrong)}")
 
 
-def _served_without(again: Answer | None, undisturbed: Reference) -> bool:
-    return again is not None and (again.bits, again.cached_tokens) == (undisturbed.victim.bits, 0)
-
-
-def replayed(bug: Finding, told: Sequence[object]) -> Check:
-    """`ops replay` tells the bug, and the check breaks again at its row."""
-    code, printed = evidence.run_ops(*told)
+def _replayed(bug: Finding, replay_it: Sequence[object]) -> Check:
+    """Whether `ops replay` shows the bug, and the check fails again at its row."""
+    code, printed = evidence.run_ops(*replay_it)
     last = printed.splitlines()[-1] if printed else "nothing"
     if bug.invariant == "CRASH":
-        # What failed was code and no event, so the story is told and no check can repeat it.
-        held = (code, last.split(":")[0]) == (1, "not reproduced") and "stack:" in printed
-        return Check("replayed", held, "told with its stack; a crash cannot be repeated")
-    held = (code, last.split(":")[0]) == (0, "reproduced")
-    return Check("replayed", held, last)
+        # Code failed, not an event, so no check can fail again.
+        passed = (code, last.split(":")[0]) == (1, "not reproduced") and "stack:" in printed
+        return Check("replayed", passed, "shown with its stack; a crash cannot be repeated")
+    return Check("replayed", (code, last.split(":")[0]) == (0, "reproduced"), last)

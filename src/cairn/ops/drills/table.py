@@ -1,8 +1,8 @@
 """
 All drills. A new one is a row here, and a page of ``docs/bugs`` names it.
 
-Damage of the world outside (a file of KV on a disk that went bad) is no bug of ours: such a drill's
-outcome has no bug id.
+Damage from outside Cairn, such as a changed block file, is not a bug: the outcome of such a drill
+has no bug id.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _running(
 ) -> Drill:
     """
     Args:
-        before: what breaks on the way to ``invariant``.
+        before: what breaks first.
     """
     scope: Scope = "session" if invariant == "CRASH" else SENTENCES[invariant][1]
     fault = Fault(damage=damage, asks=asks, findings=(*before, invariant), scope=scope)
@@ -69,19 +69,19 @@ _ALL = (
     _running(
         "layer-short",
         "INV-1",
-        "One layer holds a token less than the others after a pass.",
+        "One layer has one token fewer than the others after a pass.",
         engine_faults.layer_short,
     ),
     _running(
         "tokens-shifted",
         "INV-1",
-        "A pass runs over the prompt's tokens one place on.",
+        "A pass runs on the prompt's tokens shifted by one.",
         engine_faults.tokens_shifted,
     ),
     _running(
         "window-moved",
         "INV-2",
-        "One layer has lost the first token of its window.",
+        "One layer loses the first token of its window.",
         engine_faults.window_moved,
     ),
     _running(
@@ -94,7 +94,7 @@ _ALL = (
     _running(
         "block-recomputed",
         "INV-3",
-        "KV comes out one bit otherwise when it is computed again.",
+        "KV differs in one bit when it is computed again.",
         memory_faults.block_recomputed,
         talk.asks_the_same_cold,
     ),
@@ -102,19 +102,19 @@ _ALL = (
         name="block-unseen",
         invariant="INV-3",
         scope="blocks",
-        damage="One bit of a sealed block flips in memory, and no request meets it.",
+        damage="One bit of a sealed block flips in memory, and no request reads it.",
         play=unseen(),
     ),
     _running(
         "stale-decision",
         "INV-4",
-        "A path is decided on a state that has forgotten what the session's slab holds.",
+        "A path is decided on a state that does not know what is in the session's slab.",
         session_faults.stale_decision,
     ),
     _running(
         "slab-leaked",
         "INV-5",
-        "A slab is never released: the pool keeps it.",
+        "The pool keeps a released slab.",
         memory_faults.slab_leaked,
         talk.needs_a_larger_slab,
     ),
@@ -129,19 +129,19 @@ _ALL = (
     _running(
         "event-out-of-order",
         "INV-6",
-        "A session tells of a pass after it told what came of it.",
+        "A session reports a pass after reporting its result.",
         session_faults.event_out_of_order,
     ),
     _running(
         "sequence-gap",
         "INV-6",
-        "A session loses count of its own events.",
+        "A session skips a number in its own events.",
         session_faults.sequence_gap,
     ),
     _running(
         "emission-early",
         "INV-7",
-        "Tokens are released before the pass that made them is on record.",
+        "Tokens are sent before the pass that made them is recorded.",
         session_faults.emission_early,
     ),
     Drill(
@@ -152,25 +152,25 @@ _ALL = (
         play=in_a_file(),
     ),
     _stored(
-        "row-changed", "A figure in a row of the database is changed.", journal_faults.row_changed
+        "row-changed", "A number in a row of the database is changed.", journal_faults.row_changed
     ),
-    _stored("row-removed", "A row is taken out of the database.", journal_faults.row_removed),
+    _stored("row-removed", "A row is removed from the database.", journal_faults.row_removed),
     _stored(
         "tail-rewritten",
-        "The last rows of the database are written anew, with a chain that holds.",
+        "The last rows of the database are rewritten, with a valid chain.",
         journal_faults.tail_rewritten,
         beneath=True,
     ),
     _running(
         "pass-raises",
         "CRASH",
-        "The device fails in a pass of the model.",
+        "The device fails in a pass.",
         engine_faults.pass_raises,
     ),
     _running(
         "session-dies",
         "CRASH",
-        "A session's own code fails while its answer streams.",
+        "A session's own code fails while it streams an answer.",
         session_faults.session_dies,
         talk.streams,
     ),

@@ -1,8 +1,8 @@
 """
-The API keys that an operator gives: on the command line, in a file, in the environment.
+API keys from the command line, a file and the environment.
 
-No message here has a key in it, not even one that cannot be used: what is on a terminal is in
-somebody's scroll-back, and in the log of whatever starts the server.
+No message here contains a key, not even an invalid one: terminals keep what they show, and so does
+the log of the program that starts the server.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from cairn.journal.tenants import LOCAL, NAME_MAX, is_tenant
 from cairn.ops.cli import Unreadable
 
 KEYS_VARIABLE = "CAIRN_API_KEYS"
-"""Of a server: its clients' keys."""
+"""The keys that a server accepts."""
 
 KEY_VARIABLE = "CAIRN_API_KEY"
-"""Of a client: its own key."""
+"""The key that a client sends."""
 
 _KEY_MIN, _KEY_MAX = 16, 200
 _KEY = re.compile(r"[\x21-\x7e]+")
-_MAKE_ONE = "`openssl rand -hex 24` makes a good one"
+_MAKE_ONE = "`openssl rand -hex 24` creates a good one"
 
 
 @attrs.frozen
 class _Given:
-    """A key with its tenant, and where it was given, for people."""
+    """A key with its tenant, and where it was given, for messages."""
 
     tenant: str
     key: str = attrs.field(repr=False)
@@ -42,14 +42,14 @@ class _Given:
 
 def read_keys(options: Sequence[str], file: Path | None) -> tuple[tuple[str, str], ...] | None:
     """
-    (tenant, key) of all that were given; None where none were.
+    (tenant, key) of all given keys; None if there are none.
 
     Args:
-        options: of ``--api-key``.
-        file: of ``--api-key-file``.
+        options: the values of ``--api-key``.
+        file: the value of ``--api-key-file``.
 
     Raises:
-        Unreadable: one cannot be used.
+        Unreadable: a key cannot be used.
     """
     named = (_given(text, f"--api-key number {at}") for at, text in enumerate(options, start=1))
     given = [*named, *_from_file(file), *_from_environment()]
@@ -61,16 +61,16 @@ def read_keys(options: Sequence[str], file: Path | None) -> tuple[tuple[str, str
 
 def read_key(value: str | None) -> str | None:
     """
-    A client's own key; None where there is none.
+    A client's key; None if it is empty.
 
     Raises:
-        click.BadParameter: it is no key.
+        click.BadParameter: it is invalid.
     """
     key = (value or "").strip()
     if not key:
         return None
     if not _KEY.fullmatch(key):
-        raise click.BadParameter("A key has no spaces, and only characters of ASCII.")
+        raise click.BadParameter("A key has no spaces, and only ASCII characters.")
     return key
 
 
@@ -86,7 +86,7 @@ api_key_option = click.option(
     help=f"Your API key, if the server requires one. Prefer ${KEY_VARIABLE}: other users can see "
     "options in the list of processes.",
 )
-"""The client's own key, for a command that asks a server."""
+"""The client's key, for a command that sends requests to a server."""
 
 
 def _from_file(file: Path | None) -> Iterator[_Given]:
@@ -99,7 +99,9 @@ def _from_file(file: Path | None) -> Iterator[_Given]:
         what = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise Unreadable(f"The file of API keys {file} cannot be read: {what}.") from error
     if stat.S_IMODE(mode) & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
-        click.echo(f"Warning: others can read or write {file}; `chmod 600` it.", err=True)
+        click.echo(
+            f"Warning: other users can read or write {file}. Run `chmod 600` on it.", err=True
+        )
     found = [
         _given(line.strip(), f"Line {at} of {file}")
         for at, line in enumerate(lines, start=1)
@@ -115,10 +117,10 @@ def _from_environment() -> Iterator[_Given]:
     if value is None:
         return
     if not value.split():
-        # Whoever meant to set it must not find the server open.
+        # An operator who meant to set keys must not get an open server.
         raise Unreadable(
-            f"${KEYS_VARIABLE} has no API key. Unset it, or write keys into it as NAME=KEY, with "
-            "spaces between them."
+            f"${KEYS_VARIABLE} has no API key. Unset it, or set it to keys as NAME=KEY, separated "
+            "by spaces."
         )
     for at, word in enumerate(value.split(), start=1):
         yield _given(word, f"Key number {at} of ${KEYS_VARIABLE}")
@@ -137,8 +139,8 @@ def _given(text: str, where: str) -> _Given:
     if not (_KEY_MIN <= len(key) <= _KEY_MAX and _KEY.fullmatch(key)):
         # A key that ends with an equals sign, as base64 does, looks like a name.
         raise Unreadable(
-            f"{where} cannot be used: a key has {_KEY_MIN} to {_KEY_MAX} characters of ASCII "
-            f"without spaces, and stands behind NAME= where it has an equals sign. {_MAKE_ONE}."
+            f"{where} cannot be used: a key has {_KEY_MIN} to {_KEY_MAX} ASCII characters and no "
+            f"spaces; one that contains an equals sign needs NAME= before it. {_MAKE_ONE}."
         )
     return _Given(name, key, where, is_named=bool(parted))
 
@@ -150,13 +152,13 @@ def _check_together(given: Iterable[_Given]) -> None:
         other = known.setdefault(one.key, one)
         if other.tenant != one.tenant:
             raise Unreadable(
-                f"{one.where} is the same key as that of {other.tenant}. Each tenant has its own."
+                f"{one.where} is the same as the key of {other.tenant}. Each tenant needs its own."
             )
         if one.is_named or other is not one:
             continue
         if nameless is not None:
             raise Unreadable(
-                f"{one.where} has no name, nor has another one. Write NAME=KEY: each name is a "
-                "tenant, who shares no session and no cache with the others."
+                f"{one.where} has no name, and neither has another key. Write NAME=KEY: each name "
+                "is a tenant, and tenants share neither sessions nor caches."
             )
         nameless = one

@@ -1,4 +1,4 @@
-"""What ``ops serve`` says when it is ready."""
+"""What ``ops serve`` prints when it is ready."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cairn.ops.serve.api_keys import KEY_VARIABLE
 
 
 def greet(url: str, server: Server, options: dict[str, Any]) -> None:
-    """What somebody wants to know who started a server, and a line to try it with."""
+    """Print the server's settings, and a command to try it with."""
     facts = server.facts
     journal = options["journal"] or (options["data_dir"] / "journal.db").absolute()
     body = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
@@ -22,7 +22,7 @@ def greet(url: str, server: Server, options: dict[str, Any]) -> None:
     if options["tenants"]:
         curl = f'{curl} -H "authorization: Bearer ${KEY_VARIABLE}"'
     shape = f"C = {facts.block_tokens}, W = {facts.decode_rows}, {facts.kv_cache} cache"
-    names = ", ".join(listed.facts.model for listed in server.models) + "; one at a time in memory"
+    names = ", ".join(listed.facts.model for listed in server.models) + "; one in memory at a time"
     lines = (
         f"Cairn serves {facts.model} at {url}",
         *([f"  models       {names}"] if len(server.models) > 1 else []),
@@ -30,8 +30,8 @@ def greet(url: str, server: Server, options: dict[str, Any]) -> None:
         *([f"  adapter      {options['adapter']}"] if options["adapter"] else []),
         f"  weights      {facts.dtype}",
         f"  context      {facts.context_tokens} tokens{_bound_of(facts)}{_window_of(facts.policy)}",
-        f"  sampling     {_sampling(facts.defaults)}, where a request says nothing of it",
-        *([f"  API keys     of {options['tenants']}"] if options["tenants"] else []),
+        f"  sampling     {_sampling(facts.defaults)}, unless a request sets it",
+        *([f"  API keys     for {options['tenants']}"] if options["tenants"] else []),
         f"  journal      {journal}",
         f"  try it       {curl} -d '{body}'",
     )
@@ -39,26 +39,26 @@ def greet(url: str, server: Server, options: dict[str, Any]) -> None:
 
 
 def _bound_of(facts: ServerFacts) -> str:
-    """What bounds a context that is shorter than the model's."""
+    """Why the context is shorter than the model's; empty if it is not."""
     of_model = facts.model_context_tokens
-    return f" (of the model's {of_model}; --pool-mb bounds it)" if of_model else ""
+    return f" (of the model's {of_model}; --pool-mb limits it)" if of_model else ""
 
 
 def _window_of(policy: SinkWindow | None) -> str:
-    """A policy for people."""
+    """What the KV policy limits, in words."""
     if policy is None:
         return ""
     return (
-        f", of which a token attends to the first {policy.sinks} and the last {policy.window}; "
-        f"a session holds {policy.rows} at most"
+        f"; a token attends to the first {policy.sinks} and the last {policy.window}, and a "
+        f"session keeps {policy.rows} at most"
     )
 
 
 def _sampling(defaults: Sampling) -> str:
-    """Defaults for people: the temperature, and what is not off."""
-    told = {name: getattr(defaults, name) for name in attrs.fields_dict(Sampling)}
-    changed = {name: told[name] for name in told if told[name] != getattr(Sampling(), name)}
+    """The temperature, and each other parameter that is not off."""
+    plain = attrs.asdict(Sampling())
     return ", ".join(
         f"{name} {value:g}"
-        for name, value in ({"temperature": told["temperature"]} | changed).items()
+        for name, value in attrs.asdict(defaults).items()
+        if name == "temperature" or value != plain[name]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from cairn.ops.serve.preload import preload_blas
 
 
 def _is_number(context: click.Context, parameter: click.Parameter, value: float) -> float:
-    """A range takes what is no number, since that is neither below nor above anything."""
+    """Refuse NaN, which every range accepts."""
     if math.isnan(value):
-        raise click.BadParameter("nan is no number.", context, parameter)
+        raise click.BadParameter("nan is not a number.", context, parameter)
     return value
 
 
@@ -32,18 +33,15 @@ def _lifetime(context: click.Context, parameter: click.Parameter, value: str) ->
 
 
 def _of_window(context: click.Context, parameter: click.Parameter, value: int) -> int:
-    """
-    Refuse an option of the policy ``sink_window`` under another one, where it would change nothing.
-    """
+    """Refuse an option of the policy ``sink_window`` with another policy."""
     name = parameter.name or ""
     if (
         context.get_parameter_source(name) is not ParameterSource.DEFAULT
         and context.params["kv_policy"] != "sink_window"
     ):
         raise click.UsageError(
-            f"{parameter.opts[0]} is about --kv-policy sink_window, and the policy is "
-            f"{context.params['kv_policy']}. Give --kv-policy sink_window too, or leave "
-            f"{parameter.opts[0]} out.",
+            f"{parameter.opts[0]} has no effect with --kv-policy {context.params['kv_policy']}. "
+            f"Add --kv-policy sink_window, or omit {parameter.opts[0]}.",
             context,
         )
     return value
@@ -56,6 +54,9 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
         raise click.BadParameter(str(error)) from error
 
 
+_option = partial(click.option, show_default=True)
+
+
 @click.command(
     epilog=example(
         "ops serve",
@@ -63,247 +64,233 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
         "ops serve --models ~/models.toml",
     )
 )
-@click.option(
+@_option(
     "--model",
     metavar="DIR",
-    help="An mlx-lm model directory, or a name on the hub. Default: Pebble, the built-in model.",
+    help="An mlx-lm model directory, or a model's name on the hub. Default: Pebble, the built-in "
+    "model.",
 )
 @models_option
-@click.option("--adapter", metavar="DIR", help="An mlx-lm adapter (LoRA) for the model.")
-@click.option(
+@_option("--adapter", metavar="DIR", help="An mlx-lm adapter (LoRA) for the model.")
+@_option(
     "--dtype",
     type=click.Choice(["auto", "float32", "model"]),
     default="auto",
-    show_default=True,
-    help="Load the weights in float32, or in the model's own type. auto: float32 on a CPU, "
-    "if it fits.",
+    help="Load the weights as float32, or in the model's own type. auto: float32 on a CPU, if they "
+    "fit in memory.",
 )
-@click.option(
+@_option(
     "--model-name", metavar="NAME", help="The name that clients see. Default: the directory's name."
 )
-@click.option(
+@_option(
     "--strict-model-names",
     is_flag=True,
-    help="Refuse requests for models that are not served (404).",
+    help="Refuse requests for unknown models with 404, instead of using the default model.",
 )
-@click.option(
+@_option(
     "--host",
     default="127.0.0.1",
-    show_default=True,
     help="The address to listen on. One that other machines can reach requires API keys.",
 )
-@click.option(
+@_option(
     "--port",
     default=8000,
-    show_default=True,
     type=click.IntRange(0, 65535),
     help="The port to listen on; 0 picks a free one.",
 )
-@click.option(
+@_option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=default_data_dir,
     show_default="$CAIRN_DATA_DIR, else ~/.local/share/cairn",
     help="The directory of the journal, the log and the block files.",
 )
-@click.option(
+@_option(
     "--journal",
     metavar="URL",
     help="A database URL for the journal. Default: SQLite in the data directory.",
 )
-@click.option(
+@_option(
     "--block-tokens",
     type=click.IntRange(8, 4096),
-    help="C, the tokens of a block and of a prefill pass (64 on a CPU, 256 on a GPU).",
+    help="C, the tokens per block and per prefill pass. Default: 64 on a CPU, 256 on a GPU.",
 )
-@click.option(
+@_option(
     "--decode-rows",
     type=click.IntRange(1, 64),
-    help="W, the rows of a decode pass: the number of requests that decode at the same time (4).",
+    help="W, the rows of a decode pass: how many requests decode at the same time. Default: 4.",
 )
-@click.option(
+@_option(
     "--kv-cache",
     type=click.Choice(["slab", "mlx-lm"]),
     default="slab",
-    show_default=True,
     help="Use Cairn's cache classes, or those of mlx-lm.",
 )
-@click.option(
+@_option(
     "--kv-policy",
     type=click.Choice(["full", "sink_window"]),
     default="full",
-    show_default=True,
-    is_eager=True,  # read before what is said of it, wherever it stands
-    help="What a token attends to: all tokens before it, or the first ones and a window of "
-    "the last "
-    "ones, which limits the memory of an idle session and changes answers beyond the window.",
+    is_eager=True,  # parsed before the options that depend on it
+    help="What a token attends to: all tokens before it, or the first ones and a window of the "
+    "last ones. The window limits the memory of an idle session, and changes answers beyond it.",
 )
-@click.option(
+@_option(
     "--sink-tokens",
     type=click.IntRange(0, 4096),
     default=4,
-    show_default=True,
     callback=_of_window,
-    help="The number of first tokens for --kv-policy sink_window.",
+    help="How many first tokens --kv-policy sink_window keeps.",
 )
-@click.option(
+@_option(
     "--window-tokens",
     type=click.IntRange(32),
     default=4096,
-    show_default=True,
     callback=_of_window,
-    help="The window for --kv-policy sink_window; at least four blocks.",
+    help="The size of the window for --kv-policy sink_window; at least four blocks.",
 )
-@click.option(
+@_option(
     "--pool-slabs",
     type=click.IntRange(1),
     default=16,
-    show_default=True,
-    help="The number of sessions whose KV cache is in a slab at the same time.",
+    help="How many sessions can have their KV cache in a slab at the same time.",
 )
-@click.option(
+@_option(
     "--slab-idle",
     default=60,
-    show_default=True,
     type=click.IntRange(0, 86_400),
     metavar="SECONDS",
-    help="How long an idle session keeps its slab when sealed blocks in memory hold the "
-    "same. 0: not "
-    "at all.",
+    help="How long an idle session keeps its slab if sealed blocks in memory have the same "
+    "contents. 0: not at all.",
 )
-@click.option(
+@_option(
     "--pool-mb",
     type=click.IntRange(1),
-    help="MiB for slabs (a quarter of the memory, or less with a large model).",
+    help="MiB of memory for slabs. Default: a quarter of the memory, or less with a large model.",
 )
-@click.option("--blocks-mb", type=click.IntRange(1), help="MiB for sealed blocks (as for slabs).")
-@click.option(
+@_option(
+    "--blocks-mb",
+    type=click.IntRange(1),
+    help="MiB of memory for sealed blocks. Default: as for slabs.",
+)
+@_option(
     "--disk-mb",
     default=4096,
-    show_default=True,
     type=click.IntRange(0),
-    help="MiB for sealed blocks in files, which stay warm across a restart; 0 writes none.",
+    help="MiB of disk for sealed blocks, which survive a restart; 0 writes none.",
 )
-@click.option(
+@_option(
     "--ttl",
     default="24h",
-    show_default=True,
     callback=_lifetime,
     metavar="TIME",
-    help="How long a conversation and its blocks are kept after their last use, in memory and in "
-    "files, unless the client sets it. The memory limits come first. Seconds, or 5m, 1h, 7d.",
+    help="The TTL of a conversation and its blocks after their last use, in memory and in files, "
+    "unless the client sets one. They are evicted earlier if space is needed. Seconds, or 5m, 1h, "
+    "7d.",
 )
-@click.option(
+@_option(
     "--min-cache-tokens",
     default=0,
-    show_default=True,
     type=click.IntRange(0),
     metavar="TOKENS",
-    help="Do not cache shorter prompts for other requests. Less than a full block is never cached.",
+    help="Do not cache shorter prompts for other requests. Parts of a block are never cached.",
 )
-@click.option(
+@_option(
     "--no-prewarm",
     is_flag=True,
-    help="While idle, do not compute the beginning of a session's next prompt.",
+    help="Do not compute the beginning of a session's next prompt while the server is idle.",
 )
-@click.option(
+@_option(
     "--max-tokens",
     default=1024,
-    show_default=True,
     type=click.IntRange(1),
-    help="The longest answer, unless the client sets a limit.",
+    help="The longest answer in tokens, unless the client sets a limit.",
 )
-@click.option(
+@_option(
     "--queue",
     default=64,
-    show_default=True,
     type=click.IntRange(0),
     help="How many requests may wait; further ones get 429.",
 )
-@click.option(
+@_option(
     "--heartbeat",
     default=10.0,
-    show_default=True,
-    # Clients and proxies give up on a connection that is silent for longer.
+    # Clients and proxies close a connection that is silent for longer.
     type=click.FloatRange(0.05, 15),
     callback=_is_number,
     metavar="SECONDS",
-    help="How often a waiting client gets a keep-alive.",
+    help="How often a waiting client gets a keep-alive comment.",
 )
-@click.option(
+@_option(
     "--drain",
     default=30.0,
-    show_default=True,
     type=click.FloatRange(0.0),
     callback=_is_number,
     metavar="SECONDS",
-    help="How long running requests may continue after SIGTERM.",
+    help="How long running requests may continue after SIGTERM or Ctrl-C.",
 )
-@click.option(
+@_option(
     "--shadow-check",
     default=0.0,
-    show_default=True,
     type=click.FloatRange(0.0, 1.0),
     callback=_is_number,
     metavar="SHARE",
-    help="The share of answers (0.01: one in a hundred) that are computed again while the "
-    "server is "
-    "idle, and compared.",
+    help="The share of answers (0.01: one in a hundred) that are computed again while the server "
+    "is idle, and compared.",
 )
-@click.option(
+@_option(
     "--blas",
     type=click.Choice(["auto", "bundled"]),
     default="auto",
-    show_default=True,
-    help="On a Linux CPU: preload OpenBLAS, or use the BLAS of MLX. LD_PRELOAD is not overridden.",
+    help="On a Linux CPU: preload OpenBLAS, or use the BLAS of MLX. A set LD_PRELOAD is kept.",
 )
-@click.option(
+@_option(
     "--allow-host",
     multiple=True,
     metavar="NAME",
-    help="Another host name that clients use for this server.",
+    help="Another host name that clients use for this server. May be repeated.",
 )
-@click.option(
+@_option(
     "--api-key-file",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="API keys, a NAME=KEY on each line. Each name is a tenant; tenants share nothing.",
+    help="A file of API keys, with a NAME=KEY on each line. Each name is a tenant; tenants share "
+    "nothing.",
 )
-@click.option(
+@_option(
     "--api-key",
     multiple=True,
     metavar="[NAME=]KEY",
-    help="An API key. It stands in the list of processes: better in a file, or in "
-    f"${KEYS_VARIABLE}, with spaces between several.",
+    help="An API key; may be repeated. Prefer a file, or keys separated by spaces in "
+    f"${KEYS_VARIABLE}: other users can see options in the list of processes.",
 )
-@click.option(
+@_option(
     "--cors",
     multiple=True,
     metavar="ORIGIN",
     callback=_origins,
-    help="A web page's origin, such as http://localhost:3000, that may read answers; * for any.",
+    help="The origin of a web page that may read answers, such as http://localhost:3000; * for "
+    "any. May be repeated.",
 )
-@click.option(
+@_option(
     "--request-timeout",
     default=3600.0,
-    show_default=True,
     type=click.FloatRange(0.0, min_open=True),
     callback=_is_number,
     metavar="SECONDS",
-    help="How long a request may take, with its wait in the queue; then it ends with 504.",
+    help="How long a request may take, including its time in the queue; then it ends with 504.",
 )
-@click.option(
-    "--accept-unstable", is_flag=True, help="Serve even if the self-test fails; goes on record."
+@_option(
+    "--accept-unstable", is_flag=True, help="Serve even if the self-test fails. This is journaled."
 )
-@click.option(
+@_option(
     "--accept-tight-memory",
     is_flag=True,
-    help="Load a model that may not fit in memory; goes on record.",
+    help="Load a model that may not fit in memory. This is journaled.",
 )
 def serve(**options: Any) -> None:
-    """Run the server. SIGTERM or Ctrl-C drains it; a second one ends it at once."""
+    """Run the server. SIGTERM or Ctrl-C drains it; a second one stops it at once."""
     preload_blas(options["blas"])
-    # Not before the process was started anew: what is loaded by then is loaded twice.
+    # After the restart that preloads a BLAS, so that nothing is imported twice.
     from cairn.ops.serve.run import run
 
     run(options)

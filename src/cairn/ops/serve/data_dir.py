@@ -1,6 +1,4 @@
-"""
-The data directory of a server: made once, private, held by one server at a time, as is its journal.
-"""
+"""A server's data directory: private, and locked by one server at a time, like its journal."""
 
 from __future__ import annotations
 
@@ -26,10 +24,10 @@ _SERVER = "serve"
 
 def make_home(data_dir: Path) -> None:
     """
-    Make the data directory, readable by its owner alone.
+    Create the data directory, readable by its owner alone.
 
     Raises:
-        Unreadable: it cannot be made, or belongs to something else.
+        Unreadable: it cannot be created, or its mode cannot be set.
     """
     try:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -37,21 +35,18 @@ def make_home(data_dir: Path) -> None:
     except OSError as error:
         raise Unreadable(
             f"The data directory {data_dir} cannot be used: {error.strerror}. "
-            "Name another with --data-dir."
+            "Choose another with --data-dir."
         ) from error
 
 
 class Held:
-    """A lock that is held, and what others read in its file."""
+    """A lock that this process has. Its file tells other processes who has it."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
 
-    def answers_at(self, address: str) -> None:
-        """
-        Say where the server answers that holds it. It is others who want to know, so nothing comes
-        of a disk that has no room for it.
-        """
+    def record_address(self, address: str) -> None:
+        """Add the server's address to the file. Does nothing if the disk is full."""
         with contextlib.suppress(OSError):
             self._file.write(f" {address}")
             self._file.flush()
@@ -60,12 +55,12 @@ class Held:
 @attrs.frozen
 class Holder:
     """
-    Who holds a lock, by what is in its file.
+    The process that has a lock, as its file says.
 
     Attributes:
-        process: its id, as text; ``unknown`` where it is not told.
+        process: its id, as text; ``unknown`` if the file does not say.
         who: the command.
-        address: of a server, where it answers; None where it is not told.
+        address: a server's address; None if the file does not say.
     """
 
     process: str
@@ -76,7 +71,6 @@ class Holder:
     def of(cls, text: str) -> Holder:
         """Parse the text of a lock file."""
         process, _, who = text.strip().partition(" ")
-        # Other commands are of several words.
         name, _, address = who.partition(" ")
         if name in ("", _SERVER):
             return cls(process or "unknown", _SERVER, address or None)
@@ -85,7 +79,7 @@ class Holder:
 
 def server_at(data_dir: Path) -> Holder | None:
     """
-    The server that holds a data directory; None where none does.
+    The server that uses a data directory; None if there is none.
 
     Raises:
         Unreadable: the lock cannot be read.
@@ -100,8 +94,8 @@ def server_at(data_dir: Path) -> Holder | None:
         return None
     except OSError as error:
         raise Unreadable(
-            f"{lock} cannot be read: {error.strerror}. Check who owns the folder, or name another "
-            "with --data-dir."
+            f"{lock} cannot be read: {error.strerror}. Check who owns the directory, or choose "
+            "another with --data-dir."
         ) from error
     return holder if holder.who == _SERVER else None
 
@@ -109,16 +103,16 @@ def server_at(data_dir: Path) -> Holder | None:
 @contextlib.contextmanager
 def hold(data_dir: Path, url: str) -> Iterator[Held]:
     """
-    Hold the data directory and the journal against other servers while the context lasts.
+    Lock the data directory and the journal while the context lasts.
 
-    A journal in SQLite is held by a file beside it, since a server with another data directory may
-    be pointed at it. One in PostgreSQL is not held: the lock would have to be the database's own,
-    on the store's connection. There, who starts two servers on one database has to know better.
+    An SQLite journal is locked by a file beside it, because a server with another data directory
+    may use the same journal. A PostgreSQL journal is not locked: only the database could do that.
+    The operator must not start two servers on one database.
 
     Raises:
-        Unreadable: another server holds one of them, or they cannot be locked.
+        Unreadable: another process has one of the locks, or they cannot be written.
     """
-    other = "or name another directory with --data-dir"
+    other = "or choose another directory with --data-dir"
     with hold_directory(data_dir, other, who=_SERVER) as held, hold_journal(url, who=_SERVER):
         yield held
 
@@ -126,11 +120,11 @@ def hold(data_dir: Path, url: str) -> Iterator[Held]:
 @contextlib.contextmanager
 def hold_directory(data_dir: Path, other: str, *, who: str) -> Iterator[Held]:
     """
-    Hold the data directory alone, whatever journal its server writes. See ``hold``.
+    Lock the data directory, whichever journal its server writes. See ``hold``.
 
     Args:
-        other: what else can be done, than to stop the server that holds it.
-        who: the command that holds it.
+        other: what the operator can do instead of stopping the process that has the lock.
+        who: this command.
     """
     with _locked(data_dir / "lock", data_dir, other, who) as held:
         yield held
@@ -138,19 +132,19 @@ def hold_directory(data_dir: Path, other: str, *, who: str) -> Iterator[Held]:
 
 @contextlib.contextmanager
 def hold_journal(
-    url: str, other: str = "or name another journal with --journal", *, who: str
+    url: str, other: str = "or choose another journal with --journal", *, who: str
 ) -> Iterator[None]:
     """
-    Hold the journal alone, wherever the server's data directory is. See ``hold``.
+    Lock the journal, wherever the server's data directory is. See ``hold``.
 
     Args:
-        other: what else can be done, than to stop the server that holds it.
-        who: the command that holds it, for whom it keeps out.
+        other: what the operator can do instead of stopping the process that has the lock.
+        who: this command.
     """
     if not url.startswith("sqlite"):
         yield
         return
-    # Whatever path leads there, it is one file.
+    # The same file may have several paths.
     journal = Path(os.path.realpath(sqlite_path(url)))
     with _locked(journal.with_name(f"{journal.name}.lock"), journal, other, who):
         yield
@@ -163,7 +157,7 @@ def _locked(lock: Path, what: Path, other: str, who: str) -> Iterator[Held]:
         file = lock.open("a+")
     except OSError as error:
         raise Unreadable(
-            f"{lock} cannot be written: {error.strerror}. Check who owns the folder, {other}."
+            f"{lock} cannot be written: {error.strerror}. Check who owns the directory, {other}."
         ) from error
     with _closed(file):
         if not _taken(file):
@@ -182,7 +176,7 @@ def _locked(lock: Path, what: Path, other: str, who: str) -> Iterator[Held]:
 
 @contextlib.contextmanager
 def _closed(file: IO[str]) -> Iterator[None]:
-    """Close a file in the end. What could not be written to it before is not tried again."""
+    """Close a file when the context ends, without an error for what could not be written."""
     try:
         yield
     finally:
@@ -190,16 +184,17 @@ def _closed(file: IO[str]) -> Iterator[None]:
             file.close()
 
 
-def _taken_words(held: str, asks: str, what: Path, other: str) -> str:
+def _taken_words(text: str, who: str, what: Path, other: str) -> str:
     """
-    Who holds a lock, by what is in its file, and what to do.
+    Which process has a lock, and what to do.
 
     Args:
-        asks: the command that wants it.
+        text: of the lock's file.
+        who: this command.
     """
-    holder = Holder.of(held)
+    holder = Holder.of(text)
     if holder.who == _SERVER:
-        server = "Another server" if asks == _SERVER else "A server"
+        server = "Another server" if who == _SERVER else "A server"
         where = f" and answers at {holder.address}" if holder.address else ""
         return f"{server} (process {holder.process}) uses {what}{where}. Stop it, {other}."
     return (
@@ -210,8 +205,8 @@ def _taken_words(held: str, asks: str, what: Path, other: str) -> str:
 
 def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
     """
-    Whether the lock could be had. Who looks whether a server runs holds it for a moment
-    (``Source.is_held``), so that a lock that is held is asked for again before it counts as held.
+    Try to take a lock; returns whether that worked. Tries again for a moment, because a command
+    that checks for a running server takes the lock briefly (``Source.is_held``).
     """
     for attempt in range(_ATTEMPTS):
         if attempt:
@@ -226,11 +221,11 @@ def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
 
 def root_secret(data_dir: Path) -> bytes:
     """
-    The secret of which the tenants' follow, under which blocks and parts of conversations get their
-    names; made at first use.
+    The secret that the tenants' secrets derive from, which name blocks and parts of conversations;
+    created at first use.
 
     Raises:
-        Unreadable: the file is damaged.
+        Unreadable: the file is damaged, or cannot be written.
     """
     path = data_dir / "secret"
     if not path.exists():
@@ -238,14 +233,14 @@ def root_secret(data_dir: Path) -> bytes:
             _write_secret(path)
         except OSError as error:
             raise Unreadable(
-                f"{path} cannot be written: {error.strerror}. Check the space on its disk and who "
-                "owns the folder."
+                f"{path} cannot be written: {error.strerror}. Check the free space on its disk, "
+                "and who owns the directory."
             ) from error
     secret = path.read_bytes()
     if len(secret) != _SECRET_BYTES:
         raise Unreadable(
-            f"{path} is damaged: it has {len(secret)} bytes instead of {_SECRET_BYTES}. Put it "
-            "back from a copy; without it nothing that was computed before can be reused."
+            f"{path} is damaged: it has {len(secret)} bytes instead of {_SECRET_BYTES}. Restore it "
+            "from a backup; without it, nothing that was computed earlier can be reused."
         )
     return secret
 

@@ -1,4 +1,4 @@
-"""The option ``--models``: a file of the models that may be loaded."""
+"""The option ``--models``: a file of several models."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ models_option: Callable[[Any], Any] = click.option(
     "--models",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A TOML file of several models, loaded one at a time as requests ask for them.",
+    help="A TOML file of several models. One is in memory at a time, as requests name them.",
 )
 
 
 def read_models_option(options: Mapping[str, Any]) -> ModelList | None:
     """
-    The models that the command's options name; None where there is no file of them.
+    The models of the option ``--models``; None if it is not given.
 
     Raises:
-        Unreadable: the file cannot be used, or an option says otherwise.
+        Unreadable: the file cannot be used, or another option contradicts it.
     """
     path = options["models"]
     if path is None:
@@ -34,8 +34,8 @@ def read_models_option(options: Mapping[str, Any]) -> ModelList | None:
     for option, spelled in _OF_ONE.items():
         if options[option] is not None:
             raise Unreadable(
-                f"{spelled} is about one model, and --models about several. Leave one of them out; "
-                "in the file, each model has its name, its path and its adapter."
+                f"{spelled} is for one model and cannot be used with --models. Omit one of them; "
+                "in the file, each model has its own name, path and adapter."
             )
     try:
         return read_models(path)

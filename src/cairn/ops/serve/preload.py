@@ -1,4 +1,4 @@
-"""OpenBLAS in front of MLX's reference BLAS, on a Linux CPU."""
+"""Preloads OpenBLAS in place of MLX's reference BLAS, on a Linux CPU."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from cairn.engine.machine.blas import find_blas
 
 _SLEEP_SOON = {"OPENBLAS_THREAD_TIMEOUT": "20"}
 """
-OpenBLAS's threads go to sleep when they have had nothing to do for 2 ** 20 cycles, under half a
-millisecond: longer than between two products of a pass. By itself they look out for work for some
-25 ms, on a core each. On two cores the journal's thread got none meanwhile: what it had written lay
-there for 50 to 400 ms at times, and the client waited. Changes no bit.
+Idle threads of OpenBLAS sleep after 2 ** 20 cycles, less than half a millisecond: longer than the
+time between two products of a pass. By default they spin for about 25 ms, each on a core. On two
+cores the journal's thread then got no time: commits took 50 to 400 ms at times, and the client
+waited. Changes no bit.
 """
 
 
 def blas_environment() -> dict[str, str]:
     """
-    The variables by which a process gets OpenBLAS, and gets on with it; none elsewhere than on
-    Linux, where there is no OpenBLAS, and where the caller set an LD_PRELOAD of their own. What the
-    caller set stays as it is.
+    The environment variables that preload OpenBLAS. Empty on other systems than Linux, if there is
+    no OpenBLAS, and if LD_PRELOAD is set. Variables that are set keep their values.
     """
     if sys.platform != "linux" or "LD_PRELOAD" in os.environ:
         return {}
@@ -33,11 +32,11 @@ def blas_environment() -> dict[str, str]:
 
 def preload_blas(choice: str = "auto") -> None:
     """
-    Start this process anew with OpenBLAS preloaded, where there is one to preload. Which BLAS
-    computes is part of the fingerprint.
+    Restart this process with OpenBLAS preloaded, if there is one. The BLAS is part of the
+    fingerprint.
 
     Args:
-        choice: ``bundled`` to take what MLX brings.
+        choice: ``bundled`` to use the BLAS of MLX.
     """
     more = blas_environment()
     if choice == "bundled" or not more:

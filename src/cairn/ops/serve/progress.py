@@ -1,4 +1,4 @@
-"""How far ``ops serve`` is, for who started it."""
+"""The progress of ``ops serve`` on stderr."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 
 class ShownProgress:
-    """Bars on stderr for what lasts, where somebody looks."""
+    """Progress bars on a terminal; elsewhere one line for each step."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -24,14 +24,14 @@ class ShownProgress:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # The engine's thread may still load a model that no request needs: nothing is shown of it.
+        # The engine's thread may still load a model that is no longer needed; that is not shown.
         self._ended = True
         self.close()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if self._ended:
             return
-        self._bars.start()  # again, where something lasts when the server stops
+        self._bars.start()  # again, for what takes time when the server stops
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total)
             if self._bars.disable:
@@ -39,5 +39,5 @@ class ShownProgress:
         self._bars.update(self._tasks[what], completed=done, total=total)
 
     def close(self) -> None:
-        """Take the bars away. Again does no harm."""
+        """Remove the bars. May be called again."""
         self._bars.stop()

@@ -1,4 +1,4 @@
-"""``ops serve`` behind its options: from the lock on the data directory to the last commit."""
+"""Runs ``ops serve``: from the lock on the data directory to the last commit."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ from cairn.ops.serve.progress import ShownProgress
 from cairn.ops.serve.second_writer import warning
 
 ENDED_AT_ONCE = 130
-"""The exit code where a signal ended what had not come to its end."""
+"""The exit code if a signal ended the process before it had finished."""
 
-# Where things lie is nobody's business who reads a journal.
+# Paths of this machine are not journaled.
 _PLACES = ("model", "models", "adapter", "journal")
-# After the last answer was cut off, its client still has to hear of it.
+# After the last answer was cut off, its client still has to get the error.
 _LAST_WORDS_S = 10.0
 
 
@@ -66,10 +66,10 @@ def run(options: dict[str, Any]) -> None:
     Run the server until a signal ends it.
 
     Args:
-        options: of the command; its API keys are taken out of them.
+        options: of the command. Modified: the API keys are removed.
 
     Raises:
-        Unreadable: what was asked for cannot be served, or the server cannot go on.
+        Unreadable: the options cannot be used, or the server cannot continue.
     """
     use_one_heap()
     models = read_models_option(options)
@@ -82,12 +82,11 @@ def run(options: dict[str, Any]) -> None:
         raise Unreadable(fault)
     given = read_keys(options.pop("api_key"), options.pop("api_key_file"))
     keys = Keys(given) if given is not None else None
-    del given  # only digests stay
+    del given  # Keys has only their digests
     if keys is None and ANY in options["cors"]:
         raise Unreadable(
-            "Without API keys, --cors '*' would let every page that a browser on this machine "
-            "opens talk to the server. Name the origins of your pages, or give keys with "
-            "--api-key-file."
+            "Without API keys, --cors '*' would let every web page in a browser on this machine "
+            "use the server. Name the origins of your pages, or set API keys with --api-key-file."
         )
     data_dir: Path = options["data_dir"]
     make_home(data_dir)
@@ -101,63 +100,65 @@ def run(options: dict[str, Any]) -> None:
         if keys is None and not is_loopback(listener):
             listener.close()
             raise Unreadable(
-                f"Others reach {options['host']}, and without API keys the server answers this "
-                "machine alone. Give each of them a key with --api-key-file FILE (lines of "
-                f"NAME=KEY) or ${KEYS_VARIABLE}, or leave --host out."
+                f"Other machines can reach {options['host']}, and without API keys the server "
+                "answers this machine alone. Set keys with --api-key-file FILE (lines of NAME=KEY) "
+                f"or ${KEYS_VARIABLE}, or omit --host."
             )
-        held.answers_at(address_of(listener))
+        held.record_address(address_of(listener))
         migrate(url)
         if url.startswith("sqlite"):
             _warn(warning(sqlite_path(url), sqlite3.sqlite_version_info))
         store = SqlStore.open(url)
         if url.startswith("sqlite"):
-            _warn(readers_warning(sqlite_path(url)))  # now the files beside it are there, too
+            _warn(
+                readers_warning(sqlite_path(url))
+            )  # after opening it, which creates the files beside it
         try:
             served = trio.run(serve_over, options, store, listener, data_dir, keys, models)
         except BaseExceptionGroup as failed:
             raise _reportable(failed) from failed
         finally:
             store.close()
-    click.echo("Stopped." if served else "Stopped before it served anything.", err=True)
+    click.echo("Stopped." if served else "Stopped before the server was ready.", err=True)
     if not served:
         sys.exit(ENDED_AT_ONCE)
 
 
 def _cannot_listen(error: OSError | UnicodeError, host: str, port: int) -> str:
-    """Why the server cannot listen at an address: for the port, or since the host is none here."""
-    # What can be no name at all is an error of its encoding.
-    why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
+    """Why the server cannot listen: because of the host or the port."""
+    # An invalid host name is an error of its encoding.
+    why = error.strerror if isinstance(error, OSError) else "it is not a host name"
     of_host = isinstance(error, socket.gaierror | UnicodeError)
     if of_host or getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
         return (
-            f"--host {host} cannot be used: {why}. Name an address of this machine, or leave "
-            "--host out."
+            f"--host {host} cannot be used: {why}. Choose an address of this machine, or omit "
+            "--host."
         )
     return (
-        f"Port {port} on {host} cannot be used: {why}. Choose another with --port; --port 0 takes "
+        f"Port {port} on {host} cannot be used: {why}. Choose another with --port; --port 0 picks "
         "a free one."
     )
 
 
-def _warn(told: tuple[str, str] | None) -> None:
-    if told is not None:
-        click.echo(f"Warning: {'; '.join(told)}.", err=True)
+def _warn(warned: tuple[str, str] | None) -> None:
+    if warned is not None:
+        click.echo(f"Warning: {'; '.join(warned)}.", err=True)
 
 
 class Stopped(Unreadable):
-    """The server ran and cannot go on."""
+    """The server was running and cannot continue."""
 
     exit_code = 1
 
 
 def _reportable(failed: BaseExceptionGroup[BaseException]) -> BaseException:
     """
-    What ended the server: a sentence where it is the operator's or the world's, else what it is.
-    Where several things failed at once, why it did not start comes first.
+    What ended the server: a sentence if it is the operator's or the world's fault, else the error.
+    If several things failed at once, the reason why it did not start comes first.
     """
     errors = list(_leaves(failed))
     for error in errors:
-        # The class of a refused model lives behind MLX.
+        # The class ModelRefused cannot be imported without MLX.
         refused = isinstance(error, BootRefused | Unreadable)
         if refused or type(error).__name__ == "ModelRefused":
             return Unreadable(str(error))
@@ -185,20 +186,20 @@ async def serve_over(
     models: ModelList | None = None,
 ) -> bool:
     """
-    Serve with the options of the command over a store, until a signal comes.
+    Serve with the command's options and an open store, until a signal arrives.
 
     Args:
-        models: where there are several, in the place of the option ``--model``.
+        models: several models, instead of the option ``--model``.
 
     Returns:
-        Whether the signal came when there was a server.
+        Whether the server was ready when the signal arrived.
     """
     options = {**options, "tenants": ", ".join(keys.tenants) if keys is not None else None}
     starting = Starting()
     try:
         await _serve(options, store, listener, data_dir, keys, models, starting)
     except* StartGivenUp:
-        pass  # what has to be told of it is in the journal
+        pass  # already journaled
     return not starting.given_up
 
 
@@ -232,7 +233,7 @@ async def _serve(
                 booting = booted_models(choices, default, store, secret, progress, starting)
             async with booting as server:
                 progress.close()
-                if not starting.given_up:  # since the model was loaded
+                if not starting.given_up:  # after the model was loaded
                     serving.set()
                     nursery.start_soon(_drain, server, stop)
                     await serve_http(
@@ -252,7 +253,7 @@ async def _serve(
 
 
 async def _drain(server: Server, stop: trio.Event) -> None:
-    """Turn new requests away while those that run come to their end."""
+    """Refuse new requests while running ones finish."""
     await stop.wait()
     await server.drain()
 
@@ -265,8 +266,8 @@ async def _signals(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """
-    The first signal drains, the second ends the process: what is committed is on disk. Before there
-    is anything to drain, the first one gives the start up.
+    Drain at the first signal and exit at the second; committed events are already on disk. Before
+    the server is ready, the first signal abandons the start.
     """
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
@@ -276,20 +277,18 @@ async def _signals(
             if not serving.is_set():
                 starting.give_up()
                 continue
-            click.echo(
-                "Stopping when the running answers are done; once more ends at once.", err=True
-            )
+            click.echo("Stopping after the running answers; repeat to stop at once.", err=True)
             stop.set()
 
 
 def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
-    """What the options of the command come to."""
+    """The settings that the command's options give."""
     budgets = {
         name: options[option] * 1024 * 1024
         for name, option in (("pool_bytes", "pool_mb"), ("blocks_bytes", "blocks_mb"))
         if options[option] is not None
     }
-    kept = (
+    same = (
         *("block_tokens", "dtype", "decode_rows", "kv_cache", "pool_slabs", "accept_unstable"),
         "min_cache_tokens",
     )
@@ -321,16 +320,16 @@ def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
         prewarm=not options["no_prewarm"],
         shadow_share=options["shadow_check"],
         **budgets,
-        **{name: options[name] for name in kept},
+        **{name: options[name] for name in same},
     )
 
 
 def choices_of(models: ModelList, settings: Settings) -> tuple[Choice, ...]:
     """
-    The models with their settings: the command's, but for what the file says of one.
+    The models with their settings: the command's, unless the file sets them for a model.
 
     Raises:
-        Unreadable: a directory cannot be read any more.
+        Unreadable: a directory can no longer be read.
     """
     try:
         return tuple(
@@ -345,11 +344,11 @@ def choices_of(models: ModelList, settings: Settings) -> tuple[Choice, ...]:
 
 def _own_settings(entry: ModelEntry, settings: Settings) -> Settings:
     own = ("dtype", "block_tokens", "decode_rows", "pool_bytes", "blocks_bytes")
-    said = {name: value for name in own if (value := getattr(entry, name)) is not None}
+    given = {name: value for name in own if (value := getattr(entry, name)) is not None}
     return attrs.evolve(
         settings,
         model=entry.directory,
         model_name=entry.name,
         adapter=entry.adapter,
-        **said,
+        **given,
     )

@@ -1,15 +1,15 @@
 """
-Whether another program could write to the journal beside the server, which SQLite below 3.51.3 does
-not bear.
+Whether another program could write to the journal beside the server. SQLite before 3.51.3 does not
+tolerate that.
 
-Those versions can damage a database in write-ahead mode when two connections write or checkpoint:
-one resets the log while the other still counts on it. Cairn opens one connection that writes; all
-others are read-only, which never checkpoint; a lock beside the journal keeps a second server, `ops
-migrate` and `ops journal prune` out. So an old version matters only where the lock says nothing:
+Those versions can damage a database in write-ahead mode if two connections write or checkpoint: one
+resets the log while the other still relies on it. Cairn opens one connection that writes; all
+others are read-only and never checkpoint, and a lock beside the journal keeps out a second server,
+`ops migrate` and `ops journal prune`. So an old version matters only where the lock has no effect:
 
-1. where other users may write the journal or its folder, since their programs need not ask for it;
-2. where the file lies on a file system of the network, since another machine may not see the lock
-   (nor the memory that SQLite's connections share: with any version, that is no place for it).
+1. if other users may write to the journal or its directory, because their programs may ignore it;
+2. if the file is on a network file system, because another machine may not see the lock (nor the
+   memory that SQLite's connections share, so no version of SQLite supports that).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 WAL_FIXED = (3, 51, 3)
-"""The first version of SQLite that bears two writers."""
+"""The first version of SQLite that tolerates two writers."""
 
 _NETWORK = (
     "nfs",
@@ -44,8 +44,8 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 def warning(path: Path, version: tuple[int, ...]) -> tuple[str, str] | None:
     """
-    What to say of SQLite's version for a journal at ``path``, and what to do; None where it does
-    not matter.
+    A warning about SQLite's version for a journal at ``path``, and what to do; None if the version
+    does not matter.
     """
     if version >= WAL_FIXED:
         return None
@@ -55,19 +55,19 @@ def warning(path: Path, version: tuple[int, ...]) -> tuple[str, str] | None:
     text = ".".join(map(str, version))
     return (
         f"SQLite {text} can damage a journal that two programs write to, and {why}",
-        "put it into a folder of your own on a local disk, or use a Python with SQLite 3.51.3",
+        "move it to a directory of your own on a local disk, or use a Python with SQLite 3.51.3",
     )
 
 
 def second_writer(path: Path) -> str | None:
-    """Why another program could write to a file that we hold, or None where none should."""
+    """Why another program could write to a locked file; None if none should."""
     real = Path(os.path.realpath(path))
     for place in (real, real.parent):
         try:
             mode = place.stat().st_mode
         except OSError:
-            continue  # not there yet: the server makes it, for its user alone
-        # In a folder like /tmp others cannot touch what is not theirs.
+            continue  # does not exist yet: the server creates it for its user alone
+        # In a directory like /tmp, users cannot change files of others.
         shared = mode & (stat.S_IWGRP | stat.S_IWOTH)
         if shared and not (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
             return f"other users may write to {place}"
@@ -77,12 +77,12 @@ def second_writer(path: Path) -> str | None:
         return None  # not Linux
     kind = file_system(real, mounts)
     if kind.startswith(_NETWORK):
-        return f"{real} lies on a file system of the network ({kind})"
+        return f"{real} is on a network file system ({kind})"
     return None
 
 
 def file_system(path: Path, mounts: Iterable[str]) -> str:
-    """The kind of the file system on which a path lies, by the lines of Linux's table of mounts."""
+    """The kind of a path's file system, by the lines of Linux's table of mounts."""
     best, kind = -1, ""
     for line in mounts:
         fields = line.split()

@@ -67,15 +67,15 @@ class Failed(Unreadable):
         "ops bench --long 0.085 -o long",
     )
 )
-@click.option("--model", metavar="DIR", help="A model directory; else one of random weights.")
-@click.option("--quick", is_flag=True, help="Less of everything: some ten minutes, not an hour.")
+@click.option("--model", metavar="DIR", help="A model directory. Default: one with random weights.")
+@click.option("--quick", is_flag=True, help="Measure less: about ten minutes instead of an hour.")
 @click.option(
     "--part",
     "part_names",
     multiple=True,
     type=click.Choice([SCENARIOS_PART, *(part.name for part in PARTS)]),
     metavar="NAME",
-    help="Only this part; may be given again. docs/benchmarks.md lists them.",
+    help="Run only this part. Repeat the option for several. docs/benchmarks.md lists the parts.",
 )
 @click.option(
     "--scenario",
@@ -83,33 +83,38 @@ class Failed(Unreadable):
     multiple=True,
     type=click.Choice([scenario.name for scenario in SCENARIOS]),
     metavar="NAME",
-    help="Only this scenario, and no other part unless it is named; may be given again.",
+    help="Run only this scenario, and no part without --part. Repeat the option for several.",
 )
-@click.option("--no-peer", is_flag=True, help="Only Cairn, with nothing beside it.")
-@click.option("--as-installed", is_flag=True, help="Also mlx-lm's server as a user would start it.")
+@click.option("--no-peer", is_flag=True, help="Measure Cairn alone.")
+@click.option(
+    "--as-installed", is_flag=True, help="Also measure mlx-lm's server with its default options."
+)
 @click.option(
     "--llama-server",
     nargs=2,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="BINARY GGUF",
-    help="Also llama.cpp's server, with the model of --model in its own format.",
+    help="Also measure llama.cpp's server, with the model of --model in GGUF.",
 )
 @click.option(
-    "--salt", metavar="TEXT", help="What texts begin with, to measure the same again; else drawn."
+    "--salt",
+    metavar="TEXT",
+    help="The beginning of all texts, to repeat a measurement; random by default.",
 )
 @click.option(
     "--long",
     "hours",
     type=click.FloatRange(0.01, 168),
     metavar="HOURS",
-    help="Instead of all that: one session of so long, on Cairn alone. Without --model on Pebble.",
+    help="Instead of all parts, measure one session of this length, on Cairn alone. The default "
+    "model is Pebble.",
 )
-@click.option("--resume", is_flag=True, help="Go on with the long session in the folder of -o.")
+@click.option("--resume", is_flag=True, help="Continue the long session in the directory of -o.")
 @click.option(
     "-o",
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write figures.json and chart.svg there, or the record of a long session.",
+    help="The directory for figures.json and chart.svg, or for the record of a long session.",
 )
 def bench(
     model: str | None,
@@ -134,36 +139,37 @@ def bench(
 
     \b
     Exit code
-      0  measured, and no goal is missed
-      1  no result somewhere: the cache was not hit, or a warm answer was not the cold one
+      0  measured, and all goals are reached
+      1  a result is missing: the cache was not hit, or a warm answer differs from the cold one
       2  a server could not be started
       3  measured, and a goal is missed
     """
     if llama_server is not None and model is None:
-        raise click.UsageError("--llama-server needs --model: the same model in mlx-lm's format.")
+        raise click.UsageError("--llama-server needs --model, the same model in mlx-lm's format.")
     fault = directory_fault(str(builtin_directory()) if model is None else model)
     if fault is not None:
         raise Unreadable(fault)
     if hours is not None:
         if quick or names or part_names or no_peer or as_installed or llama_server:
-            raise click.UsageError("--long is one session on Cairn alone: leave the others out.")
+            raise click.UsageError(
+                "--long measures one session on Cairn alone. Omit the options for parts and peers."
+            )
         where = builtin_directory() if model is None else Path(model).expanduser()
         sys.exit(
             hold_long(hours=hours, kind=ours(), model=where, out=out, salt=salt, resume=resume)
         )
     if resume:
-        raise click.UsageError("--resume goes with --long.")
+        raise click.UsageError("--resume needs --long.")
     kinds = _kinds(no_peer=no_peer, as_installed=as_installed, llama_server=llama_server)
-    parts = _chosen_parts(part_names, names, peer=not no_peer)
+    parts = chosen_parts(part_names, names, peer=not no_peer)
     with_scenarios = SCENARIOS_PART in part_names or bool(names) or not part_names
-    scenarios = _chosen(names, quick=quick) if with_scenarios else []
+    scenarios = chosen_scenarios(names, quick=quick) if with_scenarios else []
     pauses_s = _QUICK_PAUSES_S if quick else _PAUSES_S
     steps = list(planned(scenarios, pauses_s, [kind.name for kind in kinds]))
     salt = salt or new_salt()
     measures = sum(len(part.measures) for part in parts)
     click.echo(
-        f"{counted(len(steps), 'run')} to hold, {counted(measures, 'measure')} to take; "
-        f"--salt {salt}",
+        f"{counted(len(steps), 'run')} and {counted(measures, 'measure')} to do; --salt {salt}",
         err=True,
     )
     about: dict[str, Any] = {
@@ -206,12 +212,17 @@ def bench(
         sys.exit(MISSED)
 
 
-def _chosen_parts(
+def chosen_parts(
     part_names: Sequence[str], scenario_names: Sequence[str], *, peer: bool
 ) -> list[Part]:
     """
-    The named parts; all by default, unless scenarios are named. Without a peer, those that need
-    none.
+    The named parts; all by default, unless scenarios are named. Without a peer, only the measures
+    that need none.
+
+    Args:
+        part_names: of ``--part``.
+        scenario_names: of ``--scenario``.
+        peer: whether a peer is measured.
     """
     if part_names or scenario_names:
         parts = [part for part in PARTS if part.name in part_names]
@@ -225,7 +236,7 @@ def _chosen_parts(
     return kept
 
 
-def _chosen(names: Sequence[str], *, quick: bool) -> list[Scenario]:
+def chosen_scenarios(names: Sequence[str], *, quick: bool) -> list[Scenario]:
     """The named scenarios, else those of a quick run, else all."""
     if names:
         return [one for one in SCENARIOS if one.name in names]
@@ -344,7 +355,7 @@ def _ending_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, usual)
 
 
-# --- what is told --------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------
 
 
 def _tell(runs: Sequence[Run], lost: Sequence[report.Lost], own: str) -> None:

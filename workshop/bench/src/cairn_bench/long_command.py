@@ -59,9 +59,9 @@ def hold_long(
         Unreadable: the server did not start, or the record cannot be used.
     """
     if math.isnan(hours):
-        raise click.UsageError("--long: nan is no number of hours.")
+        raise click.UsageError("--long: nan is not a number of hours.")
     if out is None:
-        raise click.UsageError("--long needs -o: each turn is written down there as it comes.")
+        raise click.UsageError("--long needs -o, a directory in which each turn is recorded.")
     try:
         record = _record(out, hours, model, salt, resume=resume)
         code = _hold(record, kind, model, out)
@@ -86,21 +86,24 @@ def _record(out: Path, hours: float, model: Path, salt: str | None, *, resume: b
     if not resume:
         if path.exists():
             raise Unreadable(
-                f"{path} is there already. Go on with it by --resume, or name another folder."
+                f"{path} already exists. Continue it with --resume, or choose another directory."
             )
         return Record.new(path, begun)
     try:
         record = Record.again(path)
     except FileNotFoundError as error:
-        raise Unreadable(f"There is no {path} to resume. Begin it without --resume.") from error
+        raise Unreadable(
+            f"There is no {path} to resume. Start a session without --resume."
+        ) from error
     except NoRecord as error:
-        raise Unreadable(f"{error}. Name another folder with -o.") from error
+        raise Unreadable(f"{error}. Choose another directory with -o.") from error
     was = record.session.begun
     same_salt = salt is None or salt == was.plan.salt
     if not (same_salt and (was.plan.seconds, was.model) == (begun.plan.seconds, begun.model)):
         raise Unreadable(
-            f"{path} is of another session: --long {was.plan.seconds / _HOUR_S:g} on {was.model}, "
-            f"--salt {was.plan.salt}. Resume it with the same, or name another folder with -o."
+            f"{path} belongs to a different session: --long {was.plan.seconds / _HOUR_S:g} on "
+            f"{was.model}, --salt {was.plan.salt}. Resume it with the same options, or choose "
+            "another directory with -o."
         )
     return record
 
@@ -113,12 +116,12 @@ def _hold(record: Record, kind: Kind, model: Path, out: Path) -> int:
         Unreadable: the server did not start.
     """
     if record.session.end is not None and record.session.end.why == OVER:
-        click.echo(f"{record.path} is complete: nothing is left to hold.", err=True)
+        click.echo(f"{record.path} is complete; there is nothing to resume.", err=True)
         return 0
     plan = record.session.begun.plan
     click.echo(
         f"{plan.seconds / _HOUR_S:g} hours, a turn every {plan.every_s:g} s; --salt {plan.salt}; "
-        f"a line a turn in {record.path}",
+        f"each turn is recorded in {record.path}",
         err=True,
     )
     kind = attrs.evolve(kind, command=(*kind.command, *budgets(model)))
@@ -133,8 +136,8 @@ def _hold(record: Record, kind: Kind, model: Path, out: Path) -> int:
 
 def budgets(model: Path) -> tuple[str, ...]:
     """
-    Options with which memory and disk hold a few conversations of that model, so that a long
-    session reaches the budgets; none if its KV size cannot be derived from its configuration.
+    Options that limit memory and disk to a few conversations of that model, so that a long session
+    reaches the limits; none if its KV size cannot be derived from its configuration.
     """
     try:
         config = json.loads((model / "config.json").read_text("utf-8"))
@@ -170,7 +173,7 @@ def _stopping() -> Iterator[_Stop]:
     def stopped(number: int, _: FrameType | None) -> None:
         if stop.is_set():
             raise SystemExit(_SIGNALLED + number)
-        click.echo("Ending behind this turn; once more ends at once.", err=True)
+        click.echo("Stopping after this turn; repeat to stop at once.", err=True)
         stop.signal = number
         stop.set()
 
@@ -204,7 +207,7 @@ def verified(data: Path) -> Checked:
     )
 
 
-# --- what is told --------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------
 
 
 class _Progress:

@@ -96,12 +96,12 @@ def _claude_command(stage: Stage, *words: str) -> list[str | Path]:
 
 def _claude_said(out: str) -> str:
     try:
-        told = json.loads(out.splitlines()[-1])
+        event = json.loads(out.splitlines()[-1])
     except (IndexError, ValueError):
         raise Failed(f"Claude Code gave no result: {out[-500:]!r}") from None
-    if told.get("is_error"):
-        raise Failed(f"Claude Code gave an error: {str(told)[:1500]}")
-    return str(told.get("result", ""))
+    if event.get("is_error"):
+        raise Failed(f"Claude Code gave an error: {str(event)[:1500]}")
+    return str(event.get("result", ""))
 
 
 def claude_continued(stage: Stage) -> None:
@@ -199,13 +199,13 @@ def _opencode_said(out: str) -> str:
     texts, failed = [], None
     for line in out.splitlines():
         try:
-            told = json.loads(line)
+            event = json.loads(line)
         except ValueError:
             continue
-        if told.get("type") == "error":
-            failed = told
-        if told.get("type") == "text":
-            texts.append(str(told["part"]["text"]))
+        if event.get("type") == "error":
+            failed = event
+        if event.get("type") == "text":
+            texts.append(str(event["part"]["text"]))
     if failed is not None or not texts:
         raise Failed(f"opencode said nothing, or an error: {out[-1500:]}")
     return texts[-1].strip()
@@ -276,14 +276,14 @@ def _codex_said(out: str) -> str:
     texts = []
     for line in out.splitlines():
         try:
-            told: dict[str, Any] = json.loads(line)
+            event: dict[str, Any] = json.loads(line)
         except ValueError:
             continue
-        item = told.get("item") or {}
-        if told.get("type") == "item.completed" and item.get("type") == "agent_message":
+        item = event.get("item") or {}
+        if event.get("type") == "item.completed" and item.get("type") == "agent_message":
             texts.append(str(item["text"]))
-        if told.get("type") == "turn.failed":
-            raise Failed(f"Codex's turn failed: {str(told)[:1500]}")
+        if event.get("type") == "turn.failed":
+            raise Failed(f"Codex's turn failed: {str(event)[:1500]}")
     if not texts:
         raise Failed(f"Codex said nothing: {out[-1500:]}")
     return texts[-1].strip()
@@ -306,4 +306,4 @@ def expect(answer: str, said: str) -> None:
         Failed: it printed something else.
     """
     if said.strip() != answer:
-        raise Failed(f"it told {said[:500]!r}, and the model said {answer!r}")
+        raise Failed(f"the client printed {said[:500]!r}, and the model said {answer!r}")

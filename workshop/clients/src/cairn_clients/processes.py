@@ -102,11 +102,11 @@ def _heard(at: Place, name: str, process: subprocess.Popen[str]) -> str:
     except subprocess.TimeoutExpired:
         _end(process)
         out, err = process.communicate()
-        told = f"did not end within {at.limit_s:g} s"
+        problem = f"did not end within {at.limit_s:g} s"
     else:
-        told = f"ended with {process.returncode}" if process.returncode else ""
-    if told:
-        raise Failed(f"{name} {told}: {_tail(out, err)}")
+        problem = f"ended with {process.returncode}" if process.returncode else ""
+    if problem:
+        raise Failed(f"{name} {problem}: {_tail(out, err)}")
     return out
 
 

@@ -6,7 +6,7 @@ is installed into a folder and run as its users run it, off the network, with it
 a server that is started for it. Pebble, Cairn's built-in model, answers plain conversations; a
 scripted model answers where a tool has to be called. The assertions do not depend on what a model
 says: each request is answered, a client's conversation begins once, each further request of it is
-a continuation, and every whole chunk of its prompt that the server already had is reused.
+a continuation, and every whole block of its prompt that the server already had is reused.
 
     python -P -m cairn_clients.real_clients
     python -P -m cairn_clients.real_clients --only opencode codex
@@ -68,11 +68,11 @@ def _library(name: str) -> Callable[[coding.Stage], None]:
     def hold(stage: coding.Stage) -> None:
         at = stage.place(PYTHONPATH=str(stage.program))
         talk = Path(__file__).with_name("talk.py")
-        told = run(at, sys.executable, "-P", talk, name, stage.url, stage.model)
+        output = run(at, sys.executable, "-P", talk, name, stage.url, stage.model)
         stage.rest()
-        (first, *later) = [json.loads(line)["cached"] for line in told.splitlines()]
+        (first, *later) = [json.loads(line)["cached"] for line in output.splitlines()]
         if first or not later or not all(later):
-            raise Failed(f"it tells of {[first, *later]} cached tokens, turn by turn")
+            raise Failed(f"it reports {[first, *later]} cached tokens, turn by turn")
 
     return hold
 
@@ -169,18 +169,28 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--cache", type=Path, default=_CACHE, help="folder of packages [default: %(default)s]"
+        "--cache",
+        type=Path,
+        default=_CACHE,
+        help="the folder of installed packages [default: %(default)s]",
     )
     parser.add_argument(
-        "--only", nargs="+", choices=packages.NAMES, default=packages.NAMES, help="these clients"
+        "--only",
+        nargs="+",
+        choices=packages.NAMES,
+        default=packages.NAMES,
+        help="run only these clients",
     )
     parser.add_argument(
-        "--model", choices=("pebble", "scripted"), help="only what is held on this model"
+        "--model", choices=("pebble", "scripted"), help="run only the conversations with this model"
     )
     parser.add_argument(
-        "--limit", type=float, default=1800.0, help="seconds for a run [default: %(default)s]"
+        "--limit",
+        type=float,
+        default=1800.0,
+        help="the time limit of a conversation, in seconds [default: %(default)s]",
     )
-    parser.add_argument("--keep", type=Path, help="folder for journals, to look at later")
+    parser.add_argument("--keep", type=Path, help="keep the journals in this folder")
     parser.add_argument(_INSIDE, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     talks = [
@@ -221,7 +231,7 @@ def _hold_all(talks: Sequence[Talk], asked: argparse.Namespace, missing: Mapping
         missing: why clients are unavailable, by name.
     """
     if alone.reaches_others():
-        _tell("no network of its own here: clients are only told of proxies that are not there")
+        _log("no network namespace available: clients only get settings of dead proxies")
     rows: list[str] = []
     skipped: list[str] = []
     wrong: list[str] = []
@@ -241,7 +251,7 @@ def _hold_all(talks: Sequence[Talk], asked: argparse.Namespace, missing: Mapping
                 continue
             except Failed as error:
                 turns, found = [], [str(error)]
-            _tell(f"{which}: {time.monotonic() - began:.0f} s, {'; '.join(found) or 'ok'}")
+            _log(f"{which}: {time.monotonic() - began:.0f} s, {'; '.join(found) or 'ok'}")
             wrong += [f"{which}: {one}" for one in found]
             if turns:
                 rows.append(_row(talk, turns))
@@ -322,7 +332,7 @@ def _row(talk: Talk, turns: Sequence[Turn]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _tell(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -148,7 +148,7 @@ _NOTHING_SAID = "It expects an answer to an empty list of messages. Cairn refuse
 _OWN_ADDRESS = "It uses `/apply-template`, an endpoint that only llama.cpp has."
 _A_PICTURE = "It downloads a picture for a vision model."
 
-#: What fails, by suite and by the beginning of the test's name, and why it is left so.
+#: The expected failures, by suite and by the beginning of the test's name.
 EXPLAINED: Mapping[str, Mapping[str, Why]] = {
     "openai-chat-create": {
         "test_method_create_with_all_params_overload": Why(
@@ -210,15 +210,24 @@ class Result:
 def main() -> int:
     """Run the selected suites."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().split("\n\n")[0])
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help="of: " + ", ".join(_names()))
-    parser.add_argument("--write", action="store_true", help="make the table of the page anew")
-    parser.add_argument("--url", help="a server that runs already, instead of one started here")
+    parser.add_argument(
+        "suites",
+        nargs="*",
+        metavar="SUITE",
+        help="the suites to run; all by default: " + ", ".join(_names()),
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the table of docs/compatibility.md again"
+    )
+    parser.add_argument("--url", help="a running server, instead of one that is started")
     given = parser.parse_args()
     if unknown := set(given.suites) - set(_names()):
-        parser.error(f"no suite: {', '.join(sorted(unknown))}; there are {', '.join(_names())}")
+        parser.error(
+            f"unknown suite: {', '.join(sorted(unknown))}; choose from {', '.join(_names())}"
+        )
     chosen = [suite for suite in SUITES if not given.suites or suite.name in given.suites]
     if given.write and len(chosen) < len(SUITES):
-        parser.error("--write makes the whole table: run all suites")
+        parser.error("--write needs all suites, because it writes the whole table")
     for suite in chosen:
         prepare(suite)
     with served(given.url) as url:
@@ -229,17 +238,17 @@ def main() -> int:
             said = "" if result.why(name) else f", NOT EXPLAINED: {result.messages[name]}"
             print(f"  {name} fails{said}")
         for name in result.unneeded():
-            print(f"  {name} is explained, and none fails of that name")
+            print(f"  {name} is listed as a failure, but no test of that name fails")
     if given.write:
         write(PAGE, table(results))
     return int(any(result.unexplained() or result.unneeded() for result in results))
 
 
-# --- what is fetched ---------------------------------------------------------------------------
+# --- downloads -------------------------------------------------------------------------------
 
 
 def prepare(suite: Suite) -> None:
-    """Put the tests and their environment into the cache, unless they are there."""
+    """Download the tests and install their environment, unless they are in the cache."""
     python = _python(suite)
     marker = python.parents[1] / "needs.txt"
     needs = "\n".join(suite.needs)
@@ -278,7 +287,7 @@ def _python(suite: Suite) -> Path:
 
 
 def _call(*command: str) -> None:
-    # The library that is preloaded here for MLX does not concern them.
+    # Without the BLAS that is preloaded for MLX.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     subprocess.run(command, check=True, env=environment)
 
@@ -335,7 +344,7 @@ def await_server(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
 
 
 def run(suite: Suite, url: str) -> Result:
-    """Run a suite, showing what pytest says."""
+    """Run a suite. Shows the output of pytest."""
     print(f"== {suite.name}", flush=True)
     host, _, port = url.partition("://")[2].partition(":")
     environment = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "")}
@@ -343,7 +352,7 @@ def run(suite: Suite, url: str) -> Result:
     if suite.of_llama:
         environment |= {"DEBUG_EXTERNAL": "1", "PORT": port}
         if host != "127.0.0.1":
-            raise SystemExit("llama.cpp's tests know only a server at 127.0.0.1")
+            raise SystemExit("llama.cpp's tests need a server at 127.0.0.1")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         workers = () if suite.of_llama else ("-n", "0")
@@ -356,7 +365,7 @@ def run(suite: Suite, url: str) -> Result:
             check=False,
         )
         if not report.is_file():
-            raise SystemExit(f"{suite.name}: pytest gave no report")
+            raise SystemExit(f"{suite.name}: pytest wrote no report")
         return read(suite, report)
 
 
@@ -373,7 +382,7 @@ def read(suite: Suite, report: Path) -> Result:
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     if not cases:
         raise SystemExit(
-            f"{suite.name}: pytest collected no test of {' '.join(suite.tests)}; it says why above"
+            f"{suite.name}: pytest collected no test of {' '.join(suite.tests)}; see above"
         )
     bad = [case for case in cases if {"failure", "error"} & {one.tag for one in case}]
     skipped = [case for case in cases if case.find("skipped") is not None]
@@ -407,13 +416,13 @@ def table(results: Sequence[Result]) -> str:
             groups.setdefault(one.why(name) or "Not explained yet.", []).append(name)
         for why, names in groups.items():
             tests = sorted({re.sub(r"\[.*", "", name) for name in names})
-            told = ", ".join(f"`{name}`" for name in tests)
-            lines += ["", f"- `{one.suite}`, {len(names)} of {told}: {why}"]
+            which = ", ".join(f"`{name}`" for name in tests)
+            lines += ["", f"- `{one.suite}`, {len(names)} of {which}: {why}"]
     return "\n".join(lines)
 
 
 def write(page: Path, made: str) -> None:
-    """Put the table between the page's two marks."""
+    """Replace the text between the page's two marks."""
     text = page.read_text("utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, behind = rest.partition(END)

@@ -1,9 +1,9 @@
 """
-How a row sends requests and reaches its verdict.
+Sends a row's requests and decides its verdict.
 
-A row is a function of a ``Case``. It sends requests through it and records what it found: ``note``
-for information, ``broke`` for a broken promise, ``untried`` for what could not be checked. A row
-continues after a broken promise; it ends early only if the server gave no answer to continue with.
+A row is a function of a ``Case``. It sends requests through it and records its findings: ``note``
+for information, ``fail`` for a failure, ``untested`` for what could not be tested. A row continues
+after a failure; it ends early only if the server gave no answer to continue with.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cairn_conform.client_texts import Message, assistant, listed, user
 
 T = TypeVar("T")
 
-Verdict = Literal["kept", "broken", "not tried"]
+Verdict = Literal["passed", "failed", "not tested"]
 
 TOKENS = 24
 """The length of most answers."""
@@ -47,7 +47,7 @@ class Lost(Exception):
 @attrs.frozen
 class Row:
     """
-    A promise that a server is checked for.
+    A property that a server is tested for.
 
     Attributes:
         asks: the question, in one sentence.
@@ -64,23 +64,23 @@ class Result:
     The result of a row.
 
     Attributes:
-        broken: which promises are broken.
-        untried: why it was not tried.
+        failures: what failed.
+        untested: why something was not tested.
         evidence: further information.
         requests: how many were sent.
     """
 
     row: Row
     verdict: Verdict
-    broken: tuple[str, ...] = ()
-    untried: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    untested: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     requests: int = 0
 
     @property
     def words(self) -> tuple[str, ...]:
         """All findings, the most important first."""
-        return (*self.broken, *self.untried, *self.evidence)
+        return (*self.failures, *self.untested, *self.evidence)
 
 
 @attrs.frozen(kw_only=True)
@@ -158,47 +158,47 @@ class Case:
         self.subject = subject
         self._row = row
         self._began = subject.client.requests
-        self._broken: list[str] = []
-        self._untried: list[str] = []
+        self._failures: list[str] = []
+        self._untested: list[str] = []
         self._notes: list[str] = []
         self._answered: set[str] = set()
 
-    # --- what is said ----------------------------------------------------------------------------
+    # --- findings --------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
         """Record information for the reader."""
         self._notes.append(text)
 
-    def broke(self, text: str) -> None:
-        """Record a broken promise."""
-        self._broken.append(text)
+    def fail(self, text: str) -> None:
+        """Record a failure."""
+        self._failures.append(text)
 
-    def untried(self, text: str) -> None:
-        """Record why the row could not be checked. Broken promises take precedence."""
-        self._untried.append(text)
+    def untested(self, text: str) -> None:
+        """Record why something could not be tested. Failures take precedence."""
+        self._untested.append(text)
 
     def stop(self, text: str) -> Ended:
-        """``untried``, if the row cannot continue. To be raised."""
-        self.untried(text)
+        """``untested``, if the row cannot continue. To be raised."""
+        self.untested(text)
         return Ended(text)
 
     def result(self) -> Result:
         """The result of the row."""
-        verdict: Verdict = "kept"
-        if self._broken:
-            verdict = "broken"
-        elif self._untried:
-            verdict = "not tried"
+        verdict: Verdict = "passed"
+        if self._failures:
+            verdict = "failed"
+        elif self._untested:
+            verdict = "not tested"
         return Result(
             row=self._row,
             verdict=verdict,
-            broken=tuple(self._broken),
-            untried=tuple(self._untried),
+            failures=tuple(self._failures),
+            untested=tuple(self._untested),
             evidence=tuple(self._notes),
             requests=self.subject.client.requests - self._began,
         )
 
-    # --- what is asked ---------------------------------------------------------------------------
+    # --- requests --------------------------------------------------------------------------------
 
     def long(self, name: str = "") -> list[Message]:
         """A conversation of one long turn that was never sent before."""
@@ -299,7 +299,7 @@ class Case:
             return answer
         if answer.status in _BUSY or answer.refused:
             raise self.stop(f"{what} was refused: {answer.outcome}")
-        self.broke(f"{what} got no answer: {answer.outcome}")
+        self.fail(f"{what} got no answer: {answer.outcome}")
         raise Ended(what)
 
     def refuses(self, answer: Answer) -> bool:
@@ -314,16 +314,16 @@ class Case:
             Ended: it does not.
         """
         if answer.empty:
-            raise self.stop("the model answers nothing, so there is nothing to compare")
+            raise self.stop("the answer is empty, so there is nothing to compare")
         return answer
 
-    # --- what is judged --------------------------------------------------------------------------
+    # --- comparisons -----------------------------------------------------------------------------
 
     def same(self, was: Answer, now: Answer, what: str, *, logprobs: bool = True) -> bool:
-        """Compare two answers; a difference breaks the row."""
+        """Compare two answers; a difference is a failure."""
         found = difference(was, now, logprobs=logprobs)
         if found is not None:
-            self.broke(f"{what}: {found}")
+            self.fail(f"{what}: {found}")
         return found is None
 
     def equals_a_miss(self, messages: Sequence[Message], answer: Answer, what: str) -> None:
@@ -352,19 +352,19 @@ class Case:
             return
         reused = self.reused(miss)
         if restarted and self.hit(miss):
-            self.untried(
-                f"equal, but the answer to compare with was a hit too ({reused} cached), even after"
-                " a restart, and no way past this server's cache is known"
+            self.untested(
+                f"equal, but the answer to compare with was also a hit ({reused} cached), even "
+                "after a restart; no other way to bypass this server's cache is known"
             )
         elif not restarted and reused is None:
-            self.untried(
-                "equal, but the answer to compare with may have been a hit too: the server does not"
-                " tell, and may not know cache_prompt; with --restart there is a way past its cache"
+            self.untested(
+                "equal, but the answer to compare with may also have been a hit: the server does "
+                "not report hits, and may not know cache_prompt; give --restart to bypass its cache"
             )
         elif not restarted and reused:
-            self.untried(
-                f"equal, but the answer to compare with was a hit too ({reused} cached), and no way"
-                " past this server's cache is known; with --restart there is one"
+            self.untested(
+                f"equal, but the answer to compare with was also a hit ({reused} cached); give"
+                " --restart to bypass this server's cache"
             )
 
     def reused(self, answer: Answer) -> int | None:
@@ -409,7 +409,7 @@ class Case:
         """``complete``; a request that was answered once must not be refused later."""
         key = json.dumps(body)
         if self.refuses(answer) and key in self._answered:
-            self.broke(f"{what} was refused, and was answered before: {answer.outcome}")
+            self.fail(f"{what} was refused, and was answered before: {answer.outcome}")
             raise Ended(what)
         self.complete(answer, what)
         self._answered.add(key)
@@ -421,7 +421,7 @@ class Case:
 
 def cached(answers: Sequence[Answer]) -> str:
     """The prompt tokens that each answer reports as reused."""
-    told = [answer.cached_tokens for answer in answers]
-    if all(number is None for number in told):
+    numbers = [answer.cached_tokens for answer in answers]
+    if all(number is None for number in numbers):
         return "cached: not reported"
-    return f"cached: {', '.join(map(count, told))}"
+    return f"cached: {', '.join(map(count, numbers))}"

@@ -95,7 +95,7 @@ class Client:
         except (httpx.HTTPError, _TooMuch) as error:
             fault = reading.fault(error)
         if hung := hung or exchange.was_cut:
-            what = "no end of the answer" if reading.status else "no answer"
+            what = "no complete answer" if reading.status else "no answer"
             fault = f"{what} within {self.deadline_s:g} s"
         return attrs.evolve(
             reading.answer(fault),
@@ -241,4 +241,4 @@ class _Reading:
             return "the connection was closed without an answer"
         if cause is not None:
             return f"the connection broke: {cause.strerror or cause}"
-        return f"no HTTP: {error}"
+        return f"not HTTP: {error}"

@@ -94,8 +94,8 @@ class Answer:
     @property
     def outcome(self) -> str:
         """The result in words, if it is no answer."""
-        told = f": {shown(self.error)}" if self.error else ""
-        return self.fault or f"status {self.status}{told}"
+        error = f": {shown(self.error)}" if self.error else ""
+        return self.fault or f"status {self.status}{error}"
 
 
 def whole(status: int, body: bytes) -> Answer:
@@ -110,7 +110,7 @@ def whole(status: int, body: bytes) -> Answer:
     message = _get(choice, "message")
     if not isinstance(message, Mapping):
         start = shown(body.decode(errors="replace"))
-        return Answer(status=status, fault=f"a body that is no completion: {start}")
+        return Answer(status=status, fault=f"a body that is not a completion: {start}")
     return Answer(
         status=status,
         text=_text(message, "content"),
@@ -182,7 +182,9 @@ class Streamed:
             return
         value = _json(data)
         if not isinstance(value, Mapping):
-            self._fault = f"an event that is no JSON object: {shown(data.decode(errors='replace'))}"
+            self._fault = (
+                f"an event that is not a JSON object: {shown(data.decode(errors='replace'))}"
+            )
             return
         if value.get("error") is not None:
             self._error, _ = _error(value)
@@ -289,7 +291,7 @@ def _common(one: str, other: str) -> int:
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-# --- reading what may be anything ----------------------------------------------------------------
+# --- reading any JSON ----------------------------------------------------------------------------
 
 
 def _json(data: bytes) -> Any:

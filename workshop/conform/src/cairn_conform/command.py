@@ -1,5 +1,5 @@
 """
-``ops conform``: a suite from outside, against any server that speaks OpenAI's chat completions.
+``ops conform``: tests any server with OpenAI's chat completions from outside.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cairn_conform.client import Client
 from cairn_conform.client_texts import new_salt, user
 from cairn_conform.suite import ROWS, played
 
-_MARKS = {"kept": "kept", "broken": "BROKEN", "not tried": "not tried"}
+_MARKS = {"passed": "passed", "failed": "FAILED", "not tested": "not tested"}
 _CONTEXT_NAMES = ("max_model_len", "context_length", "context_window", "context_tokens")
 
 
@@ -35,20 +35,20 @@ _CONTEXT_NAMES = ("max_model_len", "context_length", "context_window", "context_
     )
 )
 @click.argument("url")
-@click.option("--model", metavar="NAME", help="The model to ask for, if the server lists several.")
+@click.option("--model", metavar="NAME", help="The model to test, if the server lists several.")
 @click.option(
     "--row",
     "names",
     multiple=True,
     type=click.Choice(list(ROWS)),
     metavar="NAME",
-    help="This row only; may be given again. docs/conformance.md lists them.",
+    help="Run only this row. Repeat the option for several. docs/conformance.md lists the rows.",
 )
 @click.option(
     "--restart",
     metavar="COMMAND",
-    help="A shell command that stops the server and starts it again at the same address. Without "
-    "it, nothing is asked across a restart.",
+    help="A shell command that restarts the server at the same address. Without it, nothing is "
+    "tested across a restart.",
 )
 @click.option(
     "--deadline",
@@ -56,30 +56,30 @@ _CONTEXT_NAMES = ("max_model_len", "context_length", "context_window", "context_
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="For each request, and twice that for a restart. What takes longer counts as hung.",
+    help="The time limit of a request; a restart may take twice as long.",
 )
 @click.option(
     "--words",
     type=click.IntRange(40, 20_000),
     default=400,
     show_default=True,
-    help="Of a long prompt. It has to fill several blocks of the server's cache.",
+    help="The length of a long prompt. It has to fill several blocks of the server's cache.",
 )
 @click.option(
     "--context",
     type=click.IntRange(1),
     metavar="TOKENS",
-    help="The longest prompt of the model, if the server does not tell it.",
+    help="The model's context length, if the server does not report it.",
 )
 @click.option(
     "--salt",
     metavar="TEXT",
-    help="What prompts begin with, to ask the same once more; drawn if there is none. A server "
-    "that still has them cached gives no miss.",
+    help="The beginning of all prompts, to repeat a run; random by default. If the server still "
+    "has the prompts cached, no request is a miss.",
 )
 @api_key_option
-@click.option("--anywhere", is_flag=True, help="Ask a server on another machine too.")
-@click.option("--json", "as_json", is_flag=True, help="JSON in place of the table.")
+@click.option("--anywhere", is_flag=True, help="Allow a server on another machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def conform(
     url: str,
     model: str | None,
@@ -96,24 +96,24 @@ def conform(
     """
     Check over HTTP that a server's cache does not change its answers.
 
-    URL is any server with OpenAI's chat completions. Each row is kept, broken or not tried, and
+    URL is any server with OpenAI's chat completions. Each row passes, fails or is not tested, and
     says what was observed. What a server does not report is not counted against it. The server gets
     about 200 requests, some of them malformed and some whose client disconnects, so use a server
     that has no other clients at the moment.
 
     \b
     Exit code
-      0  nothing is broken
-      1  something is
-      2  the server could not be asked
+      0  no row fails
+      1  a row fails
+      2  the server could not be tested
     """
     _check_url(url, anywhere=anywhere)
     client = Client(url, key=api_key, deadline_s=deadline)
     salt = salt or new_salt()
-    subject, told = _met(client, url, model=model, context=context, salt=salt, words=words)
+    subject, reported = _meet(client, url, model=model, context=context, salt=salt, words=words)
     subject = attrs.evolve(subject, restart=restart, restart_s=2 * deadline)
     chosen = [row for name, row in ROWS.items() if not names or name in names]
-    click.echo(f"asking {url} ({_told_words(told)}); --salt {salt}", err=True)
+    click.echo(f"testing {url} ({_reported_words(reported)}); --salt {salt}", err=True)
 
     places = {row.name: place for place, row in enumerate(chosen, start=1)}
     results, lost = played(
@@ -122,45 +122,49 @@ def conform(
         lambda row: click.echo(f"[{places[row.name]}/{len(chosen)}] {row.name} ...", err=True),
     )
     if as_json:
-        _tell_json(url, salt, told, results, lost)
+        _print_json(url, salt, reported, results, lost)
     else:
-        _tell(results)
-    if any(result.verdict == "broken" for result in results):
+        _print(results)
+    if any(result.verdict == "failed" for result in results):
         sys.exit(1)
     if lost is not None:
-        raise Unreadable(f"{url}: {lost}. See its log.")
+        raise Unreadable(f"{url}: {lost}. See the server's log.")
 
 
 def _check_url(url: str, *, anywhere: bool) -> None:
     """
     Raises:
-        Unreadable: it is no address, or not this machine's.
+        Unreadable: it is invalid, or not on this machine.
     """
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
-        (host or "").encode("idna")  # and an address that no request could be sent to
+        (host or "").encode("idna")  # raises for an address that no request could be sent to
         parts.path.encode("ascii")
     except ValueError as error:
-        raise Unreadable(f"{url} is no address: {error}. Write http://127.0.0.1:8000.") from error
+        raise Unreadable(
+            f"{url} is not a valid address: {error}. Expected one like http://127.0.0.1:8000."
+        ) from error
     if parts.scheme not in ("http", "https") or not host:
-        raise Unreadable(f"{url} is no address of a server. Write http://127.0.0.1:8000.")
+        raise Unreadable(
+            f"{url} is not the address of a server. Expected one like http://127.0.0.1:8000."
+        )
     if _is_loopback(host):
         return
     if not anywhere:
         raise Unreadable(
-            f"{host} is not this machine's loopback. The suite sends broken requests and takes the "
-            "server's time; if it is yours to try, give --anywhere."
+            f"{host} is not this machine's loopback. The suite sends malformed requests and keeps "
+            "the server busy; if you may test that server, give --anywhere."
         )
     click.echo(
-        f"Warning: {host} may be another machine: requests go over the network, and others who "
-        "use that server will notice.",
+        f"Warning: {host} may be another machine. Requests go over the network, and other clients "
+        "of that server will notice.",
         err=True,
     )
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a host is certainly this machine: any other name may lead anywhere."""
+    """Whether a host is certainly this machine. Any other name may lead anywhere."""
     if host == "localhost":
         return True
     try:
@@ -169,11 +173,11 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _met(
+def _meet(
     client: Client, url: str, *, model: str | None, context: int | None, salt: str, words: int
 ) -> tuple[Subject, dict[str, Any]]:
     """
-    The server as it presents itself, and what it reports.
+    The server to test, and what it reports about itself.
 
     Raises:
         Unreadable: it gives no answer to a plain request.
@@ -199,17 +203,17 @@ def _met(
         answer = client.ask(subject.body([user(f"{salt} Hello.")]))
     if not answer.complete:
         raise Unreadable(
-            f"{url} cannot be asked: {answer.outcome}. Check the address, whether the server is "
-            "up, --model, and whether it wants a key (--api-key)."
+            f"{url} cannot be tested: {answer.outcome}. Check the address, --model, whether the "
+            "server is running, and whether it requires a key (--api-key)."
         )
-    told = {
+    reported = {
         "model": model,
         "context": subject.context_tokens,
         "logprobs": answer.tokens is not None,
         "usage": answer.prompt_tokens is not None,
         "cached_tokens": answer.cached_tokens is not None,
     }
-    return subject, told
+    return subject, reported
 
 
 def _listed(value: Any) -> dict[str, Mapping[str, Any]]:
@@ -220,28 +224,28 @@ def _listed(value: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def _context(facts: Any) -> int | None:
-    """How long a prompt may be, by the names that servers use; OpenAI has none for it."""
+    """The context length, under the names that servers use; OpenAI's API has none."""
     if not isinstance(facts, Mapping):
         return None
-    told = (facts.get(name) for name in _CONTEXT_NAMES)
-    return next((number for number in told if isinstance(number, int) and number > 0), None)
+    values = (facts.get(name) for name in _CONTEXT_NAMES)
+    return next((number for number in values if isinstance(number, int) and number > 0), None)
 
 
-# --- what is told --------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------
 
 
-def _told_words(told: Mapping[str, Any]) -> str:
-    words = [f"model {printable(told['model'] or 'not reported')}"]
+def _reported_words(reported: Mapping[str, Any]) -> str:
+    words = [f"model {printable(reported['model'] or 'not reported')}"]
     for name, what in (
         ("logprobs", "log-probabilities"),
         ("usage", "usage"),
         ("cached_tokens", "cached tokens"),
     ):
-        words.append(f"{what}: {'reported' if told[name] else 'not reported'}")
+        words.append(f"{what}: {'reported' if reported[name] else 'not reported'}")
     return ", ".join(words)
 
 
-def _tell(results: Sequence[Result]) -> None:
+def _print(results: Sequence[Result]) -> None:
     rows = [
         (one.row.name, _MARKS[one.verdict], one.row.asks, "; ".join(one.words)) for one in results
     ]
@@ -252,16 +256,16 @@ def _tell(results: Sequence[Result]) -> None:
     click.echo(f"{numbers} ({asked})")
 
 
-def _tell_json(
-    url: str, salt: str, told: Mapping[str, Any], results: Sequence[Result], lost: str | None
+def _print_json(
+    url: str, salt: str, reported: Mapping[str, Any], results: Sequence[Result], lost: str | None
 ) -> None:
     rows = [
         {
             "row": one.row.name,
             "asks": one.row.asks,
             "verdict": one.verdict,
-            "broken": one.broken,
-            "not_tried": one.untried,
+            "failures": one.failures,
+            "not_tested": one.untested,
             "seen": one.evidence,
             "requests": one.requests,
         }
@@ -271,7 +275,7 @@ def _tell_json(
         "url": url,
         "cairn": __version__,
         "salt": salt,
-        "told": told,
+        "reported": reported,
         "lost": lost,
         "rows": rows,
     }

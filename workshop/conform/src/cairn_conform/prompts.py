@@ -47,7 +47,7 @@ def bad_bodies(good: Mapping[str, Any], *, logprobs: bool) -> Mapping[str, bytes
 
     bodies = {
         "an empty body": b"",
-        "no JSON": b"hello",
+        "not JSON": b"hello",
         "JSON that is cut off": text[:-2],
         "a list": b"[]",
         "a number": b"1",

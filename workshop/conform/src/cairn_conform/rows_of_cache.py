@@ -40,14 +40,14 @@ def hit_equals_miss(case: Case) -> None:
     case.note(f"{cached(answers)} ({order})")
     hits = {case.hit(answer) for answer in answers}
     if hits == {False}:
-        case.untried(
+        case.untested(
             "no request reused much of the prompt, so there is no hit to compare with a miss: the "
-            "server has no cache, or the prompt is too short for it (--words)"
+            "server has no cache, or the prompt is too short for it (raise --words)"
         )
     elif hits == {True}:
-        case.untried(
+        case.untested(
             "each request reused much of the prompt, so there is no miss to compare with a hit: it "
-            "was asked before (--salt)"
+            "was sent before (choose another --salt)"
         )
 
 
@@ -63,7 +63,7 @@ def shared_beginning(case: Case) -> None:
     case.compared(answers[1])
     case.note(f"{cached(answers)} (one prompt, another with its beginning)")
     if case.hit(answers[1]) is False:
-        case.untried("hardly anything of the beginning was reused, so there is no hit")
+        case.untested("hardly any of the beginning was reused, so there is no hit")
 
 
 def other_traffic(case: Case) -> None:
@@ -80,11 +80,11 @@ def other_traffic(case: Case) -> None:
     case.same(case.ask(fresh), first, "a new prompt among others, compared with it alone after")
     case.compared(alone)
     case.note(
-        f"others under way at the same time: {overlaps}, and {overlaps_first} of {_OTHERS} (some "
+        f"others in progress at the same time: {overlaps}, and {overlaps_first} of {_OTHERS} (some "
         "may have waited for others)"
     )
     if not (overlaps and overlaps_first):
-        case.untried("no other request was under way at the same time")
+        case.untested("no other request was in progress at the same time")
 
 
 def turn_by_turn(case: Case) -> None:
@@ -152,17 +152,16 @@ def disconnect(case: Case) -> None:
     )
     for name, go in moments:
         left = go()
-        case.note(f"left {name}: {_left(left)}")
+        case.note(f"disconnected {name}: {_left(left)}")
         if left.ended and name == "in decode":
-            case.untried("the answer had ended before its client could leave in decode")
+            case.untested("the answer had ended before its client could disconnect in decode")
         elif name.startswith("in prefill") and (left.pieces or left.ended):
-            case.untried(
-                f"the answer began before its client could leave {name}; longer prompts take "
-                "--words"
+            case.untested(
+                f"the answer began before its client could disconnect {name}; raise --words"
             )
-        after = case.ask(known, f"the next request after a client left {name}")
-        case.same(before, after, f"after a client left {name}")
-    case.same(before_decoding, case.ask(decoding), "what was left in decode, asked again")
+        after = case.ask(known, f"the next request after a client disconnected {name}")
+        case.same(before, after, f"after a client disconnected {name}")
+    case.same(before_decoding, case.ask(decoding), "the request abandoned in decode, asked again")
     case.compared(before)
 
 
@@ -174,14 +173,14 @@ def cut_off_prefill(case: Case) -> None:
         prompt = case.long(f"cut at {part}")
         left = case.leave(prompt, after_s=first_s * part)
         in_time += not left.pieces and not left.ended
-        case.note(f"cut off at {part:.0%} of the time to a first token: {_left(left)}")
-        again = case.spoken(case.ask(prompt, "a prompt that was cut off"))
-        case.same(again, case.ask(prompt), "what was cut off, asked a second time")
+        case.note(f"disconnected at {part:.0%} of the time to first token: {_left(left)}")
+        again = case.spoken(case.ask(prompt, "an abandoned prompt"))
+        case.same(again, case.ask(prompt), "the abandoned prompt, asked a second time")
         case.note(f"{cached([again])} (asked again)")
-        case.equals_a_miss(prompt, again, "what was cut off and asked again, compared with a miss")
+        case.equals_a_miss(prompt, again, "the abandoned prompt, compared with a miss")
     case.note(f"first token of such a prompt after {first_s * 1000:.0f} ms")
     if not in_time:
-        case.untried("the answer began before it could be cut off; longer prompts take --words")
+        case.untested("the answer began before its client could disconnect; raise --words")
 
 
 def _among(
@@ -226,25 +225,33 @@ def _left(left: Left) -> str:
 
 
 CACHE_ROWS = (
-    Row("hit-equals-miss", "Does a cache hit give what a miss gives?", hit_equals_miss),
+    Row("hit-equals-miss", "Does a cache hit give the same answer as a miss?", hit_equals_miss),
     Row(
         "shared-beginning",
-        "Is it the same where only the beginning of a prompt is cached?",
+        "Is the answer the same if only the beginning of a prompt is cached?",
         shared_beginning,
     ),
-    Row("other-traffic", "Is an answer the same after and among others?", other_traffic),
+    Row("other-traffic", "Is an answer the same after and among other requests?", other_traffic),
     Row(
-        "turn-by-turn", "Does a conversation give turn by turn what it gives at once?", turn_by_turn
+        "turn-by-turn",
+        "Is a conversation the same turn by turn and all at once?",
+        turn_by_turn,
     ),
-    Row("exact-repeat", "Is all fine where the cache has all of a prompt?", exact_repeat),
+    Row("exact-repeat", "Is the answer the same if all of a prompt is cached?", exact_repeat),
 )
-"""The rows that a server tolerates easily."""
+"""The rows that do no harm."""
 
 HARD_ROWS = (
     Row("restart", "Is an answer the same after a restart?", after_a_restart),
-    Row("disconnect", "Is the next client served the same after one that left?", disconnect),
     Row(
-        "cut-off-prefill", "Does a prefill that was cut off leave nothing behind?", cut_off_prefill
+        "disconnect",
+        "Is the next answer the same after a client disconnected?",
+        disconnect,
+    ),
+    Row(
+        "cut-off-prefill",
+        "Is an answer the same after an abandoned prefill?",
+        cut_off_prefill,
     ),
 )
 """The rows that may change the state of a server."""

@@ -1,4 +1,4 @@
-"""The rows about the protocol: reported figures add up, and requests are carried out or refused."""
+"""The rows about the protocol: reported numbers add up, and requests are served or refused."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def streaming(case: Case) -> None:
         whole = case.ask(prompt, **more)
         stream = case.stream(prompt, **more)
         if not stream.streamed:
-            case.broke(f"{name}: a stream was asked for, and the answer came whole")
+            case.fail(f"{name}: a stream was requested, and the answer was not streamed")
             continue
         case.same(whole, stream, f"{name}: streamed, compared with whole")
         if not stream.done:
-            case.broke(f"{name}: the stream ended without [DONE]")
+            case.fail(f"{name}: the stream ended without [DONE]")
         both = whole if stream.tokens is not None else stream
         case.note(f"{name}: compared: {compared(both)}")
 
@@ -51,14 +51,14 @@ def seeds(case: Case) -> None:
     others = [case.ask(prompt, seed=seed, **sampled) for seed in _OTHER_SEEDS]
     apart = sum((one.text, one.reasoning) != (first.text, first.reasoning) for one in others)
     if not apart:
-        found = f"at temperature 1, {len(others)} other seeds give the very same answer"
+        found = f"at temperature 1, {len(others)} other seeds give the same answer"
         chance = _chance(first, len(others))
         if chance is not None and chance > _CHANCE_MIN:
-            case.untried(f"{found}; the model is so sure of it that this is no wonder")
+            case.untested(f"{found}; the model is so certain of it that this is likely")
         elif chance is None and first.finish_reason != "length":
-            case.untried(f"{found}; how sure the model is of it is not reported, and it is short")
+            case.untested(f"{found}; log-probabilities are not reported, and the answer is short")
         else:
-            case.broke(found)
+            case.fail(found)
     case.note(f"other seeds with other answers: {apart} of {len(others)}")
 
 
@@ -74,7 +74,7 @@ def _chance(answer: Answer, others: int) -> float | None:
     return math.exp(others * total) if answer.tokens else None
 
 
-def limits_kept(case: Case) -> None:
+def limits(case: Case) -> None:
     """Fewer tokens, and stop texts taken from the server's own answer."""
     prompt = case.short()
     full = case.warm(prompt)
@@ -82,7 +82,7 @@ def limits_kept(case: Case) -> None:
         _check_limit(case, full, case.ask(prompt, max_tokens=limit), limit)
     stops = _stops(full.text)
     if not stops:
-        case.note("stop texts: not tried, the answer has no text to stop at")
+        case.note("stop texts: not tested, since the answer has no text to stop at")
     for place, stop in enumerate(stops):
         answer = _ask_stop(case, prompt, stop, alone=not place)
         _check_stop(case, full, answer, stop)
@@ -92,23 +92,24 @@ def limits_kept(case: Case) -> None:
 
 def _check_limit(case: Case, full: Answer, answer: Answer, limit: int) -> None:
     what = f"max_tokens {limit}"
-    told, all_told = _length(answer), _length(full)
-    if told is not None and told > limit:
-        case.broke(f"{what}: {told} tokens")
+    tokens, all_tokens = _length(answer), _length(full)
+    if tokens is not None and tokens > limit:
+        case.fail(f"{what}: {tokens} tokens")
     # A cut character at the end becomes a replacement sign, which the longer answer does not have.
     beginning = answer.text.rstrip(_LOST).rstrip()
     if not full.text.startswith(beginning):
-        case.broke(
-            f"{what}: {shown(answer.text)} is no beginning of the longer answer {shown(full.text)}"
+        case.fail(
+            f"{what}: {shown(answer.text)} is not the beginning of the longer answer "
+            f"{shown(full.text)}"
         )
-    if told is None and limit < TOKENS and len(answer.text) >= len(full.text) > 0:
-        case.broke(f"{what}: as much text as with max_tokens {TOKENS}")
-    if told is None or all_told is None:
+    if tokens is None and limit < TOKENS and len(answer.text) >= len(full.text) > 0:
+        case.fail(f"{what}: as much text as with max_tokens {TOKENS}")
+    if tokens is None or all_tokens is None:
         is_cut = len(answer.text) < len(full.text)
     else:
-        is_cut = told == limit and (told < all_told or full.finish_reason == "length")
+        is_cut = tokens == limit and (tokens < all_tokens or full.finish_reason == "length")
     if is_cut and answer.finish_reason != "length":
-        case.broke(f"{what}: finish_reason is {answer.finish_reason}, not length")
+        case.fail(f"{what}: finish_reason is {answer.finish_reason}, not length")
 
 
 def _length(answer: Answer) -> int | None:
@@ -129,7 +130,7 @@ def _ask_stop(case: Case, prompt: list[Message], stop: str, *, alone: bool) -> A
         answer = case.subject.client.ask(case.subject.body(prompt, stop=stop))
         if not case.refuses(answer):
             return case.complete(answer, "a request with a stop text")
-        case.note(f"a stop text alone is refused ({answer.outcome}), and was asked for in a list")
+        case.note(f"a single stop text is refused ({answer.outcome}), so it was sent in a list")
     given = ["\x00never\x00", stop]
     return case.ask(prompt, "a request with a list of stop texts", stop=given)
 
@@ -138,11 +139,11 @@ def _check_stop(case: Case, full: Answer, answer: Answer, stop: str) -> None:
     what = f"stop {shown(stop)}"
     expected = full.text[: full.text.index(stop)]
     if stop in answer.text:
-        case.broke(f"{what}: it is in the answer {shown(answer.text)}")
+        case.fail(f"{what}: it is in the answer {shown(answer.text)}")
     elif answer.text.rstrip() != expected.rstrip():
-        case.broke(f"{what}: the answer is {shown(answer.text)}, not {shown(expected)}")
+        case.fail(f"{what}: the answer is {shown(answer.text)}, not {shown(expected)}")
     elif answer.finish_reason != "stop":
-        case.broke(f"{what}: finish_reason is {answer.finish_reason}, not stop")
+        case.fail(f"{what}: finish_reason is {answer.finish_reason}, not stop")
 
 
 def _stops(text: str) -> list[str]:
@@ -163,16 +164,16 @@ def token_accounts(case: Case) -> None:
         "streamed": case.stream(prompt),
         "with max_tokens 5": case.ask(prompt, max_tokens=5),
     }
-    told = {name: one for name, one in answers.items() if one.prompt_tokens is not None}
-    if not told:
+    reported = {name: one for name, one in answers.items() if one.prompt_tokens is not None}
+    if not reported:
         raise case.stop("usage is not reported")
-    for name, one in told.items():
+    for name, one in reported.items():
         _check_account(case, name, one)
-    numbers = {one.prompt_tokens for one in told.values()}
+    numbers = {one.prompt_tokens for one in reported.values()}
     if len(numbers) > 1:
-        each = ", ".join(f"{name} {one.prompt_tokens}" for name, one in told.items())
-        case.broke(f"one prompt has several numbers of tokens: {each}")
-    if "streamed" not in told:
+        each = ", ".join(f"{name} {one.prompt_tokens}" for name, one in reported.items())
+        case.fail(f"the same prompt has different numbers of tokens: {each}")
+    if "streamed" not in reported:
         case.note("usage of streams: not reported")
     case.note(f"prompt_tokens: {', '.join(map(str, sorted(filter(None, numbers))))}")
     case.note(
@@ -186,17 +187,17 @@ def _check_account(case: Case, name: str, answer: Answer) -> None:
     prompt, completion = answer.prompt_tokens, answer.completion_tokens
     total, reused = answer.total_tokens, answer.cached_tokens
     if prompt is not None and completion is not None and total not in (None, prompt + completion):
-        case.broke(f"{name}: total_tokens is {total}, not {prompt} + {completion}")
+        case.fail(f"{name}: total_tokens is {total}, not {prompt} + {completion}")
     if reused is not None and prompt is not None and not 0 <= reused <= prompt:
-        case.broke(f"{name}: cached_tokens is {reused}, of {prompt} prompt tokens")
+        case.fail(f"{name}: cached_tokens is {reused}, of {prompt} prompt tokens")
     if answer.tokens is None or completion is None:
         return
-    told = len(answer.tokens)
-    if completion == told + 1 and answer.finish_reason == "stop":
+    logprobs = len(answer.tokens)
+    if completion == logprobs + 1 and answer.finish_reason == "stop":
         # No rule says whether the token that ends an answer has a log-probability.
         case.note(f"{name}: the token that ended the answer is counted, and not in logprobs")
-    elif completion != told:
-        case.broke(f"{name}: completion_tokens is {completion}, and logprobs has {told}")
+    elif completion != logprobs:
+        case.fail(f"{name}: completion_tokens is {completion}, and logprobs has {logprobs}")
 
 
 def odd(case: Case) -> None:
@@ -212,7 +213,7 @@ def odd(case: Case) -> None:
         elif answer.refused and answer.error:
             refused.append(f"{name} ({answer.status})")
         else:
-            case.broke(f"{name}: {answer.outcome}")
+            case.fail(f"{name}: {answer.outcome}")
         if not _lives_on(case, name) or _hung(case, answer):
             break
     case.note(f"answered: {', '.join(answered) or 'none'}")
@@ -224,14 +225,14 @@ def bad(case: Case) -> None:
     """Invalid bodies: each is refused in OpenAI's envelope, and the server survives."""
     known = case.short()
     before = case.warm(known)
-    told = before.tokens is not None
-    bodies = dict(bad_bodies(case.subject.body(known), logprobs=told))
-    if not told:
-        case.note("logprobs that is a text: left out, because log-probabilities are not reported")
+    logprobs = before.tokens is not None
+    bodies = dict(bad_bodies(case.subject.body(known), logprobs=logprobs))
+    if not logprobs:
+        case.note("logprobs that is a text: not tested, since log-probabilities are not reported")
     context = case.subject.context_tokens
     if context is None or context > _WORDS_MAX:
         case.note(
-            "a prompt that is too long: not tried, since the context is not reported (--context)"
+            "a prompt that is too long: not tested, since the context is not reported (--context)"
         )
     else:
         # Each word has at least one token.
@@ -243,7 +244,7 @@ def bad(case: Case) -> None:
     for name, body in bodies.items():
         answer = case.subject.client.send(body)
         if not answer.refused:
-            case.broke(f"{name}: {_taken(answer)}")
+            case.fail(f"{name}: {_taken(answer)}")
         else:
             refused += 1
             if not answer.enveloped:
@@ -252,7 +253,7 @@ def bad(case: Case) -> None:
             break
     if unnamed:
         name, answer = unnamed[0]
-        case.broke(
+        case.fail(
             f"{len(unnamed)} of {refused} refusals are not OpenAI's "
             f'{{"error": {{"message": ...}}}}, such as {name}: {answer.outcome}'
         )
@@ -269,30 +270,30 @@ def _taken(answer: Answer) -> str:
 
 
 def _lives_on(case: Case, name: str) -> bool:
-    """Check that the server still answers after a request; otherwise the row is broken."""
+    """Check that the server still answers after a request; otherwise the row fails."""
     alive = case.subject.alive()
     if not alive:
-        case.broke(f"{name}: the server answers no more after it")
+        case.fail(f"{name}: the server stopped answering after it")
     return alive
 
 
 def _hung(case: Case, answer: Answer) -> bool:
     """Whether the row should end: a request that hangs takes all of its time, each time."""
     if answer.hung:
-        case.note("the rest of the row was not asked")
+        case.note("the rest of the row was not tested")
     return answer.hung
 
 
 PROTOCOL_ROWS = (
-    Row("streaming", "Is a stream what the whole answer is?", streaming),
-    Row("seeds", "Does a seed give its answer again, and another seed another?", seeds),
-    Row("limits", "Are stop texts and max_tokens kept?", limits_kept),
+    Row("streaming", "Does a stream give the same answer?", streaming),
+    Row("seeds", "Does a seed repeat an answer, and another seed change it?", seeds),
+    Row("limits", "Do stop texts and max_tokens work?", limits),
     Row("token-accounts", "Does the usage add up?", token_accounts),
 )
-"""The rows that a server tolerates easily."""
+"""The rows that do no harm."""
 
 HOSTILE_ROWS = (
-    Row("odd-prompts", "Is there an answer or a refusal to odd prompts?", odd),
-    Row("bad-bodies", "Are bodies that cannot be used refused, with an error's envelope?", bad),
+    Row("odd-prompts", "Are odd prompts answered or refused?", odd),
+    Row("bad-bodies", "Are invalid bodies refused, with OpenAI's error format?", bad),
 )
 """The rows that a server may not survive."""

@@ -27,7 +27,7 @@ def played(
         begun(row)
         case = Case(subject, row)
         if lost is not None:
-            case.untried(lost)
+            case.untested(lost)
         else:
             lost = _play(case, row)
         results.append(case.result())
@@ -44,12 +44,12 @@ def _play(case: Case, row: Row) -> str | None:
     except Ended:
         pass
     except Lost as error:
-        case.untried(f"the server {error}")
+        case.untested(f"the server {error}")
         return f"the server {error} (in the row {row.name})"
     if case.subject.alive():
         return None
-    gone = f"the server answers no more (since the row {row.name})"
-    case.broke("after it, the server answers no more")
+    gone = f"the server stopped answering (in the row {row.name})"
+    case.fail("after it, the server stopped answering")
     if case.subject.restart is None:
         return gone
     try:

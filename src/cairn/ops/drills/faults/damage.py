@@ -1,7 +1,7 @@
 """
-How a running server is damaged: wrappers around the methods of its own instances.
+Damages a running server by wrapping the methods of its instances.
 
-They go with the server: nothing that a drill does outlives it, and no class is changed.
+No class is changed, so nothing that a drill does outlives its server.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Method = Callable[..., Any]
 @attrs.define
 class Damage:
     """
-    A server that is about to be damaged, and the session at which it is aimed.
+    A server to damage, and the session that the damage is aimed at.
 
     Attributes:
-        struck_s: by the monotonic clock, when the damage first did something; None before.
+        struck_s: when the damage first took effect, on the monotonic clock; None before.
     """
 
     server: Server
@@ -33,37 +33,37 @@ class Damage:
     struck_s: float | None = None
 
     def strike(self) -> None:
-        """Take down that the damage does something now."""
+        """Record that the damage takes effect now."""
         if self.struck_s is None:
             self.struck_s = time.monotonic()
 
     @property
     def engine(self) -> Any:
-        """The engine itself. Its methods run on its own thread."""
+        """The engine itself. Its methods run on the engine thread."""
         return self.server.loaded.engine._device
 
     @property
     def session(self) -> Session | None:
-        """The victim, as the journal has it."""
+        """The victim's state in the journal."""
         return self.server.loaded.sequencer.state.sessions.get(SessionId(self.victim))
 
     @property
     def slab(self) -> int | None:
-        """The slab that the victim holds."""
+        """The id of the victim's slab; None if it has none."""
         session = self.session
         return session.slab.id if session is not None and session.slab is not None else None
 
     @property
     def actor(self) -> SessionActor:
-        """The victim's actor; the victim must have been served."""
+        """The victim's actor; it exists after the victim's first request."""
         return self.server.loaded.sessions.actors[self.victim]
 
 
 def wrap(owner: object, name: str, around: Callable[[Method], Method]) -> None:
     """
-    Put another method in the place of one, on this instance alone.
+    Replace a method on this instance alone.
 
     Args:
-        around: is given the method as it was.
+        around: makes the new method from the old one.
     """
     setattr(owner, name, around(getattr(owner, name)))

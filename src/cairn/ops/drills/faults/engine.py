@@ -1,4 +1,4 @@
-"""Damage to passes of the model: what a layer holds, what was run, whether it ran."""
+"""Damage to passes of the model: their layers, their tokens, and whether they run at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cairn.ops.drills.faults.damage import Damage, Method, wrap
 
 
 async def layer_short(damage: Damage) -> None:
-    """One layer holds a token less than the others."""
+    """One layer has one token fewer than the others."""
 
     def shorten(slab: Any) -> None:
         slab.caches[2].offset -= 1
@@ -18,7 +18,7 @@ async def layer_short(damage: Damage) -> None:
 
 
 async def window_moved(damage: Damage) -> None:
-    """One layer has lost its first token."""
+    """One layer loses its first token."""
 
     def forget(slab: Any) -> None:
         slab.caches[1].start = 1
@@ -36,7 +36,7 @@ async def pass_raises(damage: Damage) -> None:
 
 
 async def tokens_shifted(damage: Damage) -> None:
-    """A pass runs over the tokens one place on."""
+    """A pass runs on tokens shifted by one."""
 
     def around(run: Method) -> Method:
         def run_chunk(slab: int, ids: Any, wanted: Any) -> Any:
@@ -51,7 +51,7 @@ async def tokens_shifted(damage: Damage) -> None:
 
 
 def _after_each_pass(damage: Damage, harm: Callable[[Any], None]) -> None:
-    """Have the victim's slab harmed after the model has run, before anything is measured."""
+    """Damage the victim's slab after the model has run, before anything is measured."""
     engine = damage.engine
 
     def around(run: Method) -> Method:

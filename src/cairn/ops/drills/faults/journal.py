@@ -1,4 +1,4 @@
-"""Damage to a journal on disk, as somebody with the file and a database program could do it."""
+"""Damage to a journal on disk, as a person with a database program could do it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from cairn.ops.drills.server.private_server import stored_rows
 
 
 def row_changed(directory: Path) -> int:
-    """Change a figure in a row. Gives the row at which the chain breaks."""
+    """Change a number in a row. Returns the position at which the chain breaks."""
     row = next(row for row in stored_rows(directory) if row.kind == ev.RequestReceived.kind)
     event = decode(row).event
     assert isinstance(event, ev.RequestReceived)
-    told = b'"prompt_tokens":%d'
-    public = row.public.replace(told % event.prompt_tokens, told % (event.prompt_tokens + 1))
+    field = b'"prompt_tokens":%d'
+    public = row.public.replace(field % event.prompt_tokens, field % (event.prompt_tokens + 1))
     _execute(directory, "UPDATE events SET public = ? WHERE position = ?", (public, row.position))
     return row.position
 
 
 def row_removed(directory: Path) -> int:
-    """Take a row out of the middle. Gives the row at which the chain breaks."""
+    """Remove a row from the middle. Returns the position at which the chain breaks."""
     row = next(row for row in stored_rows(directory) if row.kind == ev.TokensEmitted.kind)
     _execute(directory, "DELETE FROM events WHERE position = ?", (row.position,))
     return row.position + 1
@@ -34,8 +34,8 @@ def row_removed(directory: Path) -> int:
 
 def tail_rewritten(directory: Path) -> int:
     """
-    Write other words into the last answer and make the chain anew from there, so that it holds
-    again. Gives the first row that was rewritten.
+    Change the text of the last answer and rebuild the chain from there, so that it is valid again.
+    Returns the position of the first rewritten row.
     """
     rows = stored_rows(directory)
     first = max(row.position for row in rows if row.kind == ev.TokensEmitted.kind)

@@ -1,4 +1,4 @@
-"""Damage to memory: bits of a block, slabs and references that are counted wrongly."""
+"""Damage to memory: bits of a block, and wrong counts of slabs and references."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def bit_flipped(damage: Damage) -> None:
 
 
 async def block_recomputed(damage: Damage) -> None:
-    """KV comes out one bit otherwise when it is computed again."""
+    """KV differs in one bit when it is computed again."""
     engine = damage.engine
 
     def around(seal: Method) -> Method:
@@ -37,7 +37,7 @@ async def block_recomputed(damage: Damage) -> None:
 
 
 async def slab_leaked(damage: Damage) -> None:
-    """The pool keeps a slab when it is given back."""
+    """The pool keeps a released slab."""
     pool = damage.engine.pool
 
     def around(close: Method) -> Method:
@@ -72,5 +72,5 @@ async def slab_freed_twice(damage: Damage) -> None:
 
 
 def _flip_sign(array: Any, place: tuple[int, ...]) -> None:
-    """Flip one bit of an array in place. For the engine's thread."""
+    """Flip one bit of an array, in place. Runs on the engine thread."""
     array[place] = -array[place]

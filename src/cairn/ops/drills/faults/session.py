@@ -1,4 +1,4 @@
-"""Damage to the order of things: decisions, counts, and which event is told first."""
+"""Damage to decisions, counters and the order of events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cairn.ops.drills.faults.damage import Damage, Method, wrap
 
 
 async def stale_decision(damage: Damage) -> None:
-    """A path is decided on a state that has forgotten what the session's slab holds."""
+    """A path is decided on a state that does not know what is in the session's slab."""
     sequencer = damage.server.loaded.sequencer
 
     def around(selected: Method) -> Method:
@@ -37,7 +37,7 @@ async def stale_decision(damage: Damage) -> None:
 
 
 async def sequence_gap(damage: Damage) -> None:
-    """A session loses count of its own events."""
+    """A session skips a number in its own events."""
     cache = damage.actor.cache
 
     def around(append: Method) -> Method:
@@ -53,17 +53,17 @@ async def sequence_gap(damage: Damage) -> None:
 
 
 async def event_out_of_order(damage: Damage) -> None:
-    """A session tells of a pass after it told what came of it."""
+    """A session reports a pass after reporting its result."""
     _reported_late(damage, "prefill")
 
 
 async def emission_early(damage: Damage) -> None:
-    """Tokens are released before the pass that made them is on record."""
+    """Tokens are sent before the pass that made them is recorded."""
     _reported_late(damage, "decode")
 
 
 def _reported_late(damage: Damage, step: ev.Step) -> None:
-    """Have a session hold its passes of one kind back until it has told the next thing."""
+    """Delay a session's reports of one kind of pass until after its next event."""
     held: list[ev.Event] = []
 
     def around(append: Method) -> Method:
@@ -72,7 +72,7 @@ def _reported_late(damage: Damage, step: ev.Step) -> None:
             if isinstance(event, ev.CacheExtended) and event.step == step:
                 damage.strike()
                 held.append(event)
-                return 0  # a receipt for what is not on record: nothing waits for it
+                return 0  # a receipt of nothing, so the session does not wait
             late = held.copy()
             held.clear()
             receipt = append(*events)

@@ -1,1 +1,1 @@
-"""The private server of a drill, its client, and the conversation held with it."""
+"""The private server of a drill, its client, and their conversation."""

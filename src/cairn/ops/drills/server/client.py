@@ -1,4 +1,4 @@
-"""A client of the private server, over HTTP on the loopback as every client is."""
+"""A client of the private server, over HTTP on the loopback."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Answer:
 
     @property
     def bits(self) -> tuple[Any, ...]:
-        """What must be the same whatever path the server took."""
+        """What must be equal whichever path the server took."""
         return self.status, self.text, self.tokens
 
     @property
@@ -51,7 +51,7 @@ class Answer:
 
 
 class Client:
-    """Sends requests to one server, each on a connection of its own."""
+    """Sends requests to one server, each on its own connection."""
 
     def __init__(self, url: str) -> None:
         self._options = options(url, timeout_s=_TIMEOUT_S)
@@ -91,7 +91,7 @@ class Client:
 
     @contextlib.asynccontextmanager
     async def streaming(self, body: Mapping[str, Any]) -> AsyncIterator[httpx.Response]:
-        """The response to a request for a stream, to be read; the end of the context closes it."""
+        """The response to a streaming request, not yet read; closed when the context ends."""
         async with (
             httpx.AsyncClient(**self._options) as client,
             client.stream("POST", _CHAT, json={**body, "stream": True}) as response,

@@ -1,6 +1,4 @@
-"""
-A whole server for one drill: its own directory, journal, log, secret and port on the loopback.
-"""
+"""A complete server for one drill: its own directory, journal, log, secret and loopback port."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from cairn.ops.serve.data_dir import make_home, root_secret
 
 _MIB = 1024 * 1024
 _SMALL: dict[str, Any] = {
-    # Short chunks give a short conversation several blocks; two rows serve two sessions at a time.
+    # Small blocks give a short conversation several of them; two rows serve two sessions at once.
     "block_tokens": 16,
     "decode_rows": 2,
     "pool_slabs": 6,
@@ -40,8 +38,8 @@ _SMALL: dict[str, Any] = {
 class PrivateServer:
     """
     Attributes:
-        server: the running thing, for those who damage it.
-        client: talks to it as anybody may.
+        server: for the code that damages it.
+        client: for requests over HTTP.
     """
 
     server: Server
@@ -53,17 +51,17 @@ async def private_server(
     directory: Path, model: Path, **changes: Any
 ) -> AsyncIterator[PrivateServer]:
     """
-    A server that serves while the context lasts, and then stops in order.
+    Serve while the context lasts, then stop in order.
 
     Args:
-        directory: made where it is not there; journal, log and secret stay in it.
-        changes: of ``Settings``.
+        directory: created if it does not exist; journal, log and secret stay in it.
+        changes: fields of ``Settings``.
 
     Raises:
-        BootRefused: its journal does not hold.
-        WriterDied: its journal could not be written any more, so it stopped. In a group.
+        BootRefused: its journal failed verification.
+        WriterDied: its journal could not be written, so it stopped. In a group.
     """
-    # What is damaged in a slab must be there still, however slow the model is.
+    # A damaged slab must still exist when it is used, however slow the model is.
     limits = Limits(drain_s=5.0, slab_idle_s=3600.0)
     settings = Settings(model=str(model), limits=limits, **{**_SMALL, **changes})
     make_home(directory)
