@@ -126,8 +126,8 @@ def test_what_is_wrong_with_a_turn_is_reported(changes: dict[str, Any], words: s
 def test_requests_are_read_from_a_journal():
     """With the tokens of their whole prompts, of which the journal has only the new part."""
     requests = requests_of([decode(row) for row in healthy()])
-    found = [(len(one.ids), one.path, one.reused, one.answered) for one in requests]
-    assert [(10, "new_session", 0, True), (18, "continuation", 8, True)] == found
+    rows = [(len(one.ids), one.path, one.reused, one.answered) for one in requests]
+    assert [(10, "new_session", 0, True), (18, "continuation", 8, True)] == rows
     assert requests[1].ids[:10] == requests[0].ids
     assert requests[1].ids[:12] == requests[0].later[0][:12]
     assert requests[0].rested is not None
