@@ -61,7 +61,7 @@ class Setup:
 
 
 @pytest.fixture(name="setup")
-def house_(model_directory: Path, tmp_path: Path) -> Setup:
+def setup_(model_directory: Path, tmp_path: Path) -> Setup:
     """A new setup."""
     return Setup(model=model_directory, folder=tmp_path / "blocks")
 
@@ -74,7 +74,7 @@ def tells(place: int, length: int = 60, **changes: Any) -> Generate:
 
 def device(server: Server) -> Any:
     """The engine of the engine's thread."""
-    return server.loaded.engine._device
+    return server.loaded.engine.device
 
 
 async def test_a_stop_writes_what_memory_holds(setup: Setup):
@@ -150,7 +150,7 @@ async def test_whoever_leaves_stops_the_loading(setup: Setup):
             async with local(server).generate(tells(1)):
                 await trio.to_thread.run_sync(reached.wait)
             go.set()
-            while server.loaded._tickets:
+            while not server.loaded.activity.is_idle:
                 await trio.testing.wait_all_tasks_blocked()
             await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
             assert 2 == len(loaded) == len(setup.events(ev.BlockLoaded))
@@ -282,16 +282,15 @@ async def test_a_full_disk(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     assert setup.holds()
 
 
-def flip_in_memory(engine: Any, key: str | None = None) -> str:
-    """Flip one bit of a block in memory, by default of the first. For the engine's thread."""
-    key = key or next(iter(engine.blocks._blocks))
-    block = engine.blocks._blocks[key]
+def flip_in_memory(engine: Any, key: str) -> str:
+    """Flip one bit of a block in memory. For the engine's thread."""
+    block = engine.blocks.get(key)
     array = block.keys[0]
     bits = array.view(mx.uint32)
     bits[0, 3, 1] = bits[0, 3, 1] ^ 1
     mx.eval(bits)
     object.__setattr__(block, "keys", (bits.view(array.dtype), *block.keys[1:]))
-    return str(key)
+    return key
 
 
 async def test_a_block_that_changed_in_memory_is_not_written(
@@ -307,7 +306,8 @@ async def test_a_block_that_changed_in_memory_is_not_written(
         with monkeypatch.context() as patch:
             patch.setattr(type(server.loaded.memory), "write_through", _not_now)
             first = await ask(server, tells(1))
-            key = await server.loaded.engine.call(flip_in_memory, str)
+            key = setup.events(ev.BlockSealed)[0].key
+            await server.loaded.engine.call(lambda mlx: flip_in_memory(mlx, key), str)
             files = device(server).files
             write = files.write
 
@@ -430,7 +430,7 @@ async def test_what_others_put_into_the_folder_stays(
     """
     async with setup.serving() as server:
         await ask(server, tells(1))
-    fingerprint = server.loaded._model.fingerprint
+    fingerprint = server.loaded.model.fingerprint
     mine = setup.folder / fingerprint / "ab" / f"ab{'0' * 62}.safetensors"
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("weights")
@@ -610,7 +610,7 @@ async def test_what_is_in_the_way_stops_no_other(setup: Setup, monkeypatch: pyte
         monkeypatch.setattr(type(server.loaded.memory), "write_through", _not_now)
         await ask(server, tells(1))
         sealed = [event.key for event in setup.events(ev.BlockSealed)]
-        fingerprint = server.loaded._model.fingerprint
+        fingerprint = server.loaded.model.fingerprint
         path = setup.folder / fingerprint / sealed[0][:2] / f"{sealed[0]}.safetensors"
         path.mkdir(parents=True)
     assert set(sealed[1:]) == {path.stem for path in setup.files()}

@@ -7,6 +7,7 @@ real engine thread; ``Books`` takes the place of the sequencer.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import cast
 
@@ -151,7 +152,7 @@ class Books:
         for event in events:
             assert isinstance(event, ev.BlockEvicted)
             self.evicted.append(event.key)
-            self._block(attrs.evolve(self.state.blocks[event.key], present=False))
+            self.put(attrs.evolve(self.state.blocks[event.key], present=False))
             assert (event.memory_blocks, event.memory_bytes) == self.blocks
         return 0
 
@@ -203,7 +204,7 @@ class Books:
         """Records that a block exists."""
 
         def record(report: SealReport) -> None:
-            self._block(
+            self.put(
                 Block(
                     key=key,
                     parent=None,
@@ -230,7 +231,8 @@ class Books:
         pool = attrs.evolve(self.state.pool, slabs=report.pool_slabs, slab_bytes=report.pool_bytes)
         self.state = attrs.evolve(self.state, pool=pool)
 
-    def _block(self, block: Block) -> None:
+    def put(self, block: Block) -> None:
+        """Put a block into the state."""
         blocks: Map[str, Block] = self.state.blocks.set(block.key, block)
         there = [one.bytes for one in blocks.values() if one.present]
         pool = attrs.evolve(self.state.pool, blocks=len(there), block_bytes=sum(there))
@@ -247,6 +249,7 @@ class Setup:
     """
 
     memory: Memory
+    thread: EngineThread
     engine: ScriptedEngine
     books: Books
     gave_up: list[str]
@@ -322,7 +325,7 @@ async def setup(**budgets: int) -> AsyncIterator[Setup]:
         await nursery.start(thread.run)
         thread.install(scripted)
         try:
-            yield Setup(memory=memory, engine=scripted, books=books, gave_up=gave_up)
+            yield Setup(memory=memory, thread=thread, engine=scripted, books=books, gave_up=gave_up)
         finally:
             thread.close()
 
@@ -485,11 +488,14 @@ def test_a_request_goes_before_a_spare_slab() -> None:
                 opened = await home.memory.open_spare_slab(SIZE, lambda _: None, lambda: True)
                 spared.append(opened)
 
-            async with trio.open_nursery() as nursery, home.memory._slabs:
+            go = threading.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(home.thread.call, lambda _: go.wait(60), lambda _: None)
                 nursery.start_soon(home.open, "asks")
                 await trio.testing.wait_all_tasks_blocked()
                 nursery.start_soon(spare)
                 await trio.testing.wait_all_tasks_blocked()
+                go.set()
             assert ([False], {"asks"}) == (spared, home.books.holders())
             assert home.agree()
 
@@ -583,7 +589,7 @@ def test_what_is_pinned_meanwhile_is_not_removed() -> None:
         async with setup() as home:
             books = home.books
             await home.seal("over", used=1)
-            books._block(attrs.evolve(books.state.blocks["over"], expires_us=1))
+            books.put(attrs.evolve(books.state.blocks["over"], expires_us=1))
             async with trio.open_nursery() as nursery, home.memory.eviction_lock:
                 nursery.start_soon(home.memory.remove_expired, lambda: True)
                 await trio.testing.wait_all_tasks_blocked()

@@ -63,8 +63,8 @@ def test_a_small_pool_bounds_the_context(directory: Path) -> None:
 
     async def main() -> None:
         async with serving(directory, store, pool_bytes=8 * MIB) as server:
-            growths.append(server.loaded._model.growth)
-            device: Any = server.loaded.engine._device
+            growths.append(server.loaded.model.growth)
+            device: Any = server.loaded.engine.device
             memory = device.memory
 
             def noted() -> MemoryReport:
@@ -146,7 +146,7 @@ def test_caches_that_take_more_than_they_should_are_a_bug(directory: Path) -> No
     async def main() -> None:
         async with serving(directory, store) as server:
             short = Growth(layers=(LayerGrowth(constant_bytes=STEP),))
-            engine: Any = server.loaded.engine._device
+            engine: Any = server.loaded.engine.device
             engine.pool._growth = short
             with pytest.raises(Broken):
                 await ask(server, generate(says(300)))

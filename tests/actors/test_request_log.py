@@ -35,7 +35,7 @@ def test_each_request_is_one_line(model_directory: Path, monkeypatch: pytest.Mon
             def broken(*args: object) -> None:
                 raise RuntimeError("the device gave up")
 
-            monkeypatch.setattr(server.loaded.engine._device, "share", broken)
+            monkeypatch.setattr(server.loaded.engine.device, "share", broken)
             with pytest.raises(Broken):
                 await ask(server, generate(HELLO_AGAIN))
 

@@ -206,7 +206,7 @@ async def test_a_bug_of_one_tenants_session_is_not_told_to_another(
             raise RuntimeError("the device gave up")
 
         with monkeypatch.context() as broken:
-            broken.setattr(server.loaded.engine._device, "run_chunk", fails)
+            broken.setattr(server.loaded.engine.device, "run_chunk", fails)
             with pytest.raises(Broken):
                 await ask_as(server, "alice", session_name="mine")
         with pytest.raises(Broken) as caught:
@@ -239,7 +239,7 @@ async def test_a_rejected_request_has_its_tenant(model_directory: Any) -> None:
             await anext(aiter(replies))
             with pytest.raises(QueueFull):
                 await ask_as(server, "bob")
-        await server.loaded._no_tickets()
+        await server.loaded.activity.wait_idle()
 
     (rejected,) = events(store, ev.RequestRejected)
     assert ("bob", 429) == (rejected.tenant, rejected.status)

@@ -367,9 +367,7 @@ def difference(asked: Asked, heard: Heard) -> str | None:
 def _checks(server: Server) -> bool:
     """Whether a shadow check runs, or could begin."""
     shadow = server.loaded.shadow
-    if shadow is None or server.loaded.memory._spare_slab is not None:
-        return shadow is not None
-    return not shadow._closed and shadow._next() is not None
+    return shadow is not None and shadow.has_work
 
 
 @attrs.define

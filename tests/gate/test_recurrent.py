@@ -127,7 +127,7 @@ def test_bytes_of_states_are_counted(model_directory: Path, tmp_path: Path) -> N
         async with setup.serving(limits=Limits(slab_idle_s=0.0)) as server:
             await setup.asked(server, [says(1, 120)])
             await at_rest(server)
-            measured.append((server.statistics(), server.loaded._model))
+            measured.append((server.statistics(), server.loaded.model))
 
     run(made(BESIDE_ATTENTION, model_directory, tmp_path), tmp_path, main)
     ((now, facts),) = measured

@@ -36,6 +36,9 @@ from cairn.engine.reports import (
 )
 from cairn.journal.keys import ids_hash
 
+NO_MODEL = Path("fake")
+"""In place of a model's directory."""
+
 LAYERS = 4
 TOKEN_BYTES = 4096
 ROWS = 4
@@ -328,11 +331,11 @@ class FakeTokenizer(ModelTokenizer):
 
 
 def started(settings: Settings, *_: Any) -> StartedEngine:
-    """A started engine without a model. Patch it over ``load._start``."""
+    """A started engine without a model, in place of ``load.start_on_mlx``."""
     facts = ModelFacts(
-        name="numbers",
+        name="fake",
         fingerprint="f" * 16,
-        fields={"model": "numbers"},
+        fields={"model": "fake"},
         layers=LAYERS,
         kv_token_bytes=TOKEN_BYTES,
         block_tokens=settings.block_tokens or 64,
@@ -346,7 +349,7 @@ def started(settings: Settings, *_: Any) -> StartedEngine:
         engine=FakeEngine(),
         facts=facts,
         tokenizer=FakeTokenizer(),
-        directory=Path("numbers"),
+        directory=NO_MODEL,
         adapter=None,
         self_test=None,
         narrowed=None,

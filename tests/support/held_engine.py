@@ -34,7 +34,7 @@ class Hold:
     count: int = 0
 
     def __attrs_post_init__(self) -> None:
-        device: Any = self.server.loaded.engine._device
+        device: Any = self.server.loaded.engine.device
         call = getattr(device, self.method)
 
         def held(*given: Any) -> Any:

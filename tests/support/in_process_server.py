@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from cairn.actors.boot import Settings, booted
+from cairn.actors.clock import wall_clock_us
 from cairn.actors.requests.messages import Accepted, Delta, Finished, Generate, TokenInfo
 from cairn.actors.server import Server, TenantServer
 from cairn.engine.answer.parts import AnswerPart, Called
@@ -20,6 +21,7 @@ from cairn.engine.sampling import Sampling
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.store import MemoryStore
 from cairn.journal.tenants import LOCAL
+from tests.support.fake_engine import NO_MODEL, started
 
 SECRET = b"a secret of the tests, 32 bytes!"
 MIB = 1024 * 1024
@@ -39,6 +41,24 @@ async def serving(
     store = MemoryStore() if store is None else store
     async with booted(settings(model_directory, **changes), store, SECRET) as server:
         yield server
+
+
+@contextlib.asynccontextmanager
+async def serving_fake(store: MemoryStore | None = None, **changes: Any) -> AsyncIterator[Server]:
+    """As ``serving``, over the fake engine."""
+    store = MemoryStore() if store is None else store
+    of_it = settings(NO_MODEL, **changes)
+    async with booted(of_it, store, SECRET, start_engine=started) as server:
+        yield server
+
+
+def turn_clock(server: Server, seconds: float) -> None:
+    """Move the clock forward with which TTLs are compared."""
+
+    def later_us() -> int:
+        return wall_clock_us() + round(1_000_000 * seconds)
+
+    server.loaded.sequencer.now_us = later_us  # type: ignore[method-assign]
 
 
 @attrs.frozen(kw_only=True)

@@ -24,7 +24,7 @@ from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from cairn.journal.tenants import LOCAL
 from tests.gate.conversation import words
-from tests.support.in_process_server import Said, generate, serving
+from tests.support.in_process_server import Said, generate, serving, serving_fake
 
 C = 64
 CALL = {
@@ -36,13 +36,20 @@ CALL = {
 
 @attrs.define
 class Journaled:
-    """A journal, and servers that use it."""
+    """
+    A journal, and servers that use it.
 
-    model: Path
+    Attributes:
+        model: its directory; None for the fake engine.
+    """
+
+    model: Path | None = None
     store: MemoryStore = attrs.field(factory=MemoryStore)
 
     def serving(self, **changes: Any) -> Any:
         """A server on the journal."""
+        if self.model is None:
+            return serving_fake(self.store, **changes)
         return serving(self.model, self.store, **changes)
 
     def events(self, *kinds: type[ev.Event]) -> list[Any]:

@@ -20,7 +20,7 @@ from cairn.actors.idle.expiry import Expiry
 from cairn.actors.idle.shadow_check import ShadowCheck
 from cairn.actors.memory import Memory
 from cairn.actors.models.choice import Choice
-from cairn.actors.models.load import Run, load
+from cairn.actors.models.load import Run, StartEngine, load, start_on_mlx
 from cairn.actors.models.model_server import ModelServer
 from cairn.actors.models.startup import StartGivenUp as StartGivenUp
 from cairn.actors.models.startup import Starting as Starting
@@ -108,12 +108,14 @@ async def booted(
     secret: bytes,
     progress: Progress = no_progress,
     starting: Starting | None = None,
+    start_engine: StartEngine = start_on_mlx,
 ) -> AsyncIterator[Server]:
     """
     Run a server over a store. Leaving the context drains the server and records the stop.
 
     Args:
         starting: with which the start can be given up.
+        start_engine: loads a model, on the engine's thread.
 
     Raises:
         BootRefused: the journal violates an invariant, or the device is not stable.
@@ -121,7 +123,7 @@ async def booted(
         StartGivenUp: the start was given up.
     """
     starting = starting or Starting()
-    async with _run(settings, store, secret, progress, starting) as run:
+    async with _run(settings, store, secret, progress, starting, start_engine) as run:
         first = await _first(run, settings, starting)
         only = _only(settings, first)
         async with _serving(run, [only], only, first) as server:
@@ -136,6 +138,7 @@ async def booted_models(
     secret: bytes,
     progress: Progress = no_progress,
     starting: Starting | None = None,
+    start_engine: StartEngine = start_on_mlx,
 ) -> AsyncIterator[Server]:
     """
     Run a server over several models, as ``booted``. The default model is loaded first.
@@ -146,7 +149,7 @@ async def booted_models(
     """
     chosen = next(choice for choice in choices if choice.name == default)
     starting = starting or Starting()
-    async with _run(chosen.settings, store, secret, progress, starting) as run:
+    async with _run(chosen.settings, store, secret, progress, starting, start_engine) as run:
         first = await _first(run, chosen.settings, starting)
         async with _serving(run, choices, chosen, first) as server:
             yield server
@@ -287,7 +290,12 @@ def _only(settings: Settings, server: ModelServer) -> Choice:
 
 @contextlib.asynccontextmanager
 async def _run(
-    settings: Settings, store: Store, secret: bytes, progress: Progress, starting: Starting
+    settings: Settings,
+    store: Store,
+    secret: bytes,
+    progress: Progress,
+    starting: Starting,
+    start_engine: StartEngine,
 ) -> AsyncIterator[Run]:
     """
     A run of the server: checks the journal, and records the start and in the end the stop.
@@ -320,6 +328,7 @@ async def _run(
             sequencer=sequencer,
             writer=writer,
             engine=engine,
+            start_engine=start_engine,
             agents=StoredAgents(
                 agents=agents,
                 stored_turns=StoredTurns(agents.turns, writer, sequencer),

@@ -20,7 +20,6 @@ from typing import Protocol
 import structlog
 import trio
 
-from cairn.actors.clock import wall_clock_us
 from cairn.actors.measured import measured
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.engine import EngineThread
@@ -44,7 +43,7 @@ from cairn.journal.state import SessionId
 
 log = structlog.get_logger("cairn")
 
-_BATCH = 64
+BATCH = 64
 """
 How many expired blocks are looked up at a time. After so many that could not be removed the rest
 waits for the next change.
@@ -78,7 +77,6 @@ class Memory:
         state_bytes: int = 0,
         checkpoints: Checkpoints | None = None,
         growth: Growth | None = None,
-        now_us: Callable[[], int] = wall_clock_us,
     ) -> None:
         """
         Args:
@@ -88,9 +86,7 @@ class Memory:
             state_bytes: bytes of the states of recurrent layers.
             checkpoints: which blocks carry those; None if none do.
             growth: what growing caches take; None if slabs have a fixed size.
-            now_us: microseconds since 1970.
         """
-        self._now_us = now_us
         self._sequencer = sequencer
         self._engine = engine
         self._token_bytes = token_bytes
@@ -189,6 +185,11 @@ class Memory:
             assert self._spare_slab is not None
             self._spare_slab.set()
             self._spare_slab = None
+
+    @property
+    def has_spare_slab(self) -> bool:
+        """Whether the slab of a check is open."""
+        return self._spare_slab is not None
 
     async def wait_spare_slab(self) -> bool:
         """
@@ -390,10 +391,10 @@ class Memory:
             How many were removed.
         """
         removed = failed = 0
-        while still_needed() and failed < _BATCH:
+        while still_needed() and failed < BATCH:
             state, order = self._sequencer.state, self._sequencer.order
-            now_us = eviction.moment_us(state, self._now_us())
-            expired = eviction.expired(state, order, now_us, _BATCH, self._stuck)
+            now_us = eviction.moment_us(state, self._sequencer.now_us())
+            expired = eviction.expired(state, order, now_us, BATCH, self._stuck)
             if not expired:
                 self._stuck.clear()  # tried again after the next change
                 break
@@ -517,7 +518,8 @@ class Memory:
         if block is None or not block.usable or block.file_bytes is not None or not budget:
             return True
         expires_us = self._sequencer.order.expires_us(block)
-        if expires_us is not None and expires_us <= eviction.moment_us(state, self._now_us()):
+        now_us = eviction.moment_us(state, self._sequencer.now_us())
+        if expires_us is not None and expires_us <= now_us:
             return True
         size = eviction.file_bytes_at_most(state, block.bytes)
         leaving = eviction.room_for_file(state, block, size, keep, order=self._sequencer.order)

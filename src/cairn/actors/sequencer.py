@@ -43,6 +43,10 @@ class Sequencer:
         """The order in which the blocks of that leave memory, and their files the disk."""
         return self._ledger.order
 
+    def now_us(self) -> int:
+        """The time by the ledger's clock: microseconds since 1970."""
+        return self._ledger.clock.now_us()
+
     def append(self, *events: ev.Event, expected_seq: int | None = None) -> int:
         """
         Append events, all or none.

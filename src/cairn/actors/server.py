@@ -105,7 +105,8 @@ class TenantServer:
     @property
     def agents(self) -> TenantAgents:
         """The tenant's agents."""
-        return self._run.agents.for_tenant(self._tenant)
+        models = self._models
+        return TenantAgents(self._run.agents, self._tenant, models.context_of, models.close_session)
 
     def facts_of(self, requested_model: str) -> ServerFacts:
         """Facts about the model that answers a request for this name."""
@@ -119,7 +120,13 @@ class TenantServer:
         Args:
             most: how many to give at most.
         """
-        return contexts(self._run.sequencer.state, self._run.agents, most, self._tenant)
+        return contexts(
+            self._run.sequencer.state,
+            self._run.agents.agents.of(self._tenant),
+            self._models.context_of,
+            most,
+            self._tenant,
+        )
 
     def generate(self, command: Generate) -> AbstractAsyncContextManager[AsyncIterator[Reply]]:
         """

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import collections
 import heapq
+from collections.abc import Callable, Iterable
 
-from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.requests.messages import ContextUse, Statistics
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.engine import EngineThread
 from cairn.actors.threads.writer import JournalWriter
 from cairn.engine.growth import Growth
 from cairn.engine.prompt.encoder import Encoder
+from cairn.journal.agents import Agent
 from cairn.journal.held import states_held, tokens_held, tokens_in_slabs
 from cairn.journal.state import Session, State
 from cairn.journal.tenants import session_name
@@ -77,15 +78,24 @@ def statistics_of(
     )
 
 
-def contexts(state: State, agents: StoredAgents, most: int, tenant: str) -> tuple[ContextUse, ...]:
+def contexts(
+    state: State,
+    agents: Iterable[Agent],
+    context_of: Callable[[str], int],
+    most: int,
+    tenant: str,
+) -> tuple[ContextUse, ...]:
     """
     How much of the context a tenant's conversations have filled, the last used one first.
     Conversations whose texts the journal no longer has are left out.
 
     Args:
+        agents: the tenant's.
+        context_of: returns the context of the model that answers a request for this name, in
+            tokens.
         most: how many to return at most.
     """
-    of_agents = {agent.session: agent for agent in agents.agents.of(tenant)}
+    of_agents = {agent.session: agent for agent in agents}
     held = [
         (session, tokens)
         for session in state.sessions.values()
@@ -97,7 +107,7 @@ def contexts(state: State, agents: StoredAgents, most: int, tenant: str) -> tupl
 
     def left(session: Session, tokens: int) -> int:
         agent = of_agents.get(session.id)
-        known = agents.context_of(agent.model if agent is not None else "")
+        known = context_of(agent.model if agent is not None else "")
         return max(0, (agent.context(known) if agent is not None else known) - tokens)
 
     return tuple(

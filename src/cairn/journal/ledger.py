@@ -58,10 +58,15 @@ class Outcome:
 
 
 class Ledger:
-    """The state of a journal and its head, to which events can be appended."""
+    """
+    The state of a journal and its head, to which events can be appended.
+
+    Attributes:
+        clock: ids and time for its rows.
+    """
 
     def __init__(self, clock: Clock, *, state: State = EMPTY, head: str = GENESIS) -> None:
-        self._clock = clock
+        self.clock = clock
         self._state = state
         self._head = head
         self._order: Order | None = None
@@ -157,8 +162,8 @@ class Ledger:
             position=self._state.position + 1,
             stream=stream,
             seq=self._state.streams.get(stream, 0) + 1 if seq is None else seq,
-            event_id=self._clock.new_id(),
-            time_us=self._clock.now_us(),
+            event_id=self.clock.new_id(),
+            time_us=self.clock.now_us(),
             event=event,
         )
 
@@ -191,7 +196,7 @@ class Ledger:
         rows: list[Row],
     ) -> BugError:
         held = self._state.sessions.get(SessionId(session)) if session is not None else None
-        bug_id = self._clock.new_id()
+        bug_id = self.clock.new_id()
         model = self._state.model
         violated = ev.InvariantViolated(
             bug_id=bug_id,
@@ -200,7 +205,7 @@ class Ledger:
             session=held.id if held is not None else None,
             request=held.request.ask.request if held is not None and held.request else None,
             fingerprint=model.fingerprint if model is not None else None,
-            cairn_version=self._clock.version,
+            cairn_version=self.clock.version,
             message=broken.message,
             expected=broken.expected,
             actual=broken.actual,

@@ -200,18 +200,19 @@ async def test_a_turn_reads_what_is_new(model_directory: Path):
         assert 11 == store.since()
         assert all_of_it == await history(server, "notes")
         assert 0 == store.since()
-        held = server.loaded._agents.stored_turns.text_cache
+        agents = server.loaded.agents
+        held = agents.stored_turns.text_cache
         assert server.statistics().text_cache_bytes >= held.bytes > 0
         # The cache has room for half of it: the rest is read every time.
-        half = held.bytes // 2
-        held._entries = TextCache(half)._entries
+        half = TextCache(held.bytes // 2)
+        agents.stored_turns = attrs.evolve(agents.stored_turns, text_cache=half)
         for _ in range(2):
             assert all_of_it == await history(server, "notes")
         store.since()
         assert all_of_it == await history(server, "notes")
         assert 0 < store.since() < 11
-        assert held.bytes <= half
-        held._entries = TextCache(0)._entries
+        assert 0 < half.bytes <= held.bytes // 2
+        agents.stored_turns = attrs.evolve(agents.stored_turns, text_cache=TextCache(0))
         for _ in range(2):
             assert all_of_it == await history(server, "notes")
         store.since()
@@ -226,7 +227,7 @@ async def test_nothing_is_remembered_that_is_not_there(model_directory: Path):
     text.
     """
     async with serving(model_directory) as server:
-        agents, held = local(server).agents, server.loaded._agents.stored_turns.text_cache
+        agents, held = local(server).agents, server.loaded.agents.stored_turns.text_cache
         await agents.create(NewAgent(name="notes", system="Old.", max_context=100))
         await go_on(server, "notes", "One")
         await agents.fork("notes", "aside", None)
@@ -307,9 +308,7 @@ async def test_a_fork_is_built_on_the_stones_that_lie_there(model_directory: Pat
         assert "And the lake?" == asked(await history(server, "two"))[-1]
 
 
-async def test_a_fork_of_an_agent_that_goes_meanwhile(
-    model_directory: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_fork_of_an_agent_that_is_deleted_meanwhile(model_directory: Path):
     """
     Closing the session that had the fork's name may take as long as loading a model. An agent that
     is deleted meanwhile is not forked, because its turns are gone.
@@ -318,15 +317,12 @@ async def test_a_fork_of_an_agent_that_goes_meanwhile(
         agents = local(server).agents
         await agents.create(NOTES)
         await go_on(server, "notes", "One")
-        close = server.loaded._agents.close
 
-        async def deleted_first(session: str, reason: str) -> None:
-            monkeypatch.setattr(server.loaded._agents, "close", close)
+        async def deleted_meanwhile(session: str, reason: str) -> None:
             assert await agents.delete("notes")
-            await close(session, reason)
 
-        monkeypatch.setattr(server.loaded._agents, "close", deleted_first)
-        assert await agents.fork("notes", "aside", None) is None
+        slow = attrs.evolve(agents, close_session=deleted_meanwhile)
+        assert await slow.fork("notes", "aside", None) is None
         assert (None, ()) == (agents.one("aside"), agents.all())
         # Both names are free.
         await agents.create(NOTES)
@@ -375,7 +371,7 @@ async def test_a_name_serves_again_after_a_bug(
             raise RuntimeError("the device gave up")
 
         with monkeypatch.context() as broken:
-            broken.setattr(server.loaded.engine._device, "run_chunk", fails)
+            broken.setattr(server.loaded.engine.device, "run_chunk", fails)
             with pytest.raises(Broken):
                 await go_on(server, "notes", words(1, 40))
         with pytest.raises(Broken) as caught:

@@ -11,16 +11,21 @@ from typing import Any
 import attrs
 import pytest
 import trio
+import trio.testing
 
+from cairn.actors.clock import clock
 from cairn.actors.errors import JournalFull
 from cairn.actors.requests.messages import Generate, Keep
+from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, WriterDied
 from cairn.engine.prompt.template import Conversation, Message, message_of
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.errors import StoreError
+from cairn.journal.ledger import Ledger
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
+from tests.support.full_disk import FullDisk
 from tests.support.in_process_server import ask, generate, local, serving
 
 pytestmark = pytest.mark.trio
@@ -87,7 +92,7 @@ async def test_a_forgotten_turn(model_directory: Path):
         assert await local(server).history(second.accepted.request) is None
         assert await local(server).turn(second.accepted.request) is not None
         assert await local(server).forget(second.accepted.request)
-        assert 0 == server.loaded._agents.stored_turns.text_cache.bytes
+        assert 0 == server.loaded.agents.stored_turns.text_cache.bytes
     async with serving(model_directory, store) as server:
         assert await local(server).turn(named) is None
         assert await local(server).history(second.accepted.request) is None
@@ -99,11 +104,7 @@ async def test_a_turn_that_is_forgotten_while_it_is_read(
     """The caller that was reading it gets it, and none of it stays in the cache."""
     async with serving(model_directory) as server:
         named = (await ask(server, command(HELLO))).accepted.request
-        rows, found, go_on = (
-            server.loaded._agents.stored_turns._writer.rows,
-            trio.Event(),
-            trio.Event(),
-        )
+        rows, found, go_on = server.loaded.writer.rows, trio.Event(), trio.Event()
 
         async def late(positions: Any) -> Any:
             there = await rows(positions)
@@ -111,7 +112,7 @@ async def test_a_turn_that_is_forgotten_while_it_is_read(
             await go_on.wait()
             return there
 
-        monkeypatch.setattr(server.loaded._agents.stored_turns._writer, "rows", late)
+        monkeypatch.setattr(server.loaded.writer, "rows", late)
 
         async def asks() -> None:
             turn = await local(server).turn(named)
@@ -124,7 +125,7 @@ async def test_a_turn_that_is_forgotten_while_it_is_read(
                 await found.wait()
                 assert await local(server).forget(named)
                 go_on.set()
-        assert 0 == server.loaded._agents.stored_turns.text_cache.bytes
+        assert 0 == server.loaded.agents.stored_turns.text_cache.bytes
 
 
 async def test_a_turn_is_committed_before_its_answer_is_told(model_directory: Path):
@@ -176,11 +177,20 @@ async def test_a_row_that_cannot_be_read_is_for_who_asked(nursery: Any):
 
 async def test_nothing_is_looked_up_while_there_is_no_room(nursery: Any):
     """A look-up is refused like a request for an answer, and does not wait."""
-    writer = JournalWriter(MemoryStore())
+    store = FullDisk()
+    writer = JournalWriter(store)
     await nursery.start(writer.run)
-    writer._stalled = True
+    store.full = True
+    receipt = Sequencer(Ledger(clock()), writer).append(
+        ev.ServerStarted(boot="one", cairn_version="0", settings={})
+    )
+    with pytest.raises(JournalFull):
+        await writer.wait_committed(receipt)
     with pytest.raises(JournalFull):
         await writer.rows([1])
-    writer._stalled = False
-    assert [None] == await writer.rows([1])
+    store.full = False
+    while writer.stalled:
+        await trio.testing.wait_all_tasks_blocked(0.01)
+    (row,) = await writer.rows([1])
+    assert row is not None
     writer.close()

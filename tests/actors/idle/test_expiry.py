@@ -12,10 +12,8 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors import clock as clock
-from cairn.actors import memory
+from cairn.actors import clock, memory
 from cairn.actors.clock import wall_clock_us
-from cairn.actors.models import load as loading
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate
 from cairn.actors.server import Server
@@ -23,20 +21,12 @@ from cairn.engine.mlx.block_files import BlockFiles
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from tests.gate.conversation import words
-from tests.support.fake_engine import started
-from tests.support.in_process_server import MIB, ask, at_rest, generate
+from tests.support.in_process_server import MIB, ask, at_rest, generate, turn_clock
 from tests.support.prewarm_conversation import Journaled, onward
 
 pytestmark = pytest.mark.trio
 
 HOUR_S = 3600
-
-
-@pytest.fixture(name="setup")
-def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """A setup without a model."""
-    monkeypatch.setattr(loading, "_start", started)
-    return Journaled(model=Path("numbers"))
 
 
 @pytest.fixture(name="filed")
@@ -54,13 +44,6 @@ def question(place: int = 1, **changes: Any) -> Generate:
     """A conversation's first request, several chunks long."""
     message = Message(role="user", content=words(place, 60))
     return generate(Conversation(messages=(message,)), max_tokens=4, **changes)
-
-
-def turn_clock(server: Server, seconds: float) -> None:
-    """Move forward the clock that expiry compares with."""
-    server.loaded.expiry._now_us = server.loaded.memory._now_us = lambda: (
-        wall_clock_us() + round(1_000_000 * seconds)
-    )
 
 
 async def later(server: Server, seconds: float) -> None:
@@ -159,8 +142,8 @@ async def test_a_ttl_of_zero_after_the_clock_was_set_back(
     written, the session is closed and its blocks leave memory.
     """
     ahead_us = wall_clock_us() + 1_000_000 * HOUR_S
-    with monkeypatch.context() as prewarm:
-        prewarm.setattr(clock, "wall_clock_us", lambda: ahead_us)
+    with monkeypatch.context() as patch:
+        patch.setattr(clock, "wall_clock_us", lambda: ahead_us)
         async with filed.serving():
             pass
     async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
@@ -180,7 +163,7 @@ async def test_what_cannot_be_removed_stops_no_other(
     filed: Journaled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files that the disk does not remove stay on record; files that expire later are removed."""
-    monkeypatch.setattr(memory, "_BATCH", 2)
+    monkeypatch.setattr(memory, "BATCH", 2)
     async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
         await ask(server, question(1))
         await done(server)
@@ -286,11 +269,13 @@ async def test_two_want_the_slab_and_one_closes_the_session(
         cache = sessions.actors[session].cache
         released = cache.release_slab
 
-        async def closed(reason: str) -> None:
+        async def released_and_closed(reason: str) -> None:
             await released(reason)
-            sessions._close(session, "its TTL has expired")
+            sessions.actors.pop(session).close()
+            closed = ev.SessionClosed(session=session, reason="its TTL has expired")
+            server.loaded.sequencer.append(closed)
 
-        monkeypatch.setattr(cache, "release_slab", closed)
+        monkeypatch.setattr(cache, "release_slab", released_and_closed)
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sessions.give_up_slab, session, "its TTL has expired")

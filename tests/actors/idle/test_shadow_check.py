@@ -13,12 +13,12 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from cairn.actors.boot import BootRefused
-from cairn.actors.clock import wall_clock_us
 from cairn.actors.errors import Broken
 from cairn.actors.idle import shadow_check as shadow
 from cairn.actors.idle.activity import Activity
 from cairn.actors.requests.messages import Accepted, Generate
 from cairn.actors.server import Server
+from cairn.actors.sessions.session import SessionActor
 from cairn.engine.answer.grammar import Constraint
 from cairn.engine.errors import GrammarDeadEnd, NotFinite
 from cairn.engine.mlx import start as mlx_start
@@ -34,7 +34,7 @@ from cairn.journal.state import SessionId
 from cairn.journal.store import MemoryStore
 from cairn.journal.tenants import LOCAL
 from tests.support.held_engine import Hold
-from tests.support.in_process_server import Said, ask, at_rest, generate, local, serving
+from tests.support.in_process_server import Said, ask, at_rest, generate, local, serving, turn_clock
 
 LONG = "Stone on stone on stone, and then the wind that takes none of them. " * 6
 C = 16
@@ -84,14 +84,32 @@ def events(store: MemoryStore) -> list[ev.Event]:
     return [decode(row).event for row in store.rows]
 
 
+def is_of_check(server: Server, slab: int) -> bool:
+    """Whether a slab is that of the shadow check."""
+    sessions = server.loaded.sequencer.state.sessions.values()
+    return all(s.slab is None or s.slab.id != slab for s in sessions)
+
+
 def hold_in_check(server: Server) -> Hold:
     """Hold the engine in a pass over the shadow check's slab."""
+    return Hold(server, "run_chunk", lambda slab, *_: is_of_check(server, slab))
 
-    def is_check(slab: int, *_: Any) -> bool:
-        sessions = server.loaded.sequencer.state.sessions.values()
-        return all(s.slab is None or s.slab.id != slab for s in sessions)
 
-    return Hold(server, "run_chunk", is_check)
+def fail_decoding(
+    server: Server, monkeypatch: pytest.MonkeyPatch, fault: Exception, number: int
+) -> None:
+    """Make a decode pass of the first shadow check fail: the second one has the number 2."""
+    device: Any = server.loaded.engine.device
+    decode_pass, calls = device.decode, list[int]()
+
+    def fails(rows: Any) -> Any:
+        if is_of_check(server, rows[0].slab):
+            calls.append(rows[0].token)
+            if len(calls) == number:
+                raise fault
+        return decode_pass(rows)
+
+    monkeypatch.setattr(device, "decode", fails)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +142,7 @@ def test_an_answer_is_computed_again_and_is_the_same(
             await ask(server, command(LONG, **asked), tenant)
             await watch.until(ev.ShadowEnded)
             slabs = server.statistics().slabs
-            engine: Any = server.loaded.engine._device
+            engine: Any = server.loaded.engine.device
             assert slabs == engine.pool.measure()[0] == 1
 
     with capture_logs() as lines:
@@ -226,7 +244,7 @@ def test_a_request_goes_first(model_directory: Path) -> None:
             await held.wait()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask, server, command("Other. " + LONG, max_tokens=4))
-                while not server.loaded._tickets:
+                while server.loaded.activity.is_idle:
                     await trio.testing.wait_all_tasks_blocked()
                 assert 1 == held.count
                 held.go.set()
@@ -351,8 +369,7 @@ def test_without_room_it_waits(model_directory: Path) -> None:
             assert [] == watch.of(ev.ShadowStarted)
             assert [] == watch.of(ev.ShadowSkipped)
             assert [] == watch.of(ev.SlabReleased)
-            over_us = wall_clock_us() + 1_000_000 * 86_400 * 2
-            server.loaded.expiry._now_us = server.loaded.memory._now_us = lambda: over_us
+            turn_clock(server, 2 * 86_400)
             server.loaded.activity.changed()
             (ended,) = await watch.until(ev.ShadowEnded)
             assert "same" == ended.result
@@ -373,15 +390,15 @@ def test_a_request_that_comes_first_keeps_the_slab(
     async def main() -> None:
         async with serving(model_directory, pool_slabs=1, **SETTINGS) as server:
             watch = Watch(server)
-            give_up, asked, go = server.loaded.memory._give_up, trio.Event(), trio.Event()
+            give_up, asked, go = SessionActor.give_up_slab, trio.Event(), trio.Event()
 
-            async def slowly(name: str, reason: str) -> None:
+            async def slowly(actor: SessionActor, reason: str) -> None:
                 if reason == "room for a shadow check" and not asked.is_set():
                     asked.set()
                     await go.wait()
-                await give_up(name, reason)
+                await give_up(actor, reason)
 
-            monkeypatch.setattr(server.loaded.memory, "_give_up", slowly)
+            monkeypatch.setattr(SessionActor, "give_up_slab", slowly)
             await ask(server, command(LONG, max_tokens=4))
             with trio.fail_after(120):
                 await asked.wait()
@@ -423,14 +440,10 @@ def test_a_check_that_fails_stops_no_request(
         async with serving(model_directory, **SETTINGS) as server:
             watch = Watch(server)
 
-            def fails(*arguments: Any, **settings: Any) -> None:
-                raise RuntimeError("the device gave up")
-
-            with monkeypatch.context() as patch:
-                patch.setattr(shadow, "_decode", fails)
-                await ask(server, command(LONG, max_tokens=4))
-                (skipped,) = await watch.until(ev.ShadowSkipped)
-                (ended,) = await watch.until(ev.ShadowEnded)
+            fail_decoding(server, monkeypatch, RuntimeError("the device gave up"), 1)
+            await ask(server, command(LONG, max_tokens=4))
+            (skipped,) = await watch.until(ev.ShadowSkipped)
+            (ended,) = await watch.until(ev.ShadowEnded)
             assert ("failed", "failed") == (skipped.reason, ended.result)
             await ask(server, command("Other. " + LONG, max_tokens=4))
             *_, ended = await watch.until(ev.ShadowEnded, 2)
@@ -456,7 +469,7 @@ def test_any_failure_stops_no_other_check(
     async def main() -> None:
         async with serving(model_directory, **SETTINGS) as server:
             watch = Watch(server)
-            device = server.loaded.engine._device
+            device = server.loaded.engine.device
             real = getattr(device, where) if where != "record" else server.loaded.sequencer.append
 
             def fails(*arguments: Any, **settings: Any) -> Any:
@@ -482,14 +495,9 @@ def test_any_failure_stops_no_other_check(
                 await watch.until(ev.ShadowChecked)
                 assert server.loaded.shadow is not None
                 await server.loaded.memory.wait_spare_slab()
-                shadow_of = server.loaded.sequencer.state.shadow
-                assert shadow_of is not None
-                ask_of = attrs.evolve(watch.of(ev.RequestReceived)[0], request="another")
-                answer = shadow._Answer(ask=ask_of, position=1)
-                server.loaded.shadow._waiting.append(answer)
-                server.loaded.activity.changed()
+                said = await ask(server, command("Other. " + LONG, max_tokens=4))
                 (skipped,) = await watch.until(ev.ShadowSkipped)
-                assert ("another", "failed") == (skipped.request, skipped.reason)
+                assert (said.accepted.request, "failed") == (skipped.request, skipped.reason)
 
     with capture_logs():
         trio.run(main)
@@ -507,8 +515,11 @@ def test_a_stop_in_the_middle_of_a_check(model_directory: Path) -> None:
             held = hold_in_check(server)
             await ask(server, command(LONG, max_tokens=4))
             await held.wait()
-            server.loaded._stopping = True  # as drain does first
-            held.go.set()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(server.drain)
+                while not server.loaded.activity.draining:
+                    await trio.testing.wait_all_tasks_blocked()
+                held.go.set()
         async with serving(model_directory, store, **SETTINGS) as server:
             watch = Watch(server)
             await ask(server, command("Other. " + LONG, max_tokens=2))
@@ -550,18 +561,23 @@ def test_an_answer_that_was_a_bug_is_not_checked(
             with pytest.raises(Broken):
                 await ask(server, command(LONG, max_tokens=4))
             await watch.until(ev.InvariantViolated)
-            assert server.loaded.shadow is not None
-            assert {} == server.loaded.shadow._open
-            assert not server.loaded.shadow._waiting
-            assert [] == watch.of(ev.ShadowSkipped)
+            check = server.loaded.shadow
+            assert check is not None
+            assert not check.has_work
 
-            received, violated = watch.of(ev.RequestReceived)[0], watch.of(ev.InvariantViolated)[0]
             place: dict[str, Any] = {"stream": "s", "seq": 1, "event_id": "e", "time_us": 0}
-            server.loaded.shadow(ev.Recorded(position=7, event=received, **place))
-            assert 1 == len(server.loaded.shadow._open)
-            nobodys = attrs.evolve(violated, session=None, request=None, at_position=7)
-            server.loaded.shadow(ev.Recorded(position=8, event=nobodys, **place))
-            assert {} == server.loaded.shadow._open
+            received = attrs.evolve(watch.of(ev.RequestReceived)[0], request="another")
+            finished = attrs.evolve(watch.of(ev.RequestFinished)[0], request="another")
+            violated = attrs.evolve(
+                watch.of(ev.InvariantViolated)[0], session=None, request=None, at_position=7
+            )
+            # Without the violation the answer is skipped, because its session has changed.
+            for violations in ([violated], []):
+                assert [] == watch.of(ev.ShadowSkipped)
+                for position, event in enumerate([received, *violations, finished], start=7):
+                    check(ev.Recorded(position=position, event=event, **place))
+                await trio.testing.wait_all_tasks_blocked()
+            await watch.until(ev.ShadowSkipped)
 
     trio.run(main)
 
@@ -728,15 +744,7 @@ def test_no_token_is_another_answer(
     async def main() -> None:
         async with serving(model_directory, store, **SETTINGS) as server:
             watch = Watch(server)
-            decode_pass, calls = shadow._decode, list[int]()
-
-            def breaks(*arguments: Any, **settings: Any) -> Any:
-                calls.append(1)
-                if len(calls) == 2:
-                    raise fault
-                return decode_pass(*arguments, **settings)
-
-            monkeypatch.setattr(shadow, "_decode", breaks)
+            fail_decoding(server, monkeypatch, fault, 2)
             await ask(server, command(LONG, max_tokens=6))
             (ended,) = await watch.until(ev.ShadowEnded)
             assert "differs" == ended.result
@@ -762,18 +770,29 @@ def test_a_request_that_is_served_when_a_check_differs_gets_the_bug(
     async def main() -> None:
         async with serving(model_directory, store, **SETTINGS) as server:
             watch = Watch(server)
-            assert server.loaded.shadow is not None
-            compute = server.loaded.shadow._compute
             there, go = trio.Event(), trio.Event()
+            device: Any = server.loaded.engine.device
+            decode_pass, settle, passes = device.decode, server.loaded.engine.settle, list[int]()
 
-            async def slowly(*arguments: Any) -> None:
-                await compute(*arguments)
-                arguments[2].drawn[1] = (0, -1.0)  # recomputed differently
-                there.set()
-                await go.wait()
+            def differs(rows: Any) -> Any:
+                (report, *others) = decode_pass(rows)
+                if is_of_check(server, rows[0].slab):
+                    passes.append(rows[0].token)
+                    drawn = attrs.evolve(report.drawn, token=report.drawn.token + 1)
+                    report = attrs.evolve(report, drawn=drawn)
+                return [report, *others]
 
-            monkeypatch.setattr(server.loaded.shadow, "_compute", slowly)
+            async def slowly(*job: Any) -> Any:
+                done = await settle(*job)
+                if len(passes) == 3 and not there.is_set():  # the last one
+                    there.set()
+                    await go.wait()
+                return done
+
+            monkeypatch.setattr(device, "decode", differs)
+            monkeypatch.setattr(server.loaded.engine, "settle", slowly)
             first = await ask(server, command(LONG, max_tokens=4, session_name="s"))
+            assert first.finished.prompt_tokens % C < C - 4, "a pass over the answer would follow"
             with trio.fail_after(120):
                 await there.wait()
             onward = (

@@ -13,28 +13,32 @@ import pytest
 import trio
 
 from cairn.actors.boot import StartGivenUp, Starting, booted, booted_models
-from cairn.actors.models import load as loading
 from cairn.actors.models.choice import Choice
+from cairn.actors.models.load import StartEngine
 from cairn.actors.models.model_server import ModelServer
 from cairn.engine.model.models_file import ModelEntry, ModelMetadata
 from cairn.engine.sampling import Sampling
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from tests.support import fake_engine as numbers
+from tests.support import fake_engine
 from tests.support.in_process_server import SECRET, settings
 
 pytestmark = pytest.mark.trio
 
 
 def server_over(
-    store: MemoryStore, starting: Starting, *, several: bool
+    store: MemoryStore,
+    starting: Starting,
+    *,
+    several: bool,
+    start_engine: StartEngine = fake_engine.started,
 ) -> AbstractAsyncContextManager[Any]:
     """A server that starts, over one model or over a table of models."""
-    of_it = settings(Path("numbers"), blocks_folder=Path("none"))
+    of_it = settings(fake_engine.NO_MODEL, blocks_folder=Path("none"))
     if not several:
-        return booted(of_it, store, SECRET, starting=starting)
-    entry = ModelEntry(name="one", directory="numbers")
+        return booted(of_it, store, SECRET, starting=starting, start_engine=start_engine)
+    entry = ModelEntry(name="one", directory=str(fake_engine.NO_MODEL))
     metadata = ModelMetadata(
         defaults=Sampling(),
         template={},
@@ -43,7 +47,9 @@ def server_over(
         context_tokens=8192,
     )
     choice = Choice(entry=entry, settings=of_it, metadata=metadata)
-    return booted_models([choice], "one", store, SECRET, starting=starting)
+    return booted_models(
+        [choice], "one", store, SECRET, starting=starting, start_engine=start_engine
+    )
 
 
 def kinds(store: MemoryStore) -> list[str]:
@@ -53,27 +59,29 @@ def kinds(store: MemoryStore) -> list[str]:
 
 
 @contextlib.contextmanager
-def slow_load(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """A load that cannot be interrupted, and lasts as long as the context."""
+def slow_load() -> Iterator[tuple[StartEngine, threading.Event]]:
+    """
+    A load that cannot be interrupted and lasts as long as the context, and the event that it sets
+    when it begins.
+    """
     begun, go = threading.Event(), threading.Event()
 
     def started(*given: Any) -> Any:
         begun.set()
         assert go.wait(120)
-        return numbers.started(*given)
+        return fake_engine.started(*given)
 
-    monkeypatch.setattr(loading, "_start", started)
     try:
-        yield begun
+        yield started, begun
     finally:
         go.set()
 
 
 @pytest.mark.parametrize("several", [False, True])
-async def test_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, several: bool) -> None:
+async def test_while_the_model_is_loaded(several: bool) -> None:
     """The start does not wait for the load, and the journal records the stop."""
     store, starting = MemoryStore(), Starting()
-    with slow_load(monkeypatch) as begun, trio.fail_after(60):
+    with slow_load() as (slow, begun), trio.fail_after(60):
 
         async def give_up() -> None:
             assert await trio.to_thread.run_sync(begun.wait, 60)
@@ -82,7 +90,7 @@ async def test_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, severa
         with pytest.RaisesGroup(StartGivenUp, flatten_subgroups=True):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(give_up)
-                async with server_over(store, starting, several=several):
+                async with server_over(store, starting, several=several, start_engine=slow):
                     pytest.fail("it served")
     assert ["server_started", "server_stopped"] == kinds(store)
 
@@ -104,7 +112,6 @@ async def test_when_the_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     async def found(*_: Any) -> None:
         starting.give_up()
 
-    monkeypatch.setattr(loading, "_start", numbers.started)
     monkeypatch.setattr(ModelServer, "find_blocks", found)
     async with server_over(store, starting, several=False):
         pass

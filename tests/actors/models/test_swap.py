@@ -36,7 +36,10 @@ from cairn.actors.models import load as loading
 from cairn.actors.models import swap as models_module
 from cairn.actors.models import token_count
 from cairn.actors.models.choice import Choice
+from cairn.actors.models.load import StartEngine, start_on_mlx
 from cairn.actors.models.model_server import ModelServer
+from cairn.actors.models.token_count import TokenCounter
+from cairn.actors.requests.context import RequestContext
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate, Keep, Waiting
 from cairn.actors.server import Server
@@ -52,9 +55,9 @@ from cairn.journal import events as ev
 from cairn.journal.agents import session_of
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
 from cairn.ops.journal.replay_engine import OTHER_FINGERPRINT, SAME, rerun
 from tests.gate.conversation import words
+from tests.support.full_disk import FullDisk
 from tests.support.in_process_server import MIB, SECRET, ask, generate, local, settings
 
 pytestmark = pytest.mark.trio
@@ -69,11 +72,11 @@ class Setup:
     one: Path
     other: Path
     folder: Path
-    store: MemoryStore = attrs.field(factory=MemoryStore)
+    store: FullDisk = attrs.field(factory=FullDisk)
+    start_engine: StartEngine = start_on_mlx
 
-    @contextlib.asynccontextmanager
-    async def serving(self, **changes: Any) -> AsyncIterator[Server]:
-        """A server over both models, of which ``one`` is loaded."""
+    def choices(self, **changes: Any) -> list[Choice]:
+        """The two models."""
         usual = {
             "blocks_folder": self.folder,
             "disk_bytes": 64 * MIB,
@@ -86,7 +89,13 @@ class Setup:
             entry = ModelEntry(name=name, directory=str(directory), aliases=(f"{name}-alias",))
             of_it = settings(directory, model_name=name, **{**usual, **changes})
             choices.append(Choice(entry=entry, settings=of_it, metadata=read_metadata(entry)))
-        async with booted_models(choices, "one", self.store, SECRET) as server:
+        return choices
+
+    @contextlib.asynccontextmanager
+    async def serving(self, **changes: Any) -> AsyncIterator[Server]:
+        """A server over both models, of which ``one`` is loaded."""
+        choices, start = self.choices(**changes), self.start_engine
+        async with booted_models(choices, "one", self.store, SECRET, start_engine=start) as server:
             yield server
 
     def events(self, *kinds: type[ev.Event]) -> list[Any]:
@@ -149,8 +158,15 @@ async def engine_held(server: Server) -> AsyncIterator[threading.Event]:
 async def under_way(server: Server, requests: int) -> None:
     """Wait until a number of requests are running or in the queue."""
     with trio.fail_after(60):
-        while len(server._models._queue) + len(server.loaded._tickets) < requests:
+        while (now := server.statistics()).queued + now.running < requests:
             await trio.testing.wait_all_tasks_blocked()
+
+
+async def until(server: Server, *, journal_full: bool) -> None:
+    """Wait until the journal's disk is full, or has room again."""
+    with trio.fail_after(60):
+        while server.statistics().journal_full != journal_full:
+            await trio.testing.wait_all_tasks_blocked(0.01)
 
 
 async def test_a_model_that_returns_finds_what_it_left(
@@ -263,43 +279,62 @@ async def test_who_goes_away_costs_no_swap(setup: Setup) -> None:
     setup.holds()
 
 
-async def test_a_count_has_its_time_and_its_place(setup: Setup) -> None:
+async def test_a_count_times_out_and_has_a_queue(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """
     A count times out like a request. If too many wait, the next one is refused and may be retried.
     Nothing is recorded of either.
     """
-    async with setup.serving(limits=Limits(request_s=0.1, queue=0)) as server:
-        async with server._models._token_counter.tokenizing, trio.open_nursery() as nursery:
+    loading, go_on = trio.Event(), threading.Event()
+    token = trio.lowlevel.current_trio_token()
 
-            async def late() -> None:
-                with pytest.raises(TimedOut):
-                    await local(server).count(to("other", OPENING))
+    def slow(directory: str) -> Any:
+        token.run_sync_soon(loading.set)
+        assert go_on.wait(60)
+        return load_tokenizer(directory)
 
+    monkeypatch.setattr(mlx_tokenizer, "load_tokenizer", slow)
+    count = to("other", OPENING)
+    async with setup.serving(limits=Limits(request_s=0.1, queue=1)) as server:
+
+        async def late() -> None:
+            with pytest.raises(TimedOut):
+                await local(server).count(count)
+
+        async with trio.open_nursery() as nursery:
             nursery.start_soon(late)
-            await trio.testing.wait_all_tasks_blocked()
-            with pytest.raises(QueueFull):
-                await local(server).count(to("other", OPENING))
+            await loading.wait()
+            async with trio.open_nursery() as behind:
+                behind.start_soon(late)
+                await trio.testing.wait_all_tasks_blocked()
+                with pytest.raises(QueueFull):
+                    await local(server).count(count)
+            go_on.set()
         await server.drain()
         with pytest.raises(Stopping):
             await local(server).count(to("other", OPENING))
     assert [] == setup.events(ev.RequestRejected)
 
 
-async def test_who_waits_hears_that_it_does(setup: Setup) -> None:
+async def test_a_request_that_waits_for_its_model_gets_keep_alives(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """
     Keep-alives while the other model is not loaded, and then a refusal because of the timeout.
     """
     async with setup.serving(limits=Limits(heartbeat_s=0.01, request_s=30.0)) as server:
-        clock = trio.current_time()
+
+        async def late() -> None:
+            with pytest.raises(TimedOut):
+                await ask(server, to("one", OPENING))
+
         async with engine_held(server) as go_on, trio.open_nursery() as nursery:
-            nursery.start_soon(ask, server, to("one", OPENING))
+            nursery.start_soon(late)
             await under_way(server, 1)
             async with local(server).generate(to("other", OPENING)) as replies:
                 assert Waiting(queued=True, prefilled_tokens=0) == await anext(replies)
-                replies._context = attrs.evolve(  # type: ignore[attr-defined]
-                    replies._context,  # type: ignore[attr-defined]
-                    deadline=clock,
-                )
+                monkeypatch.setattr(RequestContext, "is_over", True)
                 with pytest.raises(TimedOut):
                     await anext(replies)
             go_on.set()
@@ -360,11 +395,14 @@ async def test_a_model_whose_directory_is_broken(setup: Setup, tmp_path: Path) -
     setup.holds()
 
 
-async def test_a_model_that_cannot_be_loaded(setup: Setup, tmp_path: Path) -> None:
+async def test_a_model_that_cannot_be_loaded(
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """
     If a fault shows only during the load, the previous model is loaded again and continues with its
     blocks. Once the directory is repaired and the pause is over, the model is served.
     """
+    monkeypatch.setattr(models_module, "PAUSE_S", 0.0)
     sound, setup.other = setup.other, shutil.copytree(setup.other, tmp_path / "broken")
     config = (setup.other / "config.json").read_text(encoding="utf-8")
     (setup.other / "config.json").write_text(
@@ -381,7 +419,6 @@ async def test_a_model_that_cannot_be_loaded(setup: Setup, tmp_path: Path) -> No
         assert "continuation" == again.accepted.path
         assert again.accepted.cached_tokens > 0
         shutil.copy(sound / "config.json", setup.other)
-        server._models._pauses.clear()
         await ask(server, to("other", OPENING))
 
     assert ["one", "one", "other"] == setup.swaps()
@@ -389,11 +426,14 @@ async def test_a_model_that_cannot_be_loaded(setup: Setup, tmp_path: Path) -> No
     setup.holds()
 
 
-async def test_where_neither_can_be_loaded(setup: Setup, tmp_path: Path) -> None:
+async def test_where_neither_can_be_loaded(
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """
     No model is loaded then, and requests are refused with the reason. A repaired model is loaded on
     the next request for it.
     """
+    monkeypatch.setattr(models_module, "PAUSE_S", 0.0)
     for name in ("one", "other"):
         setattr(setup, name, shutil.copytree(getattr(setup, name), tmp_path / name))
     async with setup.serving() as server:
@@ -410,7 +450,6 @@ async def test_where_neither_can_be_loaded(setup: Setup, tmp_path: Path) -> None
         assert 0 == server.statistics().weights_bytes
         for directory, config in kept.items():
             (directory / "config.json").write_text(config, encoding="utf-8")
-        server._models._pauses.clear()
         await ask(server, to("other", OPENING))
 
     assert ["one", "other"] == setup.swaps()
@@ -447,23 +486,21 @@ async def test_a_stop_ends_the_line(setup: Setup) -> None:
     setup.holds()
 
 
-async def test_a_stop_does_not_wait_for_a_load(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stop_does_not_wait_for_a_load(setup: Setup) -> None:
     """
     Requests and counts that wait for the model are refused. The journal ends with the result of the
     load and the stop, and nothing is recorded later. The next run continues.
     """
-    start, go_on, began = loading._start, threading.Event(), trio.Event()
+    go_on, began = threading.Event(), trio.Event()
     token = trio.lowlevel.current_trio_token()
 
     def held(settings: Settings, *rest: Any) -> Any:
         if settings.model == str(setup.other):
             token.run_sync_soon(began.set)
             go_on.wait(60.0)
-        return start(settings, *rest)
+        return start_on_mlx(settings, *rest)
 
-    monkeypatch.setattr(loading, "_start", held)
+    setup.start_engine = held
     try:
         with trio.fail_after(60):
             async with setup.serving() as server, trio.open_nursery() as nursery:
@@ -631,14 +668,22 @@ def template(directory: Path, text: str) -> None:
 
 
 async def test_a_few_tokenizers_are_kept(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The most recently used ones, whichever was loaded first."""
-    monkeypatch.setattr(token_count, "TOKENIZERS_MAX", 2)
+    """The two most recently used ones, whichever was loaded first."""
+    loads: list[str] = []
+
+    def counted(directory: str) -> Any:
+        loads.append(directory)
+        return load_tokenizer(directory)
+
+    monkeypatch.setattr(mlx_tokenizer, "load_tokenizer", counted)
+    one, other = setup.choices()
+    third = attrs.evolve(other, entry=attrs.evolve(other.entry, name="third"))
     async with setup.serving() as server:
-        one, other = server._models._choices.values()
-        third = attrs.evolve(other, entry=attrs.evolve(other.entry, name="third"))
-        for choice in (one, other, one, third):
-            await server._models._token_counter.count(choice, to("", OPENING), "local")
-        assert ["one", "third"] == list(server._models._token_counter._texts)
+        counter = TokenCounter(server.loaded.engine, Limits())
+        for choice, is_loaded in ((one, 1), (other, 1), (one, 0), (third, 1), (one, 0), (other, 1)):
+            before = len(loads)
+            await counter.count(choice, to("", OPENING), "local")
+            assert is_loaded == len(loads) - before
 
 
 async def test_a_tokenizer_that_cannot_be_loaded(
@@ -652,22 +697,22 @@ async def test_a_tokenizer_that_cannot_be_loaded(
     files = {name: (setup.other / name).read_bytes() for name in ("config.json", "tokenizer.json")}
     unknown = files["config.json"].replace(b'"model_type": "', b'"model_type": "un')
     breaks = {"config.json": unknown, "tokenizer.json": b"{}"}
-    async with setup.serving() as server:
-        for name, broken in breaks.items():
+    for name, broken in breaks.items():
+        async with setup.serving() as server:
             (setup.other / name).write_bytes(broken)
             for _ in range(2):
                 with pytest.raises(ModelNotLoaded) as caught:
                     await local(server).count(to("other", OPENING))
                 assert 0 < caught.value.retry_after_s <= 30
                 (setup.other / name).write_bytes(files[name])
-            server._models._token_counter._pauses.clear()
+    monkeypatch.setattr(token_count, "PAUSE_S", 0.0)
+    async with setup.serving() as server:
         (setup.other / "config.json").unlink()
         with pytest.raises(ModelNotLoaded):
             await local(server).count(to("other", OPENING))
         (setup.other / "config.json").write_bytes(files["config.json"])
-        server._models._token_counter._pauses.clear()
         assert 0 < await local(server).count(to("other", OPENING))
-    assert ["one"] == setup.swaps()
+    assert ["one"] * 3 == setup.swaps()
     assert [] == setup.events(ev.ModelLoadFailed)
 
 
@@ -737,7 +782,7 @@ async def test_an_agent_that_waits_for_its_model_is_at_work(setup: Setup) -> Non
             assert [1] == [one.waiting for one in server.models if one.waiting]
             go_on.set()
             assert [reply async for reply in replies]
-        agent = server.loaded._agents.agents.find("notes", "local")
+        agent = server.loaded.agents.agents.find("notes", "local")
         assert agent is not None
         await ask(server, turn("one", "And?", previous=agent.head))
         facts = local(server).agents.one("notes")
@@ -757,10 +802,13 @@ async def test_an_agent_whose_request_leaves_the_line_is_free(setup: Setup) -> N
     async with setup.serving(limits=Limits(queue=0)) as server:  # two rows wait
         await local(server).agents.create(NewAgent(name="notes", model="other"))
         async with engine_held(server), contextlib.AsyncExitStack() as clients:
-            server.loaded.writer._stalled = True
+            setup.store.full = True
+            server.loaded.sequencer.append(ev.OperatorActed(action="accept_unstable", detail=""))
+            await until(server, journal_full=True)
             with pytest.raises(JournalFull):
                 await gone(server, turn("other", OPENING, previous=None))
-            server.loaded.writer._stalled = False
+            setup.store.full = False
+            await until(server, journal_full=False)
             await gone(server, turn("other", OPENING, previous=None))
             for _ in range(2):
                 await clients.enter_async_context(local(server).generate(to("other", OPENING)))

@@ -22,7 +22,6 @@ from cairn.actors.errors import (
     TimedOut,
     TooManyAnswers,
 )
-from cairn.actors.models import load as loading
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Accepted, Delta, Finished, Generate
 from cairn.actors.server import Server
@@ -35,9 +34,8 @@ from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from tests.support.fake_engine import started
 from tests.support.held_engine import Hold
-from tests.support.in_process_server import ask, at_rest, generate, local, serving
+from tests.support.in_process_server import ask, at_rest, generate, local, serving, serving_fake
 
 pytestmark = pytest.mark.trio
 
@@ -138,7 +136,7 @@ async def test_answers_take_as_many_places_and_leave_together(model_directory: P
                     break
             with pytest.raises(QueueFull, match=BUSY):
                 await ask(server, HOT)
-        await server.loaded._no_tickets()
+        await server.loaded.activity.wait_idle()
         await ask(server, HOT)
 
 
@@ -161,13 +159,6 @@ async def test_what_breaks_behind_an_answer_ends_no_other(
     assert [0, 1] == sorted(ends)
     (broken,) = events(store, ev.InvariantViolated)
     assert ("CRASH", None) == (broken.invariant, broken.request)
-
-
-@pytest.fixture(name="numbers")
-def numbers_(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A path in place of a model that is not needed. The fake decodes four rows."""
-    monkeypatch.setattr(loading, "_start", started)
-    return Path("numbers")
 
 
 async def heard(server: Server, command: Generate) -> dict[int, list[Any]]:
@@ -219,9 +210,7 @@ async def reached(hold: Hold, requests: int) -> None:
             await trio.testing.wait_all_tasks_blocked()
 
 
-async def test_answers_wait_beside_others_too(
-    numbers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_answers_wait_beside_others_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Two clients ask for three answers each on a pool of two slabs, and get all of them. The first
     answers hold the slabs and are running when the others come.
@@ -237,7 +226,10 @@ async def test_answers_wait_beside_others_too(
     monkeypatch.setattr(Generation, "prefill", both_have_slabs)
     store = MemoryStore()
     both = [attrs.evolve(HOT, choices=3, seed=seed) for seed in (1, 2)]
-    async with serving(numbers, store, pool_slabs=2) as server, trio.open_nursery() as nursery:
+    async with (
+        serving_fake(store, pool_slabs=2) as server,
+        trio.open_nursery() as nursery,
+    ):
         stuck = Hold(server, "decode")
         for command in both:
             nursery.start_soon(heard, server, command)
@@ -248,20 +240,23 @@ async def test_answers_wait_beside_others_too(
     assert () == replay(store.read()).findings
 
 
-async def test_the_first_answer_does_not_wait(numbers: Path) -> None:
+async def test_the_first_answer_does_not_wait() -> None:
     """
     If other requests hold all slabs, the request is refused as a whole, like one for a single
     answer. None of its other answers begins afterwards, even before its client has read the
     refusal.
     """
     store = MemoryStore()
-    async with serving(numbers, store, pool_slabs=1) as server, trio.open_nursery() as nursery:
+    async with (
+        serving_fake(store, pool_slabs=1) as server,
+        trio.open_nursery() as nursery,
+    ):
         stuck = Hold(server, "decode")
         nursery.start_soon(heard, server, HOT)
         await reached(stuck, 1)
         async with local(server).generate(attrs.evolve(HOT, choices=2)) as replies:
             with trio.fail_after(60):
-                while len(server.loaded._tickets) > 2:
+                while server.loaded.activity.in_flight > 2:
                     await trio.testing.wait_all_tasks_blocked()
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(NoMemory):
@@ -272,16 +267,16 @@ async def test_the_first_answer_does_not_wait(numbers: Path) -> None:
     assert (424, "sibling_failed") == (rejected.status, rejected.code)
 
 
-async def test_a_client_that_leaves_takes_those_along_that_wait(numbers: Path) -> None:
+async def test_a_client_that_leaves_takes_those_along_that_wait() -> None:
     """Some wait for a slab, in the middle of their session, and some for a row: all of them end."""
     store = MemoryStore()
-    async with serving(numbers, store, pool_slabs=1) as server:
+    async with serving_fake(store, pool_slabs=1) as server:
         stuck = Hold(server, "decode")
         async with local(server).generate(attrs.evolve(HOT, choices=6, max_tokens=4000)):
             await reached(stuck, 4)
         await reached(stuck, 1)
         stuck.go.set()
-        await server.loaded._no_tickets()
+        await server.loaded.activity.wait_idle()
         await heard(server, attrs.evolve(HOT, choices=2))
     stages = [one.stage for one in events(store, ev.RequestCancelled)]
     assert ["decode", "prefill", "prefill", "prefill"] == sorted(stages)
@@ -290,9 +285,7 @@ async def test_a_client_that_leaves_takes_those_along_that_wait(numbers: Path) -
     assert () == replay(store.read()).findings
 
 
-async def test_what_ends_with_a_sister_says_so(
-    numbers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_ends_with_a_sister_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     The first answer fails after its prompt: the answers that wait for its slab, and those that wait
     for a row, end with it. The journal records that no client disconnected.
@@ -306,10 +299,10 @@ async def test_what_ends_with_a_sister_says_so(
 
     monkeypatch.setattr(Generation, "decode", fails)
     store = MemoryStore()
-    async with serving(numbers, store, pool_slabs=1) as server:
+    async with serving_fake(store, pool_slabs=1) as server:
         with pytest.raises(FormatRefused):
             await heard(server, attrs.evolve(HOT, choices=6))
-        await server.loaded._no_tickets()
+        await server.loaded.activity.wait_idle()
     stages = [one.stage for one in events(store, ev.RequestCancelled)]
     assert ["grammar_failed", *["sibling_failed"] * 3] == sorted(stages)
     rejected = [(one.status, one.code) for one in events(store, ev.RequestRejected)]
@@ -317,7 +310,7 @@ async def test_what_ends_with_a_sister_says_so(
     assert () == replay(store.read()).findings
 
 
-async def test_who_waits_for_a_slab_ends_with_the_server(numbers: Path) -> None:
+async def test_who_waits_for_a_slab_ends_with_the_server() -> None:
     """A server that stops does not wait for an answer that waits for a slab."""
     store = MemoryStore()
 
@@ -327,7 +320,7 @@ async def test_who_waits_for_a_slab_ends_with_the_server(numbers: Path) -> None:
 
     limits = Limits(drain_s=0)
     async with (
-        serving(numbers, store, pool_slabs=1, limits=limits) as server,
+        serving_fake(store, pool_slabs=1, limits=limits) as server,
         trio.open_nursery() as nursery,
     ):
         stuck = Hold(server, "decode")

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from cairn.actors.errors import PromptRefused, PromptTooLong
 from cairn.actors.requests.messages import Accepted, Statistics
 from cairn.engine.mlx.model import load_model
+from cairn.engine.mlx.tokenizer import load_tokenizer
 from cairn.engine.prompt.template import Conversation, Message, encode, render
 from cairn.journal.keys import block_keys
 from tests.support.in_process_server import ask, generate, local, serving
@@ -48,7 +49,7 @@ def test_a_turn_tokenises_what_is_new_and_has_the_ids_of_the_whole(model_directo
                 after = server.statistics()
                 encoded.append(after.encoded_characters - before.encoded_characters)
                 prompts.append((conversation, said.accepted.prompt_tokens))
-                text = render(server.loaded.preparer._tokenizer, conversation)
+                text = render(load_tokenizer(str(model_directory)), conversation)
                 assert len(text) == encoded[-1] + (
                     after.cached_characters - before.cached_characters
                 )

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
-from cairn.actors.models import load as loading
 from cairn.actors.requests.messages import Generate
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from tests.gate.conversation import words
-from tests.support.fake_engine import started
 from tests.support.in_process_server import Said, ask, at_rest, generate
 from tests.support.prewarm_conversation import Journaled, onward
 
 pytestmark = pytest.mark.trio
 
 C = 64
-
-
-@pytest.fixture(name="setup")
-def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """A setup without a model."""
-    monkeypatch.setattr(loading, "_start", started)
-    return Journaled(model=Path("numbers"))
 
 
 def first(**changes: Any) -> Generate:

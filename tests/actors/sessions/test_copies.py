@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -18,7 +18,6 @@ import trio
 import trio.testing
 
 from cairn.actors.errors import Broken
-from cairn.actors.models import load as loading
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate
 from cairn.actors.server import Server
@@ -32,7 +31,7 @@ from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
 from tests.gate.conversation import words
-from tests.support.fake_engine import TOKEN_BYTES, FakeEngine, started
+from tests.support.fake_engine import TOKEN_BYTES, FakeEngine
 from tests.support.held_engine import Hold, hold_in_copy
 from tests.support.in_process_server import Said, ask, at_rest, generate, without_slabs
 from tests.support.prewarm_conversation import Journaled, found_wrong, onward
@@ -272,11 +271,10 @@ async def _set_behind(held: threading.Event) -> None:
 
 
 @pytest.fixture(name="setup")
-def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """A setup without a model in which a part is two blocks."""
-    monkeypatch.setattr(loading, "_start", started)
+def setup_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
+    """Servers without a model, in which a part is two blocks."""
     monkeypatch.setattr(schedule, "COPIED_AT_ONCE_BYTES", 2 * BLOCK)
-    return Journaled(model=Path("numbers"))
+    return Journaled()
 
 
 def question(place: int = 1, count: int = 150, **changes: Any) -> Generate:
@@ -293,17 +291,19 @@ class Order:
     queued theirs, however slow they are.
 
     Attributes:
+        asked: jobs that wait for the engine or run.
         decodes: set in the first pass.
         free: set it to let passes run without waiting.
     """
 
     server: Server
     did: list[str] = attrs.field(factory=list)
+    asked: int = 0
     decodes: threading.Event = attrs.field(factory=threading.Event)
     free: threading.Event = attrs.field(factory=threading.Event)
 
     def __attrs_post_init__(self) -> None:
-        device: Any = self.server.loaded.engine._device
+        device: Any = self.server.loaded.engine.device
         share, decode = device.share, device.decode
 
         def shared(*given: Any) -> Any:
@@ -314,17 +314,21 @@ class Order:
             self.did.append(DECODE)
             self.decodes.set()
             alone = 1 == sum(row is not None for row in rows)
-            while alone and not self._is_asked() and not self.free.wait(0.001):
+            while alone and not self.asked and not self.free.wait(0.001):
                 pass
             return decode(rows)
 
         device.share, device.decode = shared, decoded
+        thread: Any = self.server.loaded.engine
+        for name in ("call", "copy", "prefill", "settle"):
+            setattr(thread, name, partial(self._ask, getattr(thread, name)))
 
-    def _is_asked(self) -> bool:
-        """Whether a job waits for the engine."""
-        engine = self.server.loaded.engine
-        waits = any(job.result is None for job in list(engine._open))
-        return waits or not engine._inbox.empty()
+    async def _ask(self, job: Callable[..., Awaitable[Any]], *given: Any) -> Any:
+        self.asked += 1
+        try:
+            return await job(*given)
+        finally:
+            self.asked -= 1
 
 
 async def test_others_decode_while_a_history_is_copied(setup: Journaled) -> None:

@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from cairn.actors.errors import Broken
-from cairn.actors.sessions.answer import Answer
+from cairn.actors.sessions.settle import Settle
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
@@ -49,17 +49,18 @@ def test_a_request_that_ends_twice(model_directory: Path, monkeypatch: pytest.Mo
     store = MemoryStore()
     conversation = Conversation(messages=(Message(role="user", content="Victim speaking."),))
     command = generate(conversation, session_name=VICTIM, max_tokens=4)
-    finish = Answer.finish
 
-    def twice(answer: Answer) -> None:
-        finish(answer)
-        cancelled = ev.RequestCancelled(session=VICTIM, request=answer._ticket.id, stage="decode")
-        answer._append(cancelled)
+    async def cancel(settle: Settle) -> None:
+        last = settle.cache.session.last
+        assert last is not None
+        settle.cache.append(
+            ev.RequestCancelled(session=VICTIM, request=last.request, stage="decode")
+        )
 
     async def main() -> None:
         async with serving(model_directory, store, block_tokens=16, decode_rows=2) as server:
             with monkeypatch.context() as patch:
-                patch.setattr(Answer, "finish", twice)
+                patch.setattr(Settle, "cut_back", cancel)
                 assert 4 == (await ask(server, command)).finished.completion_tokens
                 with trio.fail_after(60):
                     while not server.loaded.sequencer.state.faults:

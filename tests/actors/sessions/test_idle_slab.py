@@ -12,7 +12,6 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors.models import load as loading
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate
 from cairn.actors.server import Server
@@ -23,7 +22,7 @@ from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from tests.gate.conversation import words
-from tests.support.fake_engine import TOKEN_BYTES, started
+from tests.support.fake_engine import TOKEN_BYTES
 from tests.support.in_process_server import (
     MIB,
     Said,
@@ -40,13 +39,6 @@ pytestmark = pytest.mark.trio
 C = 64
 BLOCK = C * TOKEN_BYTES
 AT_REST = "idle, and all of it is in blocks"
-
-
-@pytest.fixture(name="setup")
-def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """A setup without a model."""
-    monkeypatch.setattr(loading, "_start", started)
-    return Journaled(model=Path("numbers"))
 
 
 def question(place: int = 1, count: int = 60) -> Generate:
@@ -83,7 +75,7 @@ async def test_an_idle_conversation_is_in_memory_once(setup: Journaled) -> None:
         said = await ask(server, question())
         await without_slabs(server)
         now = server.statistics()
-        assert 1 == server.loaded.engine._device.gave_back
+        assert 1 == server.loaded.engine.device.gave_back
         assert slab_of(server, said) is None
 
     chunks = now.blocks
@@ -102,7 +94,7 @@ async def test_at_work_memory_has_it_twice(setup: Journaled) -> None:
         await ask(server, question())
         await unmoved(server)
         now = server.statistics()
-        assert 0 == server.loaded.engine._device.gave_back
+        assert 0 == server.loaded.engine.device.gave_back
 
     assert 1 == now.slabs
     assert now.slab_bytes + now.block_bytes == now.kv_live_bytes
@@ -175,18 +167,18 @@ async def test_no_request_waits_for_memory_that_is_given_back(
                 while slab_of(server, first) is not None:
                     await trio.testing.wait_all_tasks_blocked()
             await trio.testing.wait_all_tasks_blocked(0.05)
-            assert 0 == server.loaded.engine._device.gave_back
+            assert 0 == server.loaded.engine.device.gave_back
             second = await ask(server, onward(question(), first))
             assert first.accepted.session == second.accepted.session
         await unmoved(server)
-        assert 0 == server.loaded.engine._device.gave_back
+        assert 0 == server.loaded.engine.device.gave_back
         with server.loaded.activity.preparing():
             mock_clock.jump(60.1)
             with trio.fail_after(60):
                 while slab_of(server, first) is not None:
                     await trio.testing.wait_all_tasks_blocked()
         await without_slabs(server)
-        assert 1 == server.loaded.engine._device.gave_back
+        assert 1 == server.loaded.engine.device.gave_back
     assert setup.holds()
 
 
@@ -259,7 +251,7 @@ async def test_a_slab_that_cannot_be_given_up_ends_one_session(
             raise RuntimeError("the device gave up")
 
         with monkeypatch.context() as patch:
-            patch.setattr(server.loaded.engine._device, "give_back_memory", fails)
+            patch.setattr(server.loaded.engine.device, "give_back_memory", fails)
             said = await ask(server, question())
             with trio.fail_after(120):
                 while server.loaded.sequencer.session(said.accepted.session).bug_id is None:
@@ -295,7 +287,7 @@ async def test_the_bits_are_the_same(model_directory: Path) -> None:
         cold = await ask(server, onward(story(1), first, cache_prompt=False))
         await without_slabs(server)
         with trio.fail_after(120):
-            while server.loaded.shadow is not None and server.loaded.shadow._waiting:
+            while server.loaded.shadow is not None and server.loaded.shadow.has_work:
                 await trio.testing.wait_all_tasks_blocked()
 
     assert warm.finished.cached_tokens > 64

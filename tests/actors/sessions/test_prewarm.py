@@ -16,7 +16,6 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors.models import load as loading
 from cairn.actors.requests.limits import Limits
 from cairn.actors.server import Server
 from cairn.actors.sessions import next_prompt as prewarm
@@ -30,7 +29,7 @@ from cairn.journal.codec import decode
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
 from tests.gate.conversation import words
-from tests.support.fake_engine import FakeEngine, started
+from tests.support.fake_engine import FakeEngine
 from tests.support.held_engine import Hold, hold_prewarm
 from tests.support.in_process_server import MIB, Said, ask, at_rest, generate, local
 from tests.support.prewarm_conversation import (
@@ -47,13 +46,6 @@ from tests.support.prewarm_conversation import (
 pytestmark = pytest.mark.trio
 
 TOOLS = ({"type": "function", "function": {"name": "weigh_stone"}},)
-
-
-@pytest.fixture(name="setup")
-def house_(monkeypatch: pytest.MonkeyPatch) -> Journaled:
-    """A new setup without a model."""
-    monkeypatch.setattr(loading, "_start", started)
-    return Journaled(model=Path("numbers"))
 
 
 @pytest.fixture(name="gated")
@@ -219,8 +211,7 @@ async def test_other_sessions_go_first(setup: Journaled, gated: Callable[[Server
             with trio.fail_after(120):
                 while len(server.loaded.sequencer.state.requests) < 1:
                     await trio.testing.wait_all_tasks_blocked()
-                while not server.loaded.engine._inbox.qsize():
-                    await trio.testing.wait_all_tasks_blocked()
+                await trio.testing.wait_all_tasks_blocked()
             gate.go.set()
         await at_rest(server)
     session = first.accepted.session
@@ -376,7 +367,7 @@ async def test_a_failure_in_the_middle_of_it_ends_it_on_record(
         gate = gated(server)
         first = await ask(server, thinking())
         await gate.wait()
-        device = server.loaded.engine._device
+        device = server.loaded.engine.device
         seal = device.seal
 
         def other(*args: Any, **kwargs: Any) -> Any:
@@ -424,7 +415,7 @@ async def test_a_stop_goes_first(setup: Journaled, gated: Callable[[Server], Hol
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.drain)
             with trio.fail_after(120):
-                while not server.loaded._idle.is_set():
+                while not server.loaded.activity.draining:
                     await trio.testing.wait_all_tasks_blocked()
                 await trio.testing.wait_all_tasks_blocked()
             gate.go.set()
@@ -526,10 +517,10 @@ async def test_what_cannot_be_rendered_is_not_anticipated(
     and answer are settled.
     """
 
-    async def refuse(self: object, *asked: object) -> tuple[int, ...]:
+    async def refuse(*_: object) -> None:
         raise Unrendered("no") from TemplateError("no")
 
-    monkeypatch.setattr(prewarm.NextPrompt, "_ids", refuse)
+    monkeypatch.setattr(prewarm.NextPrompt, "beginning", refuse)
     async with setup.serving() as server:
         await ask(server, thinking(max_tokens=80))
         await at_rest(server)

@@ -135,7 +135,7 @@ def test_a_bug_id_is_heard_when_it_can_be_looked_up(
                 store.open.clear()
                 raise RuntimeError("the device gave up")
 
-            monkeypatch.setattr(server.loaded.engine._device, "run_chunk", fails)
+            monkeypatch.setattr(server.loaded.engine.device, "run_chunk", fails)
 
             async def listen() -> None:
                 with pytest.raises(Broken) as caught:
@@ -271,7 +271,7 @@ def test_a_wrong_eviction_ends_the_request_that_needed_the_room(
                 while set(server.statistics().sessions) != {"idle"}:
                     await trio.testing.wait_all_tasks_blocked(0.01)
             assert server.statistics().bugs == 1
-            engine: Any = server.loaded.engine._device
+            engine: Any = server.loaded.engine.device
             assert engine.pool.measure()[0] == server.statistics().slabs
 
     trio.run(main)
@@ -292,7 +292,7 @@ def test_a_quarantined_session_is_not_forgotten(
                 def fails(*args: object) -> None:
                     raise RuntimeError("the device gave up")
 
-                patch.setattr(server.loaded.engine._device, "run_chunk", fails)
+                patch.setattr(server.loaded.engine.device, "run_chunk", fails)
                 with pytest.raises(Broken) as first:
                     await ask(server, broken)
             for place in range(5):
@@ -368,7 +368,7 @@ def test_a_client_that_disconnects_in_the_queue_leaves_nothing(
                     await ask(server, command(f"{place} {LONG}"))
             server.loaded.memory.eviction_lock.release()
             with trio.fail_after(30):
-                while server.loaded._tickets:
+                while not server.loaded.activity.is_idle:
                     await trio.testing.wait_all_tasks_blocked(0.01)
                 while server.loaded.sessions.actors:
                     await trio.testing.wait_all_tasks_blocked(0.01)

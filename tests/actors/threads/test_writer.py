@@ -24,6 +24,7 @@ from cairn.journal.errors import HeadMoved, StoreError, StoreFull
 from cairn.journal.ledger import Ledger
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
+from tests.support.full_disk import FullDisk
 from tests.support.in_process_server import Said, ask, generate, serving
 
 
@@ -49,20 +50,6 @@ class BrokenDisk(MemoryStore):
         if len(self.rows) >= self.room:
             raise StoreError("the disk failed")
         super().append(rows)  # type: ignore[arg-type]
-
-
-class FullDisk(MemoryStore):
-    """A store that has no room while ``full`` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.full = False
-
-    def append(self, rows: Sequence[Row]) -> None:
-        """See ``Store.append``."""
-        if self.full:
-            raise StoreFull("no room")
-        super().append(rows)
 
 
 @pytest.mark.trio

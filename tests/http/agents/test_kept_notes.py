@@ -5,21 +5,18 @@ once per session, and returned with each of its responses.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
-from cairn.actors.models import load as loading
 from cairn.actors.server import Server
 from cairn.http.app import create_app
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from tests.support.fake_engine import started
-from tests.support.in_process_server import serving
+from tests.support.in_process_server import serving_fake
 
 pytestmark = pytest.mark.trio
 
@@ -32,12 +29,6 @@ TOOL = {
 ALWAYS: dict[str, Any] = {"tools": [TOOL], "instructions": "Be brief. " * 20, "seed": 1}
 
 
-@pytest.fixture(autouse=True)
-def _numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests of this module need no model."""
-    monkeypatch.setattr(loading, "_start", started)
-
-
 @pytest.fixture(name="store")
 def store_() -> MemoryStore:
     """A journal."""
@@ -46,7 +37,7 @@ def store_() -> MemoryStore:
 
 def setup(store: MemoryStore) -> Any:
     """A server over it."""
-    return serving(Path("numbers"), store)
+    return serving_fake(store)
 
 
 async def say(server: Server, text: str, previous: Any = None, **fields: Any) -> Any:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import evolve
 
 from cairn.actors.errors import NoMemory
-from cairn.actors.models import load as loading
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.http.metrics.registry import Metrics
 from cairn.journal import events as ev
@@ -25,7 +23,6 @@ from tests.http.metrics.test_registry import (
     shared,
     values,
 )
-from tests.support.fake_engine import started
 from tests.support.in_process_server import ask, at_rest, generate
 from tests.support.prewarm_conversation import Journaled
 
@@ -139,8 +136,7 @@ async def test_tiers_come_to_the_ratio(monkeypatch: pytest.MonkeyPatch):
     In a journal with blocks copied ahead and requests without a slab, the tokens of all tiers add
     up to those that the answers reported, and to the ratio.
     """
-    monkeypatch.setattr(loading, "_start", started)
-    setup = Journaled(model=Path("numbers"))
+    setup = Journaled()
     instructions = Message(role="system", content="stone " * 100)
     first = generate(Conversation(messages=(instructions, Message(role="user", content="a" * 200))))
     said = []

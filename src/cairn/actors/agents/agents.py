@@ -10,7 +10,8 @@ requests at the same time lose none.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 
 import attrs
 import msgspec
@@ -45,10 +46,6 @@ class _Created:
     row: int
 
 
-async def _stays(session: str, reason: str) -> None:
-    """There is no server yet, and so no session."""
-
-
 # What an agent is doing, as the end of a sentence.
 _CREATED = "being created"
 _DELETED = "being deleted"
@@ -60,27 +57,16 @@ class StoredAgents:
     """
     The agents of a run of the server, whatever models it loads. ``agents`` must see each committed
     event, and so must ``see``.
-
-    Attributes:
-        context_of: returns the context of the model that answers a request for this name, in
-            tokens. Set by the server, as is ``close``.
-        close: closes a session that has nothing to do; is given the reason.
     """
 
     agents: Agents
     stored_turns: StoredTurns
     writer: JournalWriter
     sequencer: Sequencer
-    context_of: Callable[[str], int] = attrs.field(default=lambda requested_model: 0)
-    close: Callable[[str, str], Awaitable[None]] = attrs.field(default=_stays)
-    _at_work: dict[_Key, str] = attrs.field(factory=dict, init=False)
+    _busy: dict[_Key, str] = attrs.field(factory=dict, init=False)
     _requests: dict[str, _Key] = attrs.field(factory=dict, init=False)
 
-    def for_tenant(self, tenant: str) -> TenantAgents:
-        """The agents of a tenant."""
-        return TenantAgents(self, tenant)
-
-    # --- for the server --------------------------------------------------------------------------
+    # --- which agents are busy --------------------------------------------------------------------
 
     def begin(self, command: Generate, arrival: RequestContext) -> None:
         """
@@ -101,14 +87,68 @@ class StoredAgents:
         is_another = agent is not None and keep.created not in (None, agent.created)
         if agent is None or is_another or agent.head != keep.previous:
             raise AgentBusy(keep.agent, "has answered another request meanwhile")
-        self._begin(key, _ANSWERING)
+        self._mark(key, _ANSWERING)
         self._requests[arrival.request] = key
 
     def leave(self, request: str) -> None:
         """A request has ended without a turn, or its turn is committed: free its agent."""
         key = self._requests.pop(request, None)
         if key is not None:
-            del self._at_work[key]
+            del self._busy[key]
+
+    @contextlib.contextmanager
+    def deleting(self, agent: Agent) -> Iterator[None]:
+        """
+        Mark an agent as being deleted while the context lasts.
+
+        Raises:
+            AgentBusy: the agent is busy.
+        """
+        key = agent.tenant, agent.name
+        self._mark(key, _DELETED)
+        try:
+            yield
+        finally:
+            del self._busy[key]
+
+    @contextlib.contextmanager
+    def creating(self, name: str, tenant: str) -> Iterator[None]:
+        """
+        Reserve the name of a new agent while the context lasts.
+
+        Raises:
+            AgentExists: the tenant has an agent of this name.
+            TooManyAgents: the tenant has as many as it may have.
+        """
+        key = tenant, name
+        if self.agents.find(name, tenant) is not None:
+            raise AgentExists(name)
+        if len(self.agents.of(tenant)) >= AGENTS_MAX:
+            raise TooManyAgents(AGENTS_MAX)
+        if key in self._busy:
+            raise AgentExists(name)
+        self._busy[key] = _CREATED
+        try:
+            yield
+        finally:
+            del self._busy[key]
+
+    def exists(self, agent: Agent) -> bool:
+        """Whether an agent still exists, and is not being deleted."""
+        return self._is_current(agent) and self._busy.get((agent.tenant, agent.name)) != _DELETED
+
+    def _is_current(self, agent: Agent) -> bool:
+        """Whether its name is still that of the same agent."""
+        now = self.agents.find(agent.name, agent.tenant)
+        return now is not None and now.created == agent.created
+
+    def _mark(self, key: _Key, what: str) -> None:
+        busy = self._busy.get(key)
+        if busy is not None:
+            raise AgentBusy(key[1], f"is {busy}")
+        self._busy[key] = what
+
+    # --- what is stored ---------------------------------------------------------------------------
 
     def see(self, recorded: ev.Recorded) -> None:
         """
@@ -130,93 +170,6 @@ class StoredAgents:
             case _:
                 pass
 
-    # --- steps -----------------------------------------------------------------------------------
-
-    def _begin(self, key: _Key, what: str) -> None:
-        busy = self._at_work.get(key)
-        if busy is not None:
-            raise AgentBusy(key[1], f"is {busy}")
-        self._at_work[key] = what
-
-    def facts(self, agent: Agent) -> AgentFacts:
-        tokens = self.agents.tokens(agent)
-        return AgentFacts(
-            name=agent.name,
-            model=agent.model,
-            max_context=agent.max_context,
-            persist=agent.persist,
-            status=self.agents.status(agent, self.sequencer.state),
-            turns=agent.turns,
-            context_tokens=tokens,
-            context_left=max(0, agent.context(self.context_of(agent.model)) - tokens),
-            finish_reason=self.agents.finish_reason(agent),
-            created_s=agent.created_s,
-            used_us=agent.used_us,
-            forked_from=agent.forked_from,
-        )
-
-    async def delete(self, agent: Agent) -> None:
-        """
-        Put on record that an agent is deleted, and end its session.
-
-        Raises:
-            AgentBusy: the agent is at work.
-            RefusalError: that cannot be put on record now.
-        """
-        key = agent.tenant, agent.name
-        self._begin(key, _DELETED)
-        try:
-            await self.commit(ev.AgentDeleted(agent=agent.name, tenant=agent.tenant))
-            await self.close(agent.session, "its agent was deleted")
-        finally:
-            del self._at_work[key]
-
-    def is_there(self, agent: Agent) -> bool:
-        """Whether an agent still exists, and is not being deleted."""
-        now = self.agents.find(agent.name, agent.tenant)
-        is_same = now is not None and now.created == agent.created
-        return is_same and self._at_work.get((agent.tenant, agent.name)) != _DELETED
-
-    async def put(
-        self, new: NewAgent, tenant: str, *, origin: Agent | None = None, head: str | None = None
-    ) -> AgentFacts | None:
-        """Record a new agent; None if the one that it is forked from was deleted meanwhile."""
-        if self.agents.find(new.name, tenant) is not None:
-            raise AgentExists(new.name)
-        if len(self.agents.of(tenant)) >= AGENTS_MAX:
-            raise TooManyAgents(AGENTS_MAX)
-        key = tenant, new.name
-        if key in self._at_work:
-            raise AgentExists(new.name)
-        self._at_work[key] = _CREATED
-        try:
-            # An earlier agent of this name may have left its session: one that did not persist, or
-            # that was deleted while its session was quarantined.
-            await self.close(session_id(tenant, session_of(new.name)), "its agent is created again")
-            # That waits for a model that is being loaded. If the original was deleted meanwhile,
-            # its turns are too, and the fork would have no history.
-            if origin is not None and not self.is_there(origin):
-                return None
-            await self.commit(
-                ev.AgentCreated(
-                    agent=new.name,
-                    tenant=tenant,
-                    model=new.model,
-                    max_context=new.max_context,
-                    persist=new.persist,
-                    created_s=wall_clock_us() // 1_000_000,
-                    forked_from=origin.name if origin is not None else None,
-                    head=head,
-                    system=new.system,
-                    tools=msgspec.json.encode(new.tools).decode(),
-                )
-            )
-        finally:
-            del self._at_work[key]
-        created = self.agents.find(new.name, tenant)
-        assert created is not None
-        return self.facts(created)
-
     async def commit(self, event: ev.Event) -> None:
         """Commit an event, so that the fold has it."""
         try:
@@ -232,8 +185,7 @@ class StoredAgents:
         new: NewAgent | None = self.stored_turns.text_cache.find(key)
         if new is None:
             new = await self._read_created(agent)
-        now = self.agents.find(agent.name, agent.tenant)
-        if new is not None and now is not None and now.created == agent.created:
+        if new is not None and self._is_current(agent):
             self.stored_turns.text_cache.use([(key, new)])
         return new
 
@@ -267,15 +219,19 @@ class TenantAgents:
 
     _stored: StoredAgents
     _tenant: str
+    # The context of the model that answers a request for this name, in tokens.
+    _context_of: Callable[[str], int]
+    # Closes a session that has nothing to do; takes the reason.
+    _close_session: Callable[[str, str], Awaitable[None]]
 
     def all(self) -> tuple[AgentFacts, ...]:
         """See ``AgentService.all``."""
-        return tuple(map(self._stored.facts, self._stored.agents.of(self._tenant)))
+        return tuple(map(self._facts, self._stored.agents.of(self._tenant)))
 
     def one(self, name: str) -> AgentFacts | None:
         """See ``AgentService.one``."""
         found = self._find(name)
-        return self._stored.facts(found) if found is not None else None
+        return self._facts(found) if found is not None else None
 
     async def created(self, name: str) -> NewAgent | None:
         """See ``AgentService.created``. None also if its text was pruned."""
@@ -296,7 +252,7 @@ class TenantAgents:
 
     async def create(self, new: NewAgent) -> AgentFacts:
         """See ``AgentService.create``."""
-        made = await self._stored.put(new, self._tenant)
+        made = await self._create(new)
         assert made is not None
         return made
 
@@ -307,19 +263,68 @@ class TenantAgents:
         # Meanwhile the agent may have answered another request, which does no harm, or have been
         # deleted, which does.
         agent = self._find(name)
-        if before is None or agent is None or new is None or not stored.is_there(before):
+        if before is None or agent is None or new is None or not stored.exists(before):
             return None
         head = stored.agents.head_after(agent, agent.turns if turn is None else turn)
-        new = attrs.evolve(new, name=new_name)
-        return await stored.put(new, self._tenant, origin=agent, head=head)
+        return await self._create(attrs.evolve(new, name=new_name), origin=agent, head=head)
 
     async def delete(self, name: str) -> bool:
         """See ``AgentService.delete``."""
         agent = self._find(name)
         if agent is None:
             return False
-        await self._stored.delete(agent)
+        with self._stored.deleting(agent):
+            await self._stored.commit(ev.AgentDeleted(agent=name, tenant=self._tenant))
+            await self._close_session(agent.session, "its agent was deleted")
         return True
+
+    async def _create(
+        self, new: NewAgent, *, origin: Agent | None = None, head: str | None = None
+    ) -> AgentFacts | None:
+        """Record a new agent; None if the one that it is forked from was deleted meanwhile."""
+        stored, tenant = self._stored, self._tenant
+        with stored.creating(new.name, tenant):
+            # An earlier agent of this name may have left its session: one that did not persist, or
+            # that was deleted while its session was quarantined.
+            session = session_id(tenant, session_of(new.name))
+            await self._close_session(session, "its agent is created again")
+            # That waits for a model that is being loaded. If the original was deleted meanwhile,
+            # its turns are too, and the fork would have no history.
+            if origin is not None and not stored.exists(origin):
+                return None
+            await stored.commit(
+                ev.AgentCreated(
+                    agent=new.name,
+                    tenant=tenant,
+                    model=new.model,
+                    max_context=new.max_context,
+                    persist=new.persist,
+                    created_s=wall_clock_us() // 1_000_000,
+                    forked_from=origin.name if origin is not None else None,
+                    head=head,
+                    system=new.system,
+                    tools=msgspec.json.encode(new.tools).decode(),
+                )
+            )
+        return self.one(new.name)
+
+    def _facts(self, agent: Agent) -> AgentFacts:
+        agents = self._stored.agents
+        tokens = agents.tokens(agent)
+        return AgentFacts(
+            name=agent.name,
+            model=agent.model,
+            max_context=agent.max_context,
+            persist=agent.persist,
+            status=agents.status(agent, self._stored.sequencer.state),
+            turns=agent.turns,
+            context_tokens=tokens,
+            context_left=max(0, agent.context(self._context_of(agent.model)) - tokens),
+            finish_reason=agents.finish_reason(agent),
+            created_s=agent.created_s,
+            used_us=agent.used_us,
+            forked_from=agent.forked_from,
+        )
 
     def _find(self, name: str) -> Agent | None:
         return self._stored.agents.find(name, self._tenant)

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 import structlog
 import trio
 
-from cairn.actors.clock import wall_clock_us
 from cairn.actors.idle.activity import Activity
 from cairn.actors.memory import Memory
 from cairn.actors.sequencer import Sequencer
@@ -38,18 +37,15 @@ class Expiry:
         memory: Memory,
         activity: Activity,
         close: Callable[[str], Awaitable[None]],
-        now_us: Callable[[], int] = wall_clock_us,
     ) -> None:
         """
         Args:
             close: closes an idle session, unless a request comes before that.
-            now_us: microseconds since 1970.
         """
         self._sequencer = sequencer
         self._memory = memory
         self._activity = activity
         self._close = close
-        self._now_us = now_us
         self._closed = False
 
     def close(self) -> None:
@@ -78,7 +74,8 @@ class Expiry:
         """Close expired sessions and remove expired blocks. Whether there were any."""
         before = self._sequencer.state.position
         state = self._sequencer.state
-        for session in eviction.sessions_over(state, eviction.moment_us(state, self._now_us())):
+        now_us = eviction.moment_us(state, self._sequencer.now_us())
+        for session in eviction.sessions_over(state, now_us):
             if not self._may_go_on():
                 return False
             await self._close(session.id)
@@ -93,8 +90,8 @@ class Expiry:
         """
         How long to wait for a change: for ever if something expired could not be removed.
         """
-        state = self._sequencer.state
+        state, now_us = self._sequencer.state, self._sequencer.now_us()
         expires_us = eviction.next_expiry(state, self._sequencer.order)
-        if expires_us is None or expires_us <= eviction.moment_us(state, self._now_us()):
+        if expires_us is None or expires_us <= eviction.moment_us(state, now_us):
             return math.inf
-        return max(_LEAST_S, (expires_us - self._now_us()) / 1_000_000)
+        return max(_LEAST_S, (expires_us - now_us) / 1_000_000)

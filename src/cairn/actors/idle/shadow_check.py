@@ -176,6 +176,11 @@ class ShadowCheck:
             case _:
                 pass
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a check runs, or could begin once the server is idle."""
+        return self._memory.has_spare_slab or (not self._closed and self._next() is not None)
+
     def close(self) -> None:
         """End after the running pass. Answers that wait are skipped."""
         self._closed = True

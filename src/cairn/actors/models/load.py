@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import attrs
@@ -28,12 +28,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger("cairn")
 
 
+StartEngine = Callable[[Settings, State, Progress], "StartedEngine"]
+"""Loads a model, on the engine's thread. See ``start_on_mlx``."""
+
+
 @attrs.frozen(kw_only=True)
 class Run:
     """
     The parts of a server that last for its run, whatever models it loads.
 
     Attributes:
+        start_engine: loads a model.
         secret: the data directory's, from which those of tenants are derived.
         boot: the id of the run.
         earlier: the ids of earlier runs in this journal.
@@ -42,6 +47,7 @@ class Run:
     sequencer: Sequencer
     writer: JournalWriter
     engine: EngineThread
+    start_engine: StartEngine
     agents: StoredAgents
     stalls: Stalls
     admission: Admission
@@ -64,7 +70,7 @@ async def load(run: Run, settings: Settings) -> StartedEngine:
         ModelRefused: the model cannot be served.
     """
     state, progress = run.sequencer.state, run.progress
-    started = await run.engine.load(lambda: _start(settings, state, progress))
+    started = await run.engine.load(lambda: run.start_engine(settings, state, progress))
     run.engine.install(started.engine)
     _put_on_record(settings, run.sequencer, started)
     return started
@@ -91,7 +97,13 @@ def _freed() -> int:
     return freed_memory()
 
 
-def _start(settings: Settings, state: State, progress: Progress) -> StartedEngine:
+def start_on_mlx(settings: Settings, state: State, progress: Progress) -> StartedEngine:
+    """
+    Load a model with MLX, and test it on this device unless the journal has a passed test.
+
+    Raises:
+        ModelRefused: the model cannot be served.
+    """
     # MLX comes in here, on the engine's thread, and nowhere before.
     from cairn.engine.mlx.start import start_engine
 

@@ -60,6 +60,7 @@ class ModelServer:
 
     Attributes:
         facts: about the model and the server, for clients and operators.
+        model: about the model, as the engine reports it.
         shadow: None if no answers are checked.
     """
 
@@ -73,11 +74,11 @@ class ModelServer:
     expiry: Expiry
     shadow: ShadowCheck | None
     activity: Activity
+    agents: StoredAgents
+    model: ModelFacts
     _admission: Admission
-    _agents: StoredAgents
     _stalls: Stalls
     _limits: Limits
-    _model: ModelFacts
     _running: trio.CapacityLimiter = attrs.field(init=False)
     _tickets: dict[str, Ticket] = attrs.field(factory=dict, init=False)
     _stopping: bool = attrs.field(default=False, init=False)
@@ -86,7 +87,7 @@ class ModelServer:
 
     @_running.default
     def _one_place_a_row(self) -> trio.CapacityLimiter:
-        return trio.CapacityLimiter(self._model.decode_rows)
+        return trio.CapacityLimiter(self.model.decode_rows)
 
     def statistics(self) -> Statistics:
         """The server at this moment. Changes nothing."""
@@ -95,11 +96,11 @@ class ModelServer:
             self.writer,
             self.engine,
             queued=sum(not ticket.accepted for ticket in self._tickets.values()),
-            token_bytes=self._model.kv_token_bytes,
-            state_bytes=self._model.state_bytes,
-            growth=self._model.growth,
+            token_bytes=self.model.kv_token_bytes,
+            state_bytes=self.model.state_bytes,
+            growth=self.model.growth,
             encoder=self.preparer.encoder,
-            text_cache_bytes=self._agents.stored_turns.text_cache.bytes,
+            text_cache_bytes=self.agents.stored_turns.text_cache.bytes,
         )
 
     @contextlib.asynccontextmanager
@@ -159,7 +160,7 @@ class ModelServer:
         command = self._named(command, context.tenant)
         await self._admit(command)
         self._check_places(command, context)
-        self._agents.begin(command, context)
+        self.agents.begin(command, context)
         try:
             with self.activity.preparing(command.choices):
                 prepared = await self._in_time(
@@ -168,7 +169,7 @@ class ModelServer:
                 await self._admit(command)
                 tickets = self._ticketed(context.request, prepared)
         except BaseException:
-            self._agents.leave(context.request)
+            self.agents.leave(context.request)
             raise
         assert self._nursery is not None
         for ticket in tickets:
@@ -193,7 +194,7 @@ class ModelServer:
             run: the id of this run of the server.
             earlier: the ids of earlier runs in this journal.
         """
-        fingerprint = self._model.fingerprint
+        fingerprint = self.model.fingerprint
         await self.memory.open_files(folder, fingerprint, budget_bytes, run, earlier)
 
     async def write_blocks(self, progress: Callable[[int, int], None]) -> None:
@@ -286,7 +287,7 @@ class ModelServer:
             check_places(
                 command.choices,
                 queue=self._limits.queue,
-                rows=self._model.decode_rows,
+                rows=self.model.decode_rows,
                 # The limiter counts a row as taken a step before its ticket is admitted.
                 running=sum(ticket.admitted for ticket in self._tickets.values()),
                 in_flight=self.activity.in_flight,
@@ -336,7 +337,7 @@ class ModelServer:
             ticket.prefilled.set()
             del self._tickets[ticket.id]
             if not ticket.finished:
-                self._agents.leave(ticket.id)
+                self.agents.leave(ticket.id)
             self.activity.leave()
             self.sessions.drop_unopened(ticket.prepared.command.session_name)
             if not ticket.accepted and ticket.gone is not None:

@@ -121,7 +121,6 @@ class Models:
         self._pauses: dict[str, float] = {}
         self._stopping = False
         self._ended = trio.Event()
-        self._connect_agents()
         self._gone_characters = (0, 0)  # what encoders counted whose models have left
 
     @property
@@ -135,6 +134,10 @@ class Models:
         model has been loaded.
         """
         return self._facts[self._choice_of(requested_model).name]
+
+    def context_of(self, requested_model: str) -> int:
+        """The context of the model that answers a request for this name, in tokens."""
+        return self.facts_of(requested_model).context_tokens
 
     @property
     def listed(self) -> tuple[ListedModel, ...]:
@@ -186,6 +189,19 @@ class Models:
         if self._stopping:
             raise Stopping("the server is stopping; try again in a moment")
         return await self._token_counter.count(choice, command, tenant)
+
+    async def close_session(self, session: str, reason: str) -> None:
+        """Close a session that has nothing to do, once no model is being swapped."""
+        while self._loading is not None and not self._stopping:
+            await self._activity.wait_change()
+        if self._server is not None:
+            await self._server.close_session(session, reason)
+            return
+        held = self._run.sequencer.state.sessions.get(SessionId(session))
+        # If the server stops while a model is unloaded, slabs exist until that is recorded. Such a
+        # session stays, as one does that a server cannot close.
+        if held is not None and held.slab is None:
+            self._run.sequencer.append(ev.SessionClosed(session=session, reason=reason))
 
     def _choice_of(self, requested_model: str) -> Choice:
         return self._names.get(requested_model, self._default)
@@ -396,7 +412,6 @@ class Models:
             self._fail(choice, reason)
             return False
         self._server, self._loaded = server, choice
-        self._connect_agents()
         self._facts[choice.name] = self._facts_by(server)
         self._pauses.pop(choice.name, None)
         self._token_counter.forget(choice)
@@ -435,26 +450,6 @@ class Models:
 
     def _stalled(self) -> None:
         self._queue.refuse_all("journal_full", JournalFull)
-
-    def _connect_agents(self) -> None:
-        """
-        Have agents ask here for contexts and for the closing of sessions.
-        """
-        self._run.agents.context_of = lambda asked: self.facts_of(asked).context_tokens
-        self._run.agents.close = self._close_session
-
-    async def _close_session(self, session: str, reason: str) -> None:
-        """Close a session that has nothing to do, once no model is being swapped."""
-        while self._loading is not None and not self._stopping:
-            await self._activity.wait_change()
-        if self._server is not None:
-            await self._server.close_session(session, reason)
-            return
-        held = self._run.sequencer.state.sessions.get(SessionId(session))
-        # If the server stops while a model is unloaded, slabs exist until that is recorded. Such a
-        # session stays, as one does that a server cannot close.
-        if held is not None and held.slab is None:
-            self._run.sequencer.append(ev.SessionClosed(session=session, reason=reason))
 
     def _count_out(self, server: ModelServer) -> None:
         """Add a server's totals to those of earlier servers, and forget the server."""

@@ -128,13 +128,14 @@ class EngineThread:
     Attributes:
         memory: what the engine held after the last job. Not measured after decode passes that write
             into existing arrays.
+        device: the engine, for jobs on the thread; None while no model is loaded.
         abandoned: whether ``abandon`` was called.
     """
 
     def __init__(self) -> None:
         self.memory = MemoryReport()
         self._inbox: queue.SimpleQueue[_Job | Decoding | None] = queue.SimpleQueue()
-        self._device: Engine | None = None
+        self.device: Engine | None = None
         self._failure: BaseException | None = None
         self._ended = trio.Event()
         self._open: set[_Job] = set()  # jobs that a task waits for
@@ -158,7 +159,7 @@ class EngineThread:
 
     def install(self, device: Engine) -> None:
         """Give the thread the engine that it serves."""
-        self._device = device
+        self.device = device
 
     async def unload(self, measure: Callable[[], T]) -> T:
         """
@@ -167,7 +168,7 @@ class EngineThread:
         """
 
         def drop(_: Any) -> None:
-            self._device = None
+            self.device = None
 
         # A job of its own, because the thread holds the engine while it runs a job.
         await self._do(drop, _identity, JobKind.CALL)
@@ -402,8 +403,8 @@ class EngineThread:
             job.result = outcome.Value(None)
         else:
             # The engine is missing only for jobs of ``load``, which ignore it.
-            job.result = outcome.capture(job.run, cast("Engine", self._device))
-            engine = self._device  # the job may have loaded or dropped it
+            job.result = outcome.capture(job.run, cast("Engine", self.device))
+            engine = self.device  # the job may have loaded or dropped it
             self.memory = engine.memory() if engine is not None else MemoryReport()
         token.run_sync_soon(self._finish, job)
 
@@ -412,7 +413,7 @@ class EngineThread:
         for one in [one for one in decoding if one.stopped or one.left <= 0]:
             decoding.remove(one)
             token.run_sync_soon(one.reports.send_nowait, None)
-        engine = self._device
+        engine = self.device
         assert engine is not None
         width = engine.decode_rows
         in_pass, left = rows_in_turn(decoding, width)

@@ -40,7 +40,7 @@ class Damage:
     @property
     def engine(self) -> Any:
         """The engine itself. Its methods run on the engine thread."""
-        return self.server.loaded.engine._device
+        return self.server.loaded.engine.device
 
     @property
     def session(self) -> Session | None:
