@@ -77,7 +77,7 @@ def device(server: Server) -> Any:
     return server.loaded.engine.device
 
 
-async def test_a_stop_writes_what_memory_holds(setup: Setup):
+async def test_a_stop_writes_all_blocks(setup: Setup):
     """After a stop every sealed block has its file, and the next run has all of them on record."""
     async with setup.serving() as server:
         await ask(server, tells(1))
@@ -100,7 +100,9 @@ async def test_a_stop_writes_what_memory_holds(setup: Setup):
     assert setup.holds()
 
 
-async def test_a_stop_writes_chains_from_their_front(setup: Setup, monkeypatch: pytest.MonkeyPatch):
+async def test_a_stop_writes_chains_from_their_beginning(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+):
     """The last conversation is written first, and of each conversation its first block."""
     async with setup.serving() as server:
         monkeypatch.setattr(type(server.loaded.memory), "write_through", _not_now)
@@ -114,7 +116,7 @@ async def test_a_stop_writes_chains_from_their_front(setup: Setup, monkeypatch: 
     assert sealed[4:] + sealed[:4] == order
 
 
-async def test_blocks_are_written_when_nobody_wants_anything(setup: Setup):
+async def test_blocks_are_written_in_idle_time(setup: Setup):
     """A server that is killed has written what its last conversation sealed, without a stop."""
     async with setup.serving() as server:
         await ask(server, tells(1))
@@ -125,7 +127,7 @@ async def test_blocks_are_written_when_nobody_wants_anything(setup: Setup):
         assert [] == setup.events(ev.ServerStopped)
 
 
-async def test_whoever_leaves_stops_the_loading(setup: Setup):
+async def test_a_client_that_disconnects_stops_the_loading(setup: Setup):
     """
     When a client disconnects while its blocks are loaded, no more are loaded, and no session
     remains.
@@ -203,7 +205,7 @@ async def test_the_cold_path_loads_nothing(setup: Setup):
     assert [] == setup.events(ev.BlockLoaded)
 
 
-async def test_what_the_slab_holds_is_not_loaded(setup: Setup):
+async def test_blocks_in_the_slab_are_not_loaded(setup: Setup):
     """A session whose slab holds its blocks continues without reading their files."""
     async with setup.serving(blocks_bytes=MIB, pool_slabs=2) as server:
         first = await ask(server, tells(1))
@@ -223,7 +225,7 @@ async def test_what_the_slab_holds_is_not_loaded(setup: Setup):
     assert [] == setup.events(ev.BlockLoaded)
 
 
-async def test_files_keep_their_budget(setup: Setup):
+async def test_files_stay_within_their_budget(setup: Setup):
     """The least recently used files are removed; the last conversation is kept as a whole."""
     async with setup.serving(disk_bytes=3 * MIB) as server:
         for place in range(4):
@@ -360,7 +362,7 @@ async def test_a_wrong_digest_is_never_used(setup: Setup, monkeypatch: pytest.Mo
     assert ("INV-3", True, True) == (found.invariant, found.recorded, found.reproduced)
 
 
-async def test_many_at_once_over_little_memory(setup: Setup):
+async def test_many_conversations_over_little_memory(setup: Setup):
     """
     Eight conversations evict each other's blocks, load and seal at the same time. The budgets hold,
     and every answer equals the first one, also from files after a restart.
@@ -391,7 +393,7 @@ async def test_many_at_once_over_little_memory(setup: Setup):
     assert setup.holds()
 
 
-async def test_a_chain_keeps_its_front_on_disk(setup: Setup):
+async def test_a_chain_keeps_its_beginning_on_disk(setup: Setup):
     """A conversation longer than the budget is loaded up to its first missing block, not beyond."""
     async with setup.serving(disk_bytes=MIB) as server:
         await ask(server, tells(1, 110))
@@ -404,7 +406,7 @@ async def test_a_chain_keeps_its_front_on_disk(setup: Setup):
     assert 64 * len(starts) == again.accepted.cached_tokens
 
 
-async def test_another_conversation_goes_from_its_end(setup: Setup):
+async def test_the_older_conversation_is_evicted_from_its_end(setup: Setup):
     """
     If two conversations do not fit, the older one keeps its first blocks, which can still be
     reused.
@@ -422,9 +424,7 @@ async def test_another_conversation_goes_from_its_end(setup: Setup):
 
 
 @pytest.mark.parametrize("budget", [0, 64 * MIB])
-async def test_what_others_put_into_the_folder_stays(
-    setup: Setup, budget: int, capsys: pytest.CaptureFixture[str]
-):
+async def test_foreign_files_stay(setup: Setup, budget: int, capsys: pytest.CaptureFixture[str]):
     """
     A foreign file is logged once and not touched, whatever the budget. All else works as before.
     """
@@ -461,7 +461,7 @@ async def test_another_journals_files_stay(setup: Setup):
     assert other.holds()
 
 
-async def test_what_was_lost_before_its_row_is_removed(setup: Setup):
+async def test_a_file_without_a_row_is_removed(setup: Setup):
     """A file of a lost run of this journal, whose row was lost with the run, is removed."""
     async with setup.serving() as server:
         await ask(server, tells(1))
@@ -483,14 +483,14 @@ async def test_what_was_lost_before_its_row_is_removed(setup: Setup):
         ev.ServerLost(boot="one"),
     ],
 )
-async def test_a_run_is_known_by_what_is_left_of_it(event: ev.Event):
+async def test_a_pruned_run_still_belongs_to_the_journal(event: ev.Event):
     """A run whose start was pruned still belongs to this journal."""
     runs = Runs()
     runs.see(ev.Recorded(position=9, stream="server", seq=9, event_id="id", time_us=0, event=event))
     assert {"one"} == runs.boots
 
 
-async def test_no_budget_leaves_nothing_that_was_set_aside(setup: Setup):
+async def test_without_a_budget_files_set_aside_are_removed(setup: Setup):
     """With a budget of 0, files that were set aside are removed too."""
     async with setup.serving() as server:
         await ask(server, tells(1))
@@ -526,9 +526,7 @@ async def test_files_that_cannot_be_removed(
 
 
 @pytest.mark.parametrize("where", ["save_safetensors", "digest"])
-async def test_what_fails_in_mlx_while_writing(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch, where: str
-):
+async def test_mlx_fails_while_writing(setup: Setup, monkeypatch: pytest.MonkeyPatch, where: str):
     """
     An error that is not an ``OSError`` is recorded once for each block and ends nothing: requests
     are answered, and the server stops normally.
@@ -570,7 +568,7 @@ def _digest_fails(engine: Any) -> Any:
     return spill
 
 
-async def test_what_cannot_be_written_is_told_once(setup: Setup, monkeypatch: pytest.MonkeyPatch):
+async def test_a_failed_write_is_recorded_once(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """A block that is tried repeatedly on a full disk has one row until it is written."""
 
     def full(descriptor: int) -> None:
@@ -589,7 +587,7 @@ async def test_what_cannot_be_written_is_told_once(setup: Setup, monkeypatch: py
     assert set(keys) == {event.key for event in setup.events(ev.BlockSpilled)}
 
 
-async def test_one_rotten_block_stops_no_other(setup: Setup, monkeypatch: pytest.MonkeyPatch):
+async def test_one_damaged_block_stops_no_other(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     """The stop writes all blocks except the one that changed and those built on it."""
     async with setup.serving() as server:
         monkeypatch.setattr(type(server.loaded.memory), "write_through", _not_now)
@@ -604,7 +602,9 @@ async def test_one_rotten_block_stops_no_other(setup: Setup, monkeypatch: pytest
     assert built == set(out.keys)
 
 
-async def test_what_is_in_the_way_stops_no_other(setup: Setup, monkeypatch: pytest.MonkeyPatch):
+async def test_a_folder_in_the_place_of_a_file_stops_no_other(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+):
     """A folder at the path of a block's file prevents the write of that block alone."""
     async with setup.serving() as server:
         monkeypatch.setattr(type(server.loaded.memory), "write_through", _not_now)

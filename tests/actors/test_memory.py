@@ -343,7 +343,7 @@ def bug() -> BugError:
     [{"slabs": 3, "tokens": 100 * SIZE}, {"slabs": 100, "tokens": 3 * SIZE}],
     ids=["slabs", "bytes"],
 )
-def test_many_ask_at_once(budget: dict[str, int]) -> None:
+def test_many_sessions_ask_for_slabs_at_once(budget: dict[str, int]) -> None:
     """
     However many sessions ask, no more slabs are open than the budget allows. Each session is served
     once one of the others is idle.
@@ -374,7 +374,7 @@ def test_many_ask_at_once(budget: dict[str, int]) -> None:
     assert len(set(served)) == 20
 
 
-def test_nothing_to_take() -> None:
+def test_no_slab_can_be_released() -> None:
     """
     If all sessions have a request, a session that asks gets ``False``, and no slab is opened or
     closed.
@@ -411,7 +411,7 @@ def test_the_least_recently_used_idle_session_gives_up_its_slab() -> None:
     trio.run(main)
 
 
-def test_a_session_that_settles_gives_way_last() -> None:
+def test_a_settling_session_gives_up_its_slab_last() -> None:
     """
     A settling session gives up its slab only if no session is idle, even if it was used less
     recently than the idle ones.
@@ -435,7 +435,7 @@ def test_a_session_that_settles_gives_way_last() -> None:
     trio.run(main)
 
 
-def test_several_give_way_to_a_large_one() -> None:
+def test_several_slabs_are_released_for_a_large_one() -> None:
     """As many slabs are released as a larger one needs, and no more."""
 
     async def main() -> None:
@@ -521,7 +521,7 @@ def test_a_slab_that_the_engine_refused() -> None:
 # --- blocks ----------------------------------------------------------------------------------
 
 
-def test_a_full_store_lets_the_oldest_go() -> None:
+def test_a_full_store_evicts_the_least_recently_used() -> None:
     """Blocks are evicted in the order of their last use until the new one fits."""
 
     async def main() -> None:
@@ -564,7 +564,7 @@ def test_prewarmed_blocks_evict_no_block_that_a_slab_holds() -> None:
     trio.run(main)
 
 
-def test_what_is_pinned_stays() -> None:
+def test_pinned_blocks_stay() -> None:
     """A pinned block is never evicted, even if it is the least recently used one."""
 
     async def main() -> None:
@@ -582,7 +582,7 @@ def test_what_is_pinned_stays() -> None:
     trio.run(main)
 
 
-def test_what_is_pinned_meanwhile_is_not_removed() -> None:
+def test_a_block_pinned_meanwhile_is_not_removed() -> None:
     """An expired block is pinned by a decision before the removal reaches it."""
 
     async def main() -> None:
@@ -623,7 +623,7 @@ def test_a_store_of_pinned_blocks() -> None:
     assert [(False, "c", 2)] == [(one.stored, one.digest, one.memory_blocks) for one in reports]
 
 
-def test_a_block_that_is_there_needs_no_room() -> None:
+def test_an_existing_block_needs_no_room() -> None:
     """Sealing an existing block again in a full store evicts nothing."""
 
     async def main() -> None:
@@ -638,7 +638,7 @@ def test_a_block_that_is_there_needs_no_room() -> None:
     trio.run(main)
 
 
-def test_many_seal_at_once() -> None:
+def test_many_sessions_seal_at_once() -> None:
     """
     However many sessions seal at once, the store never exceeds its budget, and no block is evicted
     twice.
@@ -660,7 +660,7 @@ def test_many_seal_at_once() -> None:
 
 @pytest.mark.parametrize("error", [bug(), ValueError("no event")], ids=["bug", "other"])
 @pytest.mark.parametrize("full", [False, True])
-def test_a_block_that_the_journal_refused_is_not_kept(error: Exception, full: bool) -> None:
+def test_a_block_that_the_journal_refused_is_not_stored(error: Exception, full: bool) -> None:
     """
     If the measurement cannot be recorded, the store does not keep the block; the evictions for it
     are on record.
@@ -685,7 +685,7 @@ def test_a_block_that_the_journal_refused_is_not_kept(error: Exception, full: bo
     trio.run(main)
 
 
-def test_a_block_that_was_there_before_a_refusal_stays() -> None:
+def test_a_refusal_removes_no_earlier_block() -> None:
     """
     A block that is on record stays in the store, even if sealing it again was refused. A block that
     was never stored is not evicted.

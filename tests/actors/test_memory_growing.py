@@ -136,7 +136,7 @@ def test_a_pool_that_is_large_enough_changes_no_fingerprint(directory: Path) -> 
     assert fingerprint(64 * MIB) == fingerprint(512 * MIB) != fingerprint(8 * MIB)
 
 
-def test_caches_that_take_more_than_they_should_are_a_bug(directory: Path) -> None:
+def test_caches_larger_than_expected_are_a_bug(directory: Path) -> None:
     """
     INV-5: the answer ends with a bug, and the sum at release differs from the one at acquisition,
     so admission is closed.
@@ -185,7 +185,7 @@ def uncounted(event: ev.Event) -> ev.Event:
     return attrs.evolve(event, pool_bytes=4 * MIB) if isinstance(event, ev.ModelLoaded) else event
 
 
-def test_a_journal_of_before_is_replayed_as_it_is(rows: list[Row]) -> None:
+def test_an_older_journal_is_replayed_unchanged(rows: list[Row]) -> None:
     """Its slabs have no bytes, and its context was the model's, however small the pool."""
     old = forged(rows, uncounted)
     assert () == replay(old).findings

@@ -117,7 +117,7 @@ def assert_apart(store: MemoryStore) -> None:
             assert request.tenant == named.setdefault(name, request.tenant)
 
 
-async def test_another_tenants_words_are_unknown(model_directory: Any) -> None:
+async def test_words_of_another_tenant_are_unknown(model_directory: Any) -> None:
     """
     What one tenant said is not found for a different one, by block or by conversation: the same
     words start cold. Within a tenant they are found: the control.
@@ -147,7 +147,7 @@ async def test_another_tenants_words_are_unknown(model_directory: Any) -> None:
     assert_apart(store)
 
 
-async def test_another_tenants_name_is_another_session(model_directory: Any) -> None:
+async def test_each_tenant_has_a_session_of_a_name(model_directory: Any) -> None:
     """
     Two tenants that use the same session name have a session each. For the second one the name is
     as new as any unused name, and the first one's session continues unchanged.
@@ -173,7 +173,7 @@ async def test_another_tenants_name_is_another_session(model_directory: Any) -> 
     assert_apart(store)
 
 
-async def test_an_id_that_was_told_serves_its_tenant_alone(model_directory: Any) -> None:
+async def test_a_session_id_serves_its_tenant_alone(model_directory: Any) -> None:
     """
     The id of an unnamed session continues it for its own tenant. For a different tenant it is a
     name like any other.
@@ -193,7 +193,7 @@ async def test_an_id_that_was_told_serves_its_tenant_alone(model_directory: Any)
     assert_apart(store)
 
 
-async def test_a_bug_of_one_tenants_session_is_not_told_to_another(
+async def test_a_bug_of_one_tenant_is_not_reported_to_another(
     model_directory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -215,7 +215,7 @@ async def test_a_bug_of_one_tenants_session_is_not_told_to_another(
         assert "new_session" == (await ask_as(server, "bob", session_name="mine")).accepted.path
 
 
-async def test_an_id_that_lies_is_refused(
+async def test_a_session_of_another_tenant_is_refused(
     model_directory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -253,7 +253,7 @@ class NoWriter:
         await trio.lowlevel.checkpoint()
 
 
-async def test_a_request_ends_with_its_time(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_request_times_out(autojump_clock: trio.testing.MockClock) -> None:
     """
     A waiting client gets a keep-alive at each beat until the request times out. Then it ends, and
     its session gets the reason.
@@ -274,7 +274,7 @@ async def test_a_request_ends_with_its_time(autojump_clock: trio.testing.MockClo
     assert [] == [reply async for reply in replies]
 
 
-async def test_an_answer_that_keeps_coming_ends_with_its_time_too(
+async def test_a_steady_answer_times_out_too(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Steady replies do not extend the limit. Before the limit, all of them are sent."""

@@ -16,7 +16,7 @@ from tests.support.in_process_server import serving
 pytestmark = pytest.mark.trio
 
 
-async def test_who_accepts_it_goes_on_record(
+async def test_accepting_tight_memory_is_recorded(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """

@@ -118,7 +118,7 @@ def test_a_stream_adds_up(server: Serving):
     assert whole["usage"]["output_tokens"] == last["usage"]["output_tokens"]
 
 
-def test_what_became_blocks_is_told(server: Serving):
+def test_blocks_written_and_read_are_reported(server: Serving):
     """A new prompt is computed, its full chunks become blocks, and a second request reads them."""
     words = [{"role": "user", "content": "A way that nobody went before, stone by stone. " * 3}]
     first, again = (message(server, messages=words, max_tokens=1)["usage"] for _ in range(2))
@@ -144,7 +144,7 @@ def test_why_an_answer_ended(server: Serving):
     )
 
 
-def test_a_count_is_what_the_message_has(server: Serving):
+def test_a_count_equals_the_message(server: Serving):
     """With tools, system and thinking; nothing is journaled."""
     system = [{"type": "text", "text": "You know cities."}]
     for thinking in ({"type": "adaptive"}, {"type": "disabled"}):
@@ -156,7 +156,7 @@ def test_a_count_is_what_the_message_has(server: Serving):
         assert [] == server.requests(after=before)
 
 
-def test_a_prompt_that_is_only_read(server: Serving):
+def test_a_prompt_without_an_answer(server: Serving):
     """With a limit of zero, nothing is generated; the same prompt finds its chunks afterwards."""
     talk = [{"role": "user", "content": "Tell me of Rome, and of what lies under it."}]
     read = message(server, messages=talk, max_tokens=0)
@@ -187,7 +187,7 @@ def test_longer_than_the_context(server: Serving):
     assert refused.headers["request-id"] == body["request_id"]
 
 
-def test_habits_of_a_client_leave_the_prefix(server: Serving):
+def test_habits_of_a_client_do_not_change_the_prefix(server: Serving):
     """
     Over four turns the billing header changes, hints move, texts become blocks and back, a system
     message follows the first user message, and deferred tools are declared. Each turn continues

@@ -71,7 +71,7 @@ def test_eight_on_four_rows(busy: Serving, alone: list[Answer], lengthy: Any):
     assert len(waited) >= 3  # one may have found a row that became free
 
 
-def test_together_again(busy: Serving, alone: list[Answer], lengthy: Any):
+def test_the_same_requests_again(busy: Serving, alone: list[Answer], lengthy: Any):
     """The same requests again, with most of their blocks cached: the same answers."""
     answers = together([partial(ask, busy, **body) for body in questions(lengthy)])
     assert [answer.bits for answer in alone] == [answer.bits for answer in answers]
@@ -122,7 +122,7 @@ def test_a_full_queue(busy: Serving, lengthy: Any):
     assert ["request refused", "request rejected"] == sorted(line["event"] for line in told)
 
 
-def test_nobody_may_wait(start: Start, lengthy: Any):
+def test_without_a_queue(start: Start, lengthy: Any):
     """
     Without a queue there is room for one request per row, also for those that arrive together.
     """

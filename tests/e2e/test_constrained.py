@@ -110,7 +110,7 @@ def check_stone(text: str) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 1, 3])
-def test_json_of_a_schema_always(client: openai.OpenAI, temperature: float):
+def test_every_answer_is_json_of_the_schema(client: openai.OpenAI, temperature: float):
     """Whatever is sampled, four answers at a time: JSON of the schema, and each ends by itself."""
 
     def one(seed: int) -> Any:
@@ -122,14 +122,14 @@ def test_json_of_a_schema_always(client: openai.OpenAI, temperature: float):
         check_stone(choice.message.content)
 
 
-def test_without_the_format_it_says_no_json(client: openai.OpenAI):
+def test_without_the_format_the_answer_is_no_json(client: openai.OpenAI):
     """The control: without the format, the answer is not JSON."""
     (choice,) = create(client).choices
     with pytest.raises(ValueError, match="Expecting"):
         json.loads(choice.message.content)
 
 
-def test_a_stream_and_a_cold_path_say_the_same(client: openai.OpenAI):
+def test_a_stream_and_a_cold_path_give_the_same_answer(client: openai.OpenAI):
     """Streamed, and without any reuse, the answer is the same to the last log-probability."""
     body: dict[str, Any] = {"response_format": FORMAT, "logprobs": True, "seed": 5}
     warm = create(client, **body)
@@ -143,7 +143,7 @@ def test_a_stream_and_a_cold_path_say_the_same(client: openai.OpenAI):
     check_stone(text)
 
 
-def test_log_probabilities_are_the_models_own(client: openai.OpenAI):
+def test_log_probabilities_are_not_affected(client: openai.OpenAI):
     """The format does not change log-probabilities: alternatives are the same as without it."""
     body: dict[str, Any] = {"logprobs": True, "top_logprobs": 20, "max_tokens": 1}
     free, held = (
@@ -167,7 +167,7 @@ def test_any_object(client: openai.OpenAI):
             assert "length" == choice.finish_reason
 
 
-def test_an_answer_that_is_cut_off_is_told_as_cut_off(client: openai.OpenAI):
+def test_an_answer_that_is_cut_off_says_so(client: openai.OpenAI):
     """Half an object is not valid: the finish reason tells the client."""
     (choice,) = create(client, response_format=FORMAT, max_tokens=7).choices
     assert "length" == choice.finish_reason
@@ -191,7 +191,7 @@ def test_thoughts_come_first(client: openai.OpenAI):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", GO])
-def test_a_call_that_has_to_be(client: openai.OpenAI, choice: Any, stream: bool):
+def test_a_required_call(client: openai.OpenAI, choice: Any, stream: bool):
     """There is a call of an allowed tool, and its arguments follow the tool's parameters."""
     for seed in range(4):
         body: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "seed": seed}
@@ -216,7 +216,7 @@ def test_a_call_that_has_to_be(client: openai.OpenAI, choice: Any, stream: bool)
         assert answer.finish_reason == "tool_calls" or len(calls) > 1
 
 
-def test_a_call_comes_back_to_its_prefix(server: Serving, client: openai.OpenAI):
+def test_a_call_that_is_sent_back_is_reused(server: Serving, client: openai.OpenAI):
     """Calls are written as the template renders them, so the next turn reuses all of them."""
     first = create(client, tools=TOOLS, tool_choice=GO, seed=3)
     server.at_rest()
@@ -261,7 +261,7 @@ def test_a_call_comes_back_to_its_prefix(server: Serving, client: openai.OpenAI)
         ),
     ],
 )
-def test_what_cannot_be_held_is_refused(
+def test_an_impossible_format_is_refused(
     server: Serving, body: dict[str, Any], param: str, fact: str
 ):
     """It is a 400 that says what is wrong and where, and no session begins."""
@@ -334,7 +334,7 @@ LOOK, GO_THERE = (
         ({"type": "tool", "name": "go"}, {"go"}),
     ],
 )
-def test_a_use_of_a_tool_that_has_to_be(server: Serving, choice: dict[str, Any], names: set[str]):
+def test_a_required_use_of_a_tool(server: Serving, choice: dict[str, Any], names: set[str]):
     """
     There is a call of an allowed tool, and its input follows the tool's schema; also for a tool
     that is declared in the middle of the conversation.
@@ -361,7 +361,7 @@ def test_a_use_of_a_tool_that_has_to_be(server: Serving, choice: dict[str, Any],
         assert found["stop_reason"] == "tool_use" or len(uses) > 1
 
 
-def test_what_cannot_be_held_is_refused_with_its_place(server: Serving):
+def test_an_impossible_format_is_refused_with_its_field(server: Serving):
     """
     The error names the field as the client sent it; a tool by its name, even if others are left
     out.

@@ -72,7 +72,7 @@ def test_two_tenants_and_a_restart(start: Start, tmp_path: Path):
     assert not any(key in told for key in (ALICE, BOB, NEXT))
 
 
-def test_strangers_learn_nothing(start: Start):
+def test_callers_without_a_key_learn_nothing(start: Start):
     """Without a key, a caller sees whether the server is well; any other address is refused."""
     server = start(env={KEYS_VARIABLE: f"alice={ALICE}"})
     for path in ("/", "/metrics", "/v1/models", "/nothing"):
@@ -82,7 +82,7 @@ def test_strangers_learn_nothing(start: Start):
     assert "model" in server.health()
 
 
-def test_without_keys_this_machine_alone(tmp_path: Path):
+def test_without_keys_only_this_machine_is_served(tmp_path: Path):
     """
     Another address is refused with what to do, before a model is loaded and anything is journaled.
     So are invalid keys, an empty environment variable, and `--cors` without keys.
@@ -124,9 +124,7 @@ def test_the_chat_has_its_key(start: Start):
     assert "Chatting with" in err
 
 
-def test_a_request_ends_with_its_time(
-    start: Start, lengthy: tuple[dict[str, object], dict[str, object]]
-):
+def test_a_request_times_out(start: Start, lengthy: tuple[dict[str, object], dict[str, object]]):
     """An answer that takes longer than the operator allows ends, and the journal has the reason."""
     server = start("--request-timeout", 0.5)
     response = server.post(**lengthy[0], max_tokens=100_000)

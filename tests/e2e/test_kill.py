@@ -59,7 +59,7 @@ def at_work(server: Serving, lengthy: Any) -> list[Listener]:
     return [*clients, waiting]
 
 
-def test_killed_at_work(start: Start, cold: Serving, lengthy: Any):
+def test_killed_while_it_serves(start: Start, cold: Serving, lengthy: Any):
     """
     Nothing that a client received is lost, the other requests have ended, and the conversation can
     continue.

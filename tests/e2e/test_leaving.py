@@ -111,7 +111,7 @@ def test_before_anything_is_read(single: Serving, lengthy: Any, stream: bool):
     assert_served(single)
 
 
-def test_in_the_middle_of_its_own_body(single: Serving):
+def test_in_the_middle_of_the_body(single: Serving):
     """A request that never arrived completely changes nothing."""
     before = single.settled()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"

@@ -20,7 +20,7 @@ def tail(server: Serving, *options: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_log_and_journal_tell_the_same(shared: Serving):
+def test_log_and_journal_agree(shared: Serving):
     """
     Each request of a conversation is one line of the log, with the session, path and figures that
     the journal has for the same request id; `ops tail` finds both by the session.

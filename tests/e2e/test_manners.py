@@ -16,7 +16,7 @@ from tests.support.subprocess_server import started, user
 HELLO = [user("Hello")]
 
 
-def test_what_was_asked_for_and_what_served_are_told(start: Start):
+def test_requested_and_served_model_are_reported(start: Start):
     """
     A request for another model is served, and journal and answer name the model; with strict names
     it is refused, and only the server's own name, or none, is served.
@@ -35,9 +35,7 @@ def test_what_was_asked_for_and_what_served_are_told(start: Start):
     assert ["stones", ""] == [one.requested_model for one in strict.events(ev.RequestReceived)]
 
 
-def test_the_models_defaults_hold_where_a_client_says_nothing(
-    tmp_path: Path, model_directory: Path
-):
+def test_the_defaults_of_the_model_apply(tmp_path: Path, model_directory: Path):
     """
     The journal has the settings of each request: the model's recommended ones for fields that were
     left out.
@@ -75,7 +73,7 @@ def test_a_model_that_does_not_fit(tmp_path: Path, model_directory: Path):
     assert "loading the model" not in sentence
 
 
-def test_an_adapter_is_told_and_a_broken_one_refused(
+def test_an_adapter_is_reported_and_a_broken_one_refused(
     start: Start, tmp_path: Path, model_directory: Path
 ):
     """

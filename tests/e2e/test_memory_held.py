@@ -237,7 +237,7 @@ def test_sessions_of_8192_tokens(begin: Begin) -> None:
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_who_keeps_slabs_holds_it_twice(begin: Begin) -> None:
+def test_with_slabs_memory_has_it_twice(begin: Begin) -> None:
     """The control: four sessions keep their slabs, and each figure shows it."""
     runs = both(begin, FAT, about(980, 4), {4}, "--slab-idle", 3600, slabs=4)
     shares = shares_of_due(*runs, 4, 64)
@@ -291,13 +291,13 @@ def test_sessions_of_8192_tokens_under_sink_window(begin: Begin) -> None:
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_who_attends_to_all_holds_all_of_it(begin: Begin) -> None:
+def test_without_a_window_memory_has_all_of_it(begin: Begin) -> None:
     """The control: without a window each figure is far larger."""
     shares = windows(begin, 2, ("--kv-policy", "full"))
     assert min(shares.values()) > 2
 
 
-def test_the_slab_goes_while_nobody_asks(start: Start, cold: Serving) -> None:
+def test_the_slab_of_an_idle_session_is_released(start: Start, cold: Serving) -> None:
     """
     A second after an answer, memory has the conversation once. It continues from its blocks, with
     the bits of an answer without reuse.

@@ -71,7 +71,7 @@ def test_twelve_turns(shared: Serving, cold: Serving):
         assert ask(cold, *asked, cache_prompt=False).bits == answers[turn].bits
 
 
-def test_the_journal_tells_the_same(shared: Serving):
+def test_the_journal_agrees(shared: Serving):
     """The client's usage and text are those in the journal."""
     answer = ask(shared, user(f"On record: {STORY * 8}"))
     shared.at_rest()
@@ -144,7 +144,7 @@ def test_longer_than_the_context(shared: Serving):
     "text",
     ["Grüße aus Zürich, 你好, 🪨🪨🪨", "", " ", "\x00\x07", "<|im_end|><|im_start|>", "é" * 300],
 )
-def test_what_a_user_says(shared: Serving, cold: Serving, text: str):
+def test_any_text_is_served(shared: Serving, cold: Serving, text: str):
     """Any text is served, in any script, also an empty one."""
     answer = ask(shared, user(text))
     assert answer.completion_tokens >= 1
@@ -193,7 +193,7 @@ def test_several_answers(shared: Serving):
     assert written == usage["completion_tokens"]
 
 
-def test_a_text_goes_on(shared: Serving):
+def test_a_text_is_continued(shared: Serving):
     """Streamed and whole, it is the same text, and the second time is warm."""
     client: Any = shared.client()
     body: dict[str, Any] = {"model": "any", "prompt": STORY * 8, "max_tokens": 8}

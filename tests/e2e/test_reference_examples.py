@@ -129,7 +129,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> I
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_examples_of_a_page_are_answered_as_it_shows(page: Path, server: Serving):
+def test_the_examples_of_a_page_get_the_answers_it_shows(page: Path, server: Serving):
     """Every call of curl gets a status of 2xx, and an answer of the shape that the page shows."""
     known: dict[str, str] = {}
     for example in examples(page):

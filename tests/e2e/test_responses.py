@@ -43,7 +43,7 @@ def told(response: Any) -> Any:
     return response.model_extra["cairn"]
 
 
-def test_a_named_response_is_gone_on_from_after_a_restart(start: Start):
+def test_a_named_response_continues_after_a_restart(start: Start):
     """
     With only its name, the conversation continues in its session, from blocks; the prompt is that
     of a client that sends everything. A look-up returns the same response, and a deleted one is
@@ -90,7 +90,7 @@ def test_a_named_response_is_gone_on_from_after_a_restart(start: Start):
     assert kept[0].request == forgotten.of_request
 
 
-def test_a_prune_leaves_what_later_responses_need(start: Start):
+def test_a_prune_keeps_the_texts_of_later_responses(start: Start):
     """
     Texts that come with every turn are stored once per session. If the session of an earlier
     response is pruned, that response is gone, and later ones still have all their texts.
@@ -135,7 +135,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield start_one("--block-tokens", CHUNK)
 
 
-def test_thoughts_and_calls_go_on(server: Serving):
+def test_thoughts_and_calls_continue(server: Serving):
     """
     A client that runs tools names the response or sends its items; either way the session continues
     with the same prompt. The stream has the items of the whole answer.

@@ -9,7 +9,7 @@ from tests.support.subprocess_server import Serving, ask, assistant, eventually,
 PATH = "The stone lies on the path, and the path goes over the hill. "
 
 
-def test_a_conversation_goes_on_after_a_restart(start: Start, cold: Serving):
+def test_a_conversation_continues_after_a_restart(start: Start, cold: Serving):
     """
     The same session continues on blocks from files, with the bits of a cold answer; all of it can
     be replayed on the model.
@@ -35,7 +35,7 @@ def test_a_conversation_goes_on_after_a_restart(start: Start, cold: Serving):
     assert out.splitlines()[-1].startswith("same: ")
 
 
-def test_a_damaged_file_is_told_and_not_used(start: Start, cold: Serving):
+def test_a_damaged_file_is_reported_and_not_used(start: Start, cold: Serving):
     """A flipped bit in a file is a line in the log and an event, and clients are not affected."""
     server = start()
     talk = [user(PATH * 20)]
@@ -60,7 +60,7 @@ def test_a_damaged_file_is_told_and_not_used(start: Start, cold: Serving):
     assert 0 == again.health()["bugs"]
 
 
-def test_no_files_are_kept_where_none_are_wanted(start: Start):
+def test_without_a_disk_budget_there_are_no_files(start: Start):
     """`--disk-mb 0` is journaled, removes the existing files, and the next start is cold."""
     server = start()
     talk = [user(PATH * 20)]

@@ -11,7 +11,7 @@ from tests.support.subprocess_server import Serving, ask, assert_holds, assistan
 PATH = "The stone lies on the path, and the path goes over the hill. "
 
 
-def test_a_pruned_journal_serves_on(start: Start, cold: Serving):
+def test_a_pruned_journal_still_serves(start: Start, cold: Serving):
     """
     A server is killed, the older of its two conversations is pruned in the middle of that run, and
     the next server continues the other one; its passes still replay to the same bits.

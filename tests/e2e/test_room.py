@@ -40,7 +40,7 @@ def waiters(lock: trio.Lock) -> int:
     return lock.statistics().tasks_waiting
 
 
-async def test_who_waits_for_a_slab_does_not_wait_for_its_holder(model_directory: Path):
+async def test_a_session_that_waits_for_a_slab_does_not_wait_for_its_holder(model_directory: Path):
     """
     A session that is asked to give up its slab takes a request first, and this request needs a
     larger slab: it must not wait for the request that waits for it.
@@ -74,7 +74,7 @@ async def test_who_waits_for_a_slab_does_not_wait_for_its_holder(model_directory
     assert 2 == len(ends)
 
 
-async def test_a_block_that_leaves_is_not_shared(model_directory: Path):
+async def test_a_block_that_is_being_evicted_is_not_shared(model_directory: Path):
     """
     A request that comes after blocks were chosen for eviction and before they are removed does not
     build on them.

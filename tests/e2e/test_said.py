@@ -82,7 +82,7 @@ def test_an_edit_is_answered(shared: Serving, cold: Serving):
     assert ask(cold, *asked, **WHOLE, cache_prompt=False).bits == after.bits
 
 
-def test_nobody_hears_what_another_told(shared: Serving):
+def test_clients_hear_their_own_name_alone(shared: Serving):
     """Four clients at the same time each hear their own name."""
     names = ("Jordis", "Merlin", "Torvo", "Wilna")
 
@@ -134,7 +134,7 @@ TOOLS = [
 ]
 
 
-def test_a_tool_is_called_and_its_result_told(shared: Serving, cold: Serving):
+def test_a_tool_is_called_and_its_result_is_in_the_answer(shared: Serving, cold: Serving):
     """
     The right one of three tools is called with valid arguments, and the answer contains its result.
     """
@@ -186,7 +186,7 @@ def test_a_fact_is_recalled_across_four_thousand_tokens(shared: Serving, cold: S
 
 
 @pytest.mark.parametrize("thinking", [True, False, None])
-def test_it_thinks_when_it_is_asked_to(shared: Serving, thinking: bool | None):
+def test_it_thinks_if_thinking_is_enabled(shared: Serving, thinking: bool | None):
     """With `enable_thinking` there is reasoning before the answer, and without it there is none."""
     talk = [user("Please remember that my name is Jordis."), assistant("Noted.")]
     asked = {} if thinking is None else {"enable_thinking": thinking}

@@ -71,7 +71,7 @@ def test_one_after_the_other(shared: Serving, lengthy: Any):
     assert ["request_received", "request_finished"] * 3 == kinds
 
 
-def test_a_client_that_leaves_its_line(shared: Serving, lengthy: Any):
+def test_a_client_that_leaves_the_queue(shared: Serving, lengthy: Any):
     """
     A client that disconnects while it waits for a named session does not hold up the next ones.
     """
@@ -91,7 +91,7 @@ def test_names_in_any_script(shared: Serving):
     assert "Pfad 你好/7" == ask(shared, user("Hello"), session_id="Pfad 你好/7").session
 
 
-def test_a_title_beside_the_conversation(shared: Serving):
+def test_a_title_request_in_the_same_group(shared: Serving):
     """A group is not a session: other requests of a client in it do not affect the conversation."""
     system = {"role": "system", "content": "You keep the path."}
     talk = [system, user(f"In a group: {STORY * 6}")]

@@ -54,7 +54,7 @@ def test_without_the_option_nothing_is_checked(start: Callable[..., Serving]):
     assert 0.0 == began.settings["shadow_check"]
 
 
-def test_a_share_is_between_none_and_all():
+def test_a_share_outside_of_the_range_is_refused():
     """Other values are refused before the server starts."""
     for share in ("-0.1", "1.01", "nan", "some"):
         code, _, err = run_ops("serve", "--shadow-check", share)

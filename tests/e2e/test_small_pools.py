@@ -85,7 +85,7 @@ def test_a_session_that_settles_gives_up_its_slab(narrow: Serving, lengthy: tupl
     assert [] == narrow.events(ev.RequestCancelled, after=before)
 
 
-def test_every_slab_at_work(narrow: Serving, cold: Serving, lengthy: tuple[Any, Any]):
+def test_every_slab_in_use(narrow: Serving, cold: Serving, lengthy: tuple[Any, Any]):
     """
     A request that finds no slab is refused with a time to retry; the running ones are not affected.
     """
@@ -101,7 +101,7 @@ def test_every_slab_at_work(narrow: Serving, cold: Serving, lengthy: tuple[Any, 
     assert 2 == len(narrow.events(ev.RequestCancelled, after=before, stage="no_memory"))
 
 
-def test_blocks_leave_memory(start: Start, cold: Serving):
+def test_blocks_are_evicted(start: Start, cold: Serving):
     """
     Four blocks for three conversations, and no files: they evict each other's blocks, and the
     reason says so.
@@ -118,7 +118,7 @@ def test_blocks_leave_memory(start: Start, cold: Serving):
     assert 0 == health["blocks"]["disk_count"]
 
 
-def test_blocks_that_left_come_back_from_files(start: Start, cold: Serving):
+def test_evicted_blocks_are_loaded_from_files(start: Start, cold: Serving):
     """
     With files, every conversation continues from blocks, although memory has room for only one.
     """
@@ -132,7 +132,7 @@ def test_blocks_that_left_come_back_from_files(start: Start, cold: Serving):
     assert health["blocks"]["disk_count"] > health["blocks"]["count"]
 
 
-def test_blocks_leave_while_others_want_them(start: Start):
+def test_blocks_are_evicted_while_others_need_them(start: Start):
     """A block that is being evicted is not shared, and a shared block is not evicted."""
     server = start("--blocks-mb", 1, "--pool-slabs", 8)
 

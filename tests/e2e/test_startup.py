@@ -36,7 +36,7 @@ def rows(data_dir: Path) -> list[tuple[object, ...]]:
     return found
 
 
-def test_its_address_and_its_folder(shared: Serving):
+def test_address_and_folder(shared: Serving):
     """
     Port 0 selects a free port of this machine, and only the owner can read the data directory.
     """
@@ -64,7 +64,7 @@ def test_a_port_in_use(tmp_path: Path, model_directory: Path):
 
 
 @pytest.mark.parametrize("host", ["nosuchhost.invalid", "a..b", "192.0.2.1"])
-def test_a_host_that_is_none_here(tmp_path: Path, model_directory: Path, host: str):
+def test_a_host_that_is_not_here(tmp_path: Path, model_directory: Path, host: str):
     """
     An unknown name, an invalid name, and another machine's address: the error does not blame the
     port.

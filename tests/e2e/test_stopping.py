@@ -34,7 +34,7 @@ def refused(server: Serving, client: httpx.Client) -> bool:
         return True
 
 
-def test_a_running_answer_goes_on_to_its_end(start: Start, cold: Serving, lengthy: Any):
+def test_a_running_answer_is_completed(start: Start, cold: Serving, lengthy: Any):
     """
     Nothing that began is cut off, in the queue or in a session; no new request is admitted, on a
     new connection or an old one; the journal ends with the stop.
@@ -60,7 +60,7 @@ def test_a_running_answer_goes_on_to_its_end(start: Start, cold: Serving, length
     assert_holds(server.data_dir)
 
 
-def test_an_idle_server_stops_though_clients_are_connected(start: Start):
+def test_an_idle_server_stops_while_clients_are_connected(start: Start):
     """A connection that a client keeps open for its next request does not delay the stop."""
     server = start()
     with httpx.Client() as kept:
@@ -85,7 +85,7 @@ def test_a_second_signal_ends_at_once(start: Start, lengthy: Any, number: signal
     assert "".join(event.text for event in emitted).startswith(running.text)
 
 
-def test_what_takes_longer_than_the_drain_is_told_so(start: Start, lengthy: Any):
+def test_a_request_longer_than_the_drain_gets_an_error(start: Start, lengthy: Any):
     """
     A request in a session gets the error in mid-stream, one in the queue as a 503; both are
     journaled.
@@ -108,7 +108,7 @@ def test_what_takes_longer_than_the_drain_is_told_so(start: Start, lengthy: Any)
     assert_holds(server.data_dir)
 
 
-def test_a_start_that_is_given_up_is_no_server_that_was_lost(
+def test_a_start_that_is_given_up_is_not_a_lost_server(
     start: Start, tmp_path: Path, model_directory: Path
 ):
     """

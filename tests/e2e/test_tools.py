@@ -125,7 +125,7 @@ def test_without_tools_nothing_is_a_call(client: openai.OpenAI):
     assert "I look up Rom." == choice.message.model_extra["reasoning"]
 
 
-def test_tools_that_may_not_be_called_are_not(client: openai.OpenAI):
+def test_forbidden_tools_are_not_called(client: openai.OpenAI):
     """The model would call them, but the token with which a call begins is suppressed."""
     (choice,) = create(client, tools=TOOLS, tool_choice="none").choices
     assert ("stop", None) == (choice.finish_reason, choice.message.tool_calls)
@@ -133,7 +133,7 @@ def test_tools_that_may_not_be_called_are_not(client: openai.OpenAI):
     assert "<tool_call>" not in choice.message.content
 
 
-def test_what_is_no_call_is_text_and_on_record(server: Serving, client: openai.OpenAI):
+def test_a_rejected_call_is_text_and_on_record(server: Serving, client: openai.OpenAI):
     """The client gets what the model wrote, and the journal says why it is not a call."""
     before = server.position()
     forbidden = {str(_token(server, CALLS)): -100}
@@ -169,7 +169,7 @@ def test_an_answer_cut_off_in_a_call_or_a_thought(server: Serving, client: opena
 
 
 @pytest.mark.parametrize(("thinks", "says"), [(True, False), (True, True), (False, False)])
-def test_what_a_client_sends_back_is_a_hit(
+def test_an_answer_that_is_sent_back_is_a_hit(
     server: Serving, client: openai.OpenAI, thinks: bool, says: bool
 ):
     """

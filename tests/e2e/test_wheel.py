@@ -49,7 +49,7 @@ def test_the_product_alone_is_in_it(wheel: Path):
     assert not [name for name in inside if workshop & set(Path(name).parts)]
 
 
-def test_it_is_served_from_where_nothing_can_be_written(wheel: Path, tmp_path: Path):
+def test_a_read_only_installation(wheel: Path, tmp_path: Path):
     """A read-only installation serves Pebble."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)

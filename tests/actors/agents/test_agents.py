@@ -220,7 +220,7 @@ async def test_a_turn_reads_what_is_new(model_directory: Path):
         assert 11 == store.since()
 
 
-async def test_nothing_is_remembered_that_is_not_there(model_directory: Path):
+async def test_a_new_agent_has_nothing_of_an_earlier_one(model_directory: Path):
     """
     An agent that is created again under the same name, or by a different tenant, has nothing of the
     earlier one, and texts that only the earlier one had leave memory. A failed answer leaves no
@@ -252,7 +252,7 @@ async def test_nothing_is_remembered_that_is_not_there(model_directory: Path):
         assert 0 == held.bytes
 
 
-async def test_a_fork_is_built_on_the_stones_that_lie_there(model_directory: Path):
+async def test_a_fork_reuses_the_blocks_of_its_agent(model_directory: Path):
     """
     A fork at an earlier turn, at the last one and before the first reuses what the agent itself
     would reuse, and its answer equals the one on the cold path. Afterwards the two diverge.
@@ -357,7 +357,7 @@ async def test_one_thing_at_a_time(model_directory: Path):
         assert ["One", "Three"] == asked(await history(server, "notes"))
 
 
-async def test_a_name_serves_again_after_a_bug(
+async def test_a_name_can_be_used_again_after_a_bug(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """
@@ -383,7 +383,7 @@ async def test_a_name_serves_again_after_a_bug(
         assert ["Three"] == asked(await history(server, "notes"))
 
 
-async def test_a_request_goes_on_with_no_other_agent_of_the_name(model_directory: Path):
+async def test_a_request_does_not_continue_a_new_agent_of_the_same_name(model_directory: Path):
     """
     The request was prepared for an agent that was deleted; the new agent of that name ignores it.
     """
@@ -397,7 +397,7 @@ async def test_a_request_goes_on_with_no_other_agent_of_the_name(model_directory
         assert [] == asked(await history(server, "notes"))
 
 
-async def test_what_fails_leaves_no_trace(model_directory: Path):
+async def test_a_failed_request_changes_no_history(model_directory: Path):
     """After a refused, a cancelled and a queued request that left, the history is unchanged."""
     store = MemoryStore()
     async with serving(model_directory, store) as server:
@@ -427,7 +427,7 @@ async def test_what_fails_leaves_no_trace(model_directory: Path):
     assert () == replay(store.read()).findings
 
 
-async def test_what_is_deleted_is_forgotten(model_directory: Path):
+async def test_a_deleted_agent_is_gone(model_directory: Path):
     """
     Its session is closed, and a new agent of that name starts empty, also after a restart. An agent
     whose text was pruned can still be deleted, but not used.

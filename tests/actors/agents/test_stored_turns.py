@@ -128,7 +128,7 @@ async def test_a_turn_that_is_forgotten_while_it_is_read(
         assert 0 == server.loaded.agents.stored_turns.text_cache.bytes
 
 
-async def test_a_turn_is_committed_before_its_answer_is_told(model_directory: Path):
+async def test_a_turn_is_committed_before_its_answer_is_sent(model_directory: Path):
     """The turn's row comes before the row of the request's end, for which the client waits."""
     store = MemoryStore()
     async with serving(model_directory, store) as server:
@@ -141,7 +141,7 @@ async def test_a_turn_is_committed_before_its_answer_is_told(model_directory: Pa
     assert said.accepted.request == kept.request
 
 
-async def test_a_text_that_was_forgotten(model_directory: Path):
+async def test_a_pruned_text(model_directory: Path):
     """A row without its private part is no longer a turn."""
     store = MemoryStore()
     async with serving(model_directory, store) as server:
@@ -160,7 +160,7 @@ class Unreadable(MemoryStore):
         raise StoreError("the disk failed")
 
 
-async def test_a_row_that_cannot_be_read_is_for_who_asked(nursery: Any):
+async def test_a_row_that_cannot_be_read_is_reported_to_its_caller(nursery: Any):
     """
     The caller gets the error and the writer continues. Once it is closed, no caller can read rows.
     """
@@ -175,7 +175,7 @@ async def test_a_row_that_cannot_be_read_is_for_who_asked(nursery: Any):
         await writer.rows([1])
 
 
-async def test_nothing_is_looked_up_while_there_is_no_room(nursery: Any):
+async def test_a_full_journal_refuses_look_ups(nursery: Any):
     """A look-up is refused like a request for an answer, and does not wait."""
     store = FullDisk()
     writer = JournalWriter(store)

@@ -18,7 +18,7 @@ def test_the_least_recently_used_is_dropped():
     assert full == cache.bytes <= 4000
 
 
-def test_the_first_of_a_sequence_that_does_not_fit_are_kept():
+def test_the_first_of_a_sequence_that_does_not_fit_stay_cached():
     """
     A sequence that is read repeatedly and does not fit: its first values are found each time. A
     single value that does not fit drops no other value.

@@ -53,7 +53,7 @@ def test_upkeep_ends(reason: str) -> None:
 
 
 @pytest.mark.trio
-async def test_idle_is_waited_for_until_the_last_answer_has_left() -> None:
+async def test_waiting_for_idle_lasts_until_the_last_answer_has_left() -> None:
     """A change that leaves a request in flight is not the end of the wait."""
     activity = Activity()
     activity.arrive(2)
@@ -67,7 +67,7 @@ async def test_idle_is_waited_for_until_the_last_answer_has_left() -> None:
 
 
 @pytest.mark.trio
-async def test_every_report_wakes_those_that_wait_for_a_change() -> None:
+async def test_every_report_wakes_the_tasks_that_wait_for_a_change() -> None:
     """
     The end of a request or an answer, a session that has finished its work, and a plain report.
     """

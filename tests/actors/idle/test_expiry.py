@@ -64,7 +64,7 @@ async def done(server: Server) -> None:
     await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
 
 
-async def test_a_failure_of_expiry_ends_no_server(
+async def test_a_failure_of_expiry_does_not_stop_the_server(
     setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests are served as before, but nothing more is removed."""
@@ -80,7 +80,7 @@ async def test_a_failure_of_expiry_ends_no_server(
         assert (await ask(server, question(2))).finished.completion_tokens
 
 
-async def test_a_day_and_no_longer(filed: Journaled, tmp_path: Path) -> None:
+async def test_everything_expires_after_a_day(filed: Journaled, tmp_path: Path) -> None:
     """
     Everything is kept for a day after its last use. Then the session is closed, and its blocks
     leave memory and disk, the ends of the chain first.
@@ -159,7 +159,7 @@ async def test_a_ttl_of_zero_after_the_clock_was_set_back(
     assert filed.holds()
 
 
-async def test_what_cannot_be_removed_stops_no_other(
+async def test_a_file_that_cannot_be_removed_delays_no_other(
     filed: Journaled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files that the disk does not remove stay on record; files that expire later are removed."""
@@ -191,7 +191,7 @@ async def test_what_cannot_be_removed_stops_no_other(
     assert filed.holds()
 
 
-async def test_a_use_renews_it(setup: Journaled) -> None:
+async def test_a_use_renews_the_ttl(setup: Journaled) -> None:
     """Each use of a block sets its TTL; the longer of two TTLs counts."""
     async with setup.serving(limits=Limits(ttl_s=60)) as server:
         first = question()
@@ -214,7 +214,7 @@ async def test_a_use_renews_it(setup: Journaled) -> None:
     assert setup.holds()
 
 
-async def test_a_client_may_count_on_its_hint(setup: Journaled) -> None:
+async def test_a_hint_of_the_client_may_lengthen_the_ttl(setup: Journaled) -> None:
     """
     Without a TTL of its own, a request gets the server's, or the client's hint if that is longer.
     """
@@ -256,7 +256,7 @@ async def test_nothing_is_removed_while_a_request_is_in_flight(setup: Journaled)
     assert setup.holds()
 
 
-async def test_two_want_the_slab_and_one_closes_the_session(
+async def test_two_tasks_ask_for_the_slab_and_one_closes_the_session(
     setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """

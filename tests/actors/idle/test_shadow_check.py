@@ -173,7 +173,7 @@ def test_an_answer_is_computed_again_and_is_the_same(
     )
 
 
-def test_off_is_off_and_a_share_is_by_the_id(
+def test_request_ids_select_the_share_that_is_checked(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -210,7 +210,7 @@ def test_off_is_off_and_a_share_is_by_the_id(
     assert [ids[0], ids[3]] == checked
 
 
-def test_what_is_decoded_beside_others_is_the_same(model_directory: Path) -> None:
+def test_answers_that_were_decoded_together_are_the_same(model_directory: Path) -> None:
     """
     Answers that were decoded together, in the rows of one pass, are the same when computed alone.
     """
@@ -318,7 +318,7 @@ def test_a_request_gets_the_only_slab(
     assert () == replay(store.read()).findings
 
 
-def test_a_check_that_requests_end_again_and_again_is_skipped(
+def test_a_check_that_requests_interrupt_every_time_is_skipped(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -354,7 +354,7 @@ def test_a_check_that_requests_end_again_and_again_is_skipped(
     trio.run(main)
 
 
-def test_without_room_it_waits(model_directory: Path) -> None:
+def test_a_check_waits_for_room(model_directory: Path) -> None:
     """
     If no slab is free and the only one cannot be spared, because its blocks are not in memory, the
     answer waits and the session keeps its slab. Once that session has ended, the answer is checked.
@@ -410,7 +410,9 @@ def test_a_request_that_comes_first_keeps_the_slab(
     trio.run(main)
 
 
-def test_what_waits_is_bounded(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_of_checks_is_bounded(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If too many answers wait, the oldest is skipped, and that is on record."""
     monkeypatch.setattr(shadow, "WAITING_MAX", 1)
 
@@ -428,7 +430,7 @@ def test_what_waits_is_bounded(model_directory: Path, monkeypatch: pytest.Monkey
     trio.run(main)
 
 
-def test_a_check_that_fails_stops_no_request(
+def test_a_failed_check_affects_no_request(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -457,7 +459,7 @@ def test_a_check_that_fails_stops_no_request(
 
 
 @pytest.mark.parametrize("where", ["open_slab", "close_slab", "record"])
-def test_any_failure_stops_no_other_check(
+def test_a_failed_check_stops_no_other_check(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """
@@ -503,7 +505,7 @@ def test_any_failure_stops_no_other_check(
         trio.run(main)
 
 
-def test_a_stop_in_the_middle_of_a_check(model_directory: Path) -> None:
+def test_a_stop_during_a_check(model_directory: Path) -> None:
     """
     A server that stops during a pass of a check releases its slab before it records the stop. The
     answer is skipped, and the next server does not check it.
@@ -582,7 +584,7 @@ def test_an_answer_that_was_a_bug_is_not_checked(
     trio.run(main)
 
 
-def test_it_is_not_for_bits_that_move_by_consent(
+def test_checks_are_refused_where_the_operator_accepts_differences(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -601,7 +603,7 @@ def test_it_is_not_for_bits_that_move_by_consent(
     assert refused.group_contains(BootRefused, match="without one of the two")
 
 
-def test_what_is_anticipated_goes_first(model_directory: Path) -> None:
+def test_prewarming_goes_first(model_directory: Path) -> None:
     """
     No check begins before the next prompt's beginning is computed. The answer and the blocks of its
     prompt are the same.
@@ -732,7 +734,7 @@ def test_an_answer_on_kv_that_changed_is_found(model_directory: Path) -> None:
     [NotFinite("the log-probability of token 3 is nan"), GrammarDeadEnd("no token can come next")],
     ids=["no number", "held no further"],
 )
-def test_no_token_is_another_answer(
+def test_a_pass_that_draws_no_token_is_a_difference(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     """

@@ -78,7 +78,7 @@ def slow_load() -> Iterator[tuple[StartEngine, threading.Event]]:
 
 
 @pytest.mark.parametrize("several", [False, True])
-async def test_while_the_model_is_loaded(several: bool) -> None:
+async def test_a_start_given_up_while_the_model_is_loaded(several: bool) -> None:
     """The start does not wait for the load, and the journal records the stop."""
     store, starting = MemoryStore(), Starting()
     with slow_load() as (slow, begun), trio.fail_after(60):
@@ -95,7 +95,7 @@ async def test_while_the_model_is_loaded(several: bool) -> None:
     assert ["server_started", "server_stopped"] == kinds(store)
 
 
-async def test_before_anything_is_on_record() -> None:
+async def test_a_start_given_up_before_anything_is_recorded() -> None:
     """Nothing is recorded, because nothing has begun."""
     store, starting = MemoryStore(), Starting()
     starting.give_up()
@@ -105,7 +105,7 @@ async def test_before_anything_is_on_record() -> None:
     assert [] == kinds(store)
 
 
-async def test_when_the_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_given_up_after_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between load and service nothing is abandoned: the server starts, and stops as usual."""
     store, starting = MemoryStore(), Starting()
 

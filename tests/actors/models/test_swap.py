@@ -169,7 +169,7 @@ async def until(server: Server, *, journal_full: bool) -> None:
             await trio.testing.wait_all_tasks_blocked(0.01)
 
 
-async def test_a_model_that_returns_finds_what_it_left(
+async def test_a_model_that_is_loaded_again_finds_its_sessions(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -231,7 +231,7 @@ async def gone(server: Server, command: Generate) -> None:
         pass
 
 
-async def test_the_line_is_fair(setup: Setup) -> None:
+async def test_the_queue_is_fair(setup: Setup) -> None:
     """
     Requests for the loaded model that came before the first one for the other model go first. Then
     all that wait for the other model are admitted, ahead of later ones for the first: two swaps for
@@ -254,7 +254,7 @@ async def test_the_line_is_fair(setup: Setup) -> None:
     setup.holds()
 
 
-async def test_who_goes_away_costs_no_swap(setup: Setup) -> None:
+async def test_a_client_that_disconnects_causes_no_swap(setup: Setup) -> None:
     """
     A client that waits for the other model disconnects before its turn: no model is loaded, the
     cancellation is on record, and the requests after it for the loaded model are served.
@@ -343,7 +343,7 @@ async def test_a_request_that_waits_for_its_model_gets_keep_alives(
     assert ["one"] == setup.swaps()
 
 
-async def test_the_line_has_an_end(setup: Setup) -> None:
+async def test_the_queue_is_bounded(setup: Setup) -> None:
     """
     As many answers may wait for a model as the queue allows. The next one is refused with a hint to
     retry, and that is on record.
@@ -360,7 +360,7 @@ async def test_the_line_has_an_end(setup: Setup) -> None:
     assert [429, 499, 499] == [event.status for event in rejected]
 
 
-async def test_more_answers_than_there_are_places_for(setup: Setup) -> None:
+async def test_more_answers_than_places(setup: Setup) -> None:
     """
     That is the client's mistake, whether the model that it names is loaded or not. If it is not,
     the request does not wait for it.
@@ -426,7 +426,7 @@ async def test_a_model_that_cannot_be_loaded(
     setup.holds()
 
 
-async def test_where_neither_can_be_loaded(
+async def test_neither_model_can_be_loaded(
     setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -457,7 +457,7 @@ async def test_where_neither_can_be_loaded(
     setup.holds()
 
 
-async def test_a_stop_ends_the_line(setup: Setup) -> None:
+async def test_a_stop_refuses_requests_in_the_queue(setup: Setup) -> None:
     """
     Requests that wait for a model are refused when the server stops; running ones are answered.
     """
@@ -574,7 +574,7 @@ async def test_a_stop_before_a_load(
     setup.holds()
 
 
-async def test_a_session_by_name_outlives_its_model(
+async def test_a_named_session_outlives_its_model(
     setup: Setup, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
@@ -607,7 +607,7 @@ async def test_a_session_by_name_outlives_its_model(
     assert OTHER_FINGERPRINT == rerun(rows, "@alice/mine", str(setup.one))
 
 
-async def test_tokens_are_counted_by_the_model_that_is_asked(
+async def test_tokens_are_counted_by_the_model_that_is_named(
     setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -667,7 +667,7 @@ def template(directory: Path, text: str) -> None:
     path.write_text(json.dumps(settings), encoding="utf-8")
 
 
-async def test_a_few_tokenizers_are_kept(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_few_tokenizers_stay_loaded(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two most recently used ones, whichever was loaded first."""
     loads: list[str] = []
 
@@ -748,7 +748,7 @@ async def test_a_bias_of_a_token_that_the_model_does_not_know(setup: Setup) -> N
             await ask(server, to("other", OPENING, sampling=strange))
 
 
-async def test_who_names_no_model_asks_the_first_one(setup: Setup) -> None:
+async def test_a_request_without_a_model_gets_the_default(setup: Setup) -> None:
     """Whichever model is loaded, a client that names no model always gets the same one."""
     async with setup.serving() as server:
         await ask(server, to("other", OPENING))
@@ -763,7 +763,7 @@ def turn(model: str, *said: str, previous: str | None, **changes: Any) -> Genera
     return to(model, *said, session_name=session_of("notes"), keep=keep, **changes)
 
 
-async def test_an_agent_that_waits_for_its_model_is_at_work(setup: Setup) -> None:
+async def test_an_agent_that_waits_for_its_model_is_busy(setup: Setup) -> None:
     """
     A second request for it is refused at once, for any model, without waiting, and the agent cannot
     be deleted. Its own request is served, and then the agent is free.
@@ -794,7 +794,7 @@ async def test_an_agent_that_waits_for_its_model_is_at_work(setup: Setup) -> Non
     setup.holds()
 
 
-async def test_an_agent_whose_request_leaves_the_line_is_free(setup: Setup) -> None:
+async def test_an_agent_whose_request_leaves_the_queue_is_free(setup: Setup) -> None:
     """
     However the request ends: its client disconnects, the journal or the queue is full, or what was
     read before the model was loaded does not fit the model.
@@ -844,7 +844,7 @@ async def test_an_agent_changes_its_model(setup: Setup) -> None:
     setup.holds()
 
 
-async def test_a_stop_while_an_agents_model_leaves(
+async def test_a_stop_while_the_model_of_an_agent_is_unloaded(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """

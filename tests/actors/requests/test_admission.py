@@ -9,7 +9,7 @@ from cairn.actors.requests.admission import check_count_queue, check_model_queue
 
 
 @pytest.mark.parametrize("running", [0, 1, 2])
-def test_as_many_wait_as_the_queue_has_places(running: int) -> None:
+def test_as_many_answers_wait_as_the_queue_has_places(running: int) -> None:
     """Rows that are free count as places too, whichever of the answers gets them."""
     last = 2 + 3 - 1
     check_places(1, queue=3, rows=2, running=running, in_flight=last)
@@ -36,14 +36,14 @@ def test_more_answers_than_places_is_the_clients_mistake() -> None:
         check_model_queue(6, queue=3, rows=2, waiting=0)
 
 
-def test_as_many_wait_for_a_model_as_come_in_together() -> None:
+def test_as_many_wait_for_a_model_as_are_admitted_together() -> None:
     """The queue and the model's rows."""
     check_model_queue(1, queue=3, rows=2, waiting=4)
     with pytest.raises(QueueFull, match="5 requests wait for a model"):
         check_model_queue(1, queue=3, rows=2, waiting=5)
 
 
-def test_a_model_whose_rows_are_unknown_takes_a_first_request() -> None:
+def test_the_first_request_may_wait_for_a_model_with_unknown_rows() -> None:
     """Whatever that asks for. Further ones wait as if the model had one row."""
     check_model_queue(100, queue=0, rows=0, waiting=0)
     with pytest.raises(QueueFull):

@@ -53,7 +53,7 @@ def events(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
 
 
 @pytest.mark.parametrize("given", [None, 2**64 - 1])
-async def test_a_seed_that_is_drawn_can_be_sent_back(
+async def test_a_drawn_seed_can_be_sent_back(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, given: int | None
 ) -> None:
     """
@@ -74,7 +74,7 @@ async def test_a_seed_that_is_drawn_can_be_sent_back(
         assert given in seeds
 
 
-async def test_each_answer_is_that_of_its_seed_alone(model_directory: Path) -> None:
+async def test_each_answer_is_that_of_its_seed(model_directory: Path) -> None:
     """
     Three answers have the tokens and log-probabilities of three requests with consecutive seeds.
     The prompt's full chunks are prefilled once, and each answer is a request on record.
@@ -120,7 +120,7 @@ async def test_each_answer_is_that_of_its_seed_alone(model_directory: Path) -> N
     assert 3 == len({one.session for one in asked})
 
 
-async def test_answers_take_as_many_places_and_leave_together(model_directory: Path) -> None:
+async def test_each_answer_takes_a_place_and_all_leave_together(model_directory: Path) -> None:
     """
     A request for more answers than there are free places is refused as a whole, and a client that
     disconnects ends all of its answers. More answers than an idle server has places for are the
@@ -140,7 +140,7 @@ async def test_answers_take_as_many_places_and_leave_together(model_directory: P
         await ask(server, HOT)
 
 
-async def test_what_breaks_behind_an_answer_ends_no_other(
+async def test_a_failure_after_an_answer_ends_no_other_answer(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first answer is complete when its session breaks; the second one is still completed."""
@@ -210,7 +210,7 @@ async def reached(hold: Hold, requests: int) -> None:
             await trio.testing.wait_all_tasks_blocked()
 
 
-async def test_answers_wait_beside_others_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_of_several_requests_wait_for_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Two clients ask for three answers each on a pool of two slabs, and get all of them. The first
     answers hold the slabs and are running when the others come.
@@ -240,7 +240,7 @@ async def test_answers_wait_beside_others_too(monkeypatch: pytest.MonkeyPatch) -
     assert () == replay(store.read()).findings
 
 
-async def test_the_first_answer_does_not_wait() -> None:
+async def test_the_first_answer_does_not_wait_for_a_slab() -> None:
     """
     If other requests hold all slabs, the request is refused as a whole, like one for a single
     answer. None of its other answers begins afterwards, even before its client has read the
@@ -267,7 +267,7 @@ async def test_the_first_answer_does_not_wait() -> None:
     assert (424, "sibling_failed") == (rejected.status, rejected.code)
 
 
-async def test_a_client_that_leaves_takes_those_along_that_wait() -> None:
+async def test_a_client_that_disconnects_ends_its_waiting_answers() -> None:
     """Some wait for a slab, in the middle of their session, and some for a row: all of them end."""
     store = MemoryStore()
     async with serving_fake(store, pool_slabs=1) as server:
@@ -285,7 +285,7 @@ async def test_a_client_that_leaves_takes_those_along_that_wait() -> None:
     assert () == replay(store.read()).findings
 
 
-async def test_what_ends_with_a_sister_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_that_end_with_a_sibling_record_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     The first answer fails after its prompt: the answers that wait for its slab, and those that wait
     for a row, end with it. The journal records that no client disconnected.
@@ -310,7 +310,7 @@ async def test_what_ends_with_a_sister_says_so(monkeypatch: pytest.MonkeyPatch) 
     assert () == replay(store.read()).findings
 
 
-async def test_who_waits_for_a_slab_ends_with_the_server() -> None:
+async def test_an_answer_that_waits_for_a_slab_ends_with_the_server() -> None:
     """A server that stops does not wait for an answer that waits for a slab."""
     store = MemoryStore()
 
@@ -346,7 +346,7 @@ class Slow:
         return self._read(*given)
 
 
-async def test_what_is_being_read_counts_as_waiting(
+async def test_requests_in_preparation_count_as_waiting(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -368,7 +368,7 @@ async def test_what_is_being_read_counts_as_waiting(
     assert [429] == [one.status for one in events(store, ev.RequestRejected)]
 
 
-async def test_what_waits_to_be_read_ends_with_its_time(
+async def test_preparation_times_out(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """

@@ -31,7 +31,7 @@ def user(text: str) -> Message:
     return Message(role="user", content=text)
 
 
-def test_a_turn_tokenises_what_is_new_and_has_the_ids_of_the_whole(model_directory: Path) -> None:
+def test_a_turn_tokenises_only_new_text_with_the_ids_of_the_whole(model_directory: Path) -> None:
     """
     For a second turn only the new part is tokenised; for a different tenant's same conversation all
     of it, and for a raw prompt all of it. Each prompt has the ids of the whole.
@@ -78,7 +78,9 @@ def test_a_turn_tokenises_what_is_new_and_has_the_ids_of_the_whole(model_directo
     assert encoded[2] > len(WORDS)
 
 
-def test_a_turn_hashes_what_is_new(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_hashes_only_new_blocks(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """
     The block keys of the first turn's full chunks are known in the second turn; the rest is hashed
     on top of them.
@@ -108,7 +110,7 @@ def test_a_turn_hashes_what_is_new(model_directory: Path, monkeypatch: pytest.Mo
     assert prompts[1].cached_tokens >= 64 * known[1]
 
 
-def test_a_tokenizer_that_cannot_be_cut_is_told_once(
+def test_a_tokenizer_that_needs_whole_prompts_is_logged_once(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -129,7 +131,7 @@ def test_a_tokenizer_that_cannot_be_cut_is_told_once(
     assert ["unknown model BPE"] == [line["reason"] for line in told]
 
 
-def test_a_count_of_tokens_is_the_prompts_and_leaves_nothing_on_record(
+def test_a_count_equals_the_prompt_and_records_nothing(
     model_directory: Path,
 ) -> None:
     """
@@ -183,7 +185,7 @@ def test_tools_that_a_message_offers_can_be_called(model_directory: Path) -> Non
     trio.run(main)
 
 
-def test_what_a_client_is_told_at_the_end(model_directory: Path) -> None:
+def test_the_last_reply_has_sealed_tokens_and_stop_text(model_directory: Path) -> None:
     """
     The number of prompt tokens that became blocks, which is 0 the second time, and the stop text
     that ended the answer.

@@ -57,7 +57,7 @@ async def test_a_new_session_is_built_on_shared_blocks(setup: Journaled) -> None
     assert setup.holds()
 
 
-async def test_a_named_session_serves_it_without_its_slab(setup: Journaled) -> None:
+async def test_a_named_session_serves_it_without_reusing_its_slab(setup: Journaled) -> None:
     """
     A name is strict: its session serves the request without reusing its slab. Later requests
     continue the session as before.
@@ -81,7 +81,7 @@ async def test_a_named_session_serves_it_without_its_slab(setup: Journaled) -> N
     assert setup.holds()
 
 
-async def test_no_cache_goes_before_a_mode(setup: Journaled) -> None:
+async def test_cache_prompt_false_overrides_the_mode(setup: Journaled) -> None:
     """With ``cache_prompt`` false nothing is reused, whatever mode is given."""
     async with setup.serving() as server:
         await ask(server, first())

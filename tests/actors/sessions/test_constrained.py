@@ -35,7 +35,7 @@ HELD = Constraint(schema={"type": "array", "items": {"type": "string"}, "minItem
 
 
 @pytest.mark.parametrize("tokens", [0, 5], ids=["at the first token", "in the midst"])
-def test_an_answer_that_can_be_held_no_further(
+def test_an_answer_whose_grammar_cannot_be_followed_further(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch, tokens: int
 ) -> None:
     """

@@ -112,7 +112,7 @@ async def shop() -> AsyncIterator[Shop]:
             thread.close()
 
 
-async def test_decode_passes_go_between_two_parts_and_no_prefill() -> None:
+async def test_decode_passes_run_between_two_parts_and_no_prefill() -> None:
     """One part at a time; a prefill pass that was requested earlier waits for a few of them."""
     async with shop() as made:
         made.decodes(6)
@@ -146,7 +146,7 @@ async def test_a_long_copy_lets_prefill_passes_in() -> None:
         assert [*due, "second chunk", names[-1]] == made.device.did
 
 
-async def test_a_copy_that_is_no_longer_needed_delays_nothing() -> None:
+async def test_a_copy_that_is_no_longer_needed_is_dropped_at_once() -> None:
     """Its parts are dropped at once, not one after each decode pass."""
     async with shop() as made:
         made.decodes(50)
@@ -197,7 +197,7 @@ async def test_a_copy_ends_once_it_is_no_longer_needed() -> None:
 
 
 @pytest.mark.parametrize("where", ["run", "record"])
-async def test_what_goes_wrong_ends_it(where: str) -> None:
+async def test_a_failed_part_ends_the_copy(where: str) -> None:
     """
     After a part that fails no part runs, or none that ran is recorded, because the first failure is
     on record already. The caller gets that failure.
@@ -217,7 +217,7 @@ async def test_what_goes_wrong_ends_it(where: str) -> None:
         assert where == "record" or ["one"] == made.device.did
 
 
-async def test_a_copy_that_is_cancelled_ends_with_the_part_in_hand() -> None:
+async def test_a_cancelled_copy_ends_after_the_running_part() -> None:
     """The running part is recorded, and none begins after it."""
     async with shop() as made:
         held, reached = threading.Event(), threading.Event()
@@ -239,7 +239,7 @@ async def test_a_copy_that_is_cancelled_ends_with_the_part_in_hand() -> None:
         assert [] == made.device.did
 
 
-async def test_a_copy_that_is_cancelled_while_it_is_asked_for() -> None:
+async def test_a_copy_that_is_cancelled_before_its_first_part() -> None:
     """
     No part begins afterwards, even if the engine's thread is notified that the copy is needed.
     """
@@ -363,7 +363,9 @@ async def test_others_decode_while_a_history_is_copied(setup: Journaled) -> None
     assert setup.holds()
 
 
-async def test_who_leaves_between_two_parts_leaves_the_first_ones(setup: Journaled) -> None:
+async def test_a_client_that_disconnects_between_two_parts_leaves_the_first_ones(
+    setup: Journaled,
+) -> None:
     """The request is cancelled, the session keeps the copied parts, and continues from there."""
     async with setup.serving() as server:
         first = await ask(server, question())
@@ -397,7 +399,7 @@ async def test_who_leaves_between_two_parts_leaves_the_first_ones(setup: Journal
     assert setup.holds()
 
 
-async def test_a_block_that_is_found_wrong_in_the_midst_of_its_copy(setup: Journaled) -> None:
+async def test_a_block_that_is_quarantined_during_its_copy(setup: Journaled) -> None:
     """
     No further part of it is copied: the request ends with the bug, as does any other that meets it,
     and the session continues. The next request does not reuse the block.
@@ -448,7 +450,7 @@ async def copied_ahead(server: Server) -> tuple[Hold, Generate, Said]:
     return between, command, await ask(server, command)
 
 
-async def test_a_request_ends_a_copy_ahead(setup: Journaled) -> None:
+async def test_a_request_ends_a_prewarming_copy(setup: Journaled) -> None:
     """A prewarming copy ends after the running part, and the copied parts are used."""
     async with setup.serving() as server:
         between, command, second = await copied_ahead(server)
@@ -477,7 +479,7 @@ async def test_a_request_ends_a_copy_ahead(setup: Journaled) -> None:
     assert setup.holds()
 
 
-async def test_a_block_that_is_found_wrong_ends_a_copy_ahead(setup: Journaled) -> None:
+async def test_a_quarantined_block_ends_a_prewarming_copy(setup: Journaled) -> None:
     """No part after the running one is copied, and the session becomes idle with what it has."""
     async with setup.serving() as server:
         between, *_ = await copied_ahead(server)

@@ -86,7 +86,7 @@ async def test_an_idle_conversation_is_in_memory_once(setup: Journaled) -> None:
     assert setup.holds()
 
 
-async def test_at_work_memory_has_it_twice(setup: Journaled) -> None:
+async def test_before_the_limit_memory_has_it_twice(setup: Journaled) -> None:
     """
     The control: with a longer idle limit slab and blocks both exist, and the statistics show it.
     """
@@ -104,7 +104,7 @@ async def test_at_work_memory_has_it_twice(setup: Journaled) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "kept"), [(60, True), (0, False)])
-async def test_the_next_turn_goes_on_from_the_blocks(
+async def test_the_next_turn_continues_from_the_blocks(
     setup: Journaled, seconds: float, kept: bool
 ) -> None:
     """It reuses as many tokens as from a kept slab, on the same path; they are copied."""
@@ -122,7 +122,7 @@ async def test_the_next_turn_goes_on_from_the_blocks(
     assert setup.holds()
 
 
-async def test_it_is_kept_for_as_long_as_the_option_says(
+async def test_the_slab_is_released_after_the_limit(
     setup: Journaled, mock_clock: trio.testing.MockClock
 ) -> None:
     """
@@ -151,7 +151,7 @@ async def test_it_is_kept_for_as_long_as_the_option_says(
     assert setup.holds()
 
 
-async def test_no_request_waits_for_memory_that_is_given_back(
+async def test_no_request_waits_while_memory_is_returned(
     setup: Journaled, mock_clock: trio.testing.MockClock
 ) -> None:
     """
@@ -182,7 +182,7 @@ async def test_no_request_waits_for_memory_that_is_given_back(
     assert setup.holds()
 
 
-async def test_who_wants_the_slab_meanwhile_has_it_at_once(setup: Journaled) -> None:
+async def test_a_session_that_needs_the_slab_gets_it_at_once(setup: Journaled) -> None:
     """A different session that finds no slab does not wait for the end of the idle limit."""
     async with setup.serving(limits=rests(3600), pool_slabs=1) as server:
         first = await ask(server, question())
@@ -197,7 +197,7 @@ async def test_who_wants_the_slab_meanwhile_has_it_at_once(setup: Journaled) -> 
 
 
 @pytest.mark.parametrize("blocks", [3, 100])
-async def test_tokens_that_are_in_no_block_stay_in_the_slab(setup: Journaled, blocks: int) -> None:
+async def test_tokens_without_a_block_stay_in_the_slab(setup: Journaled, blocks: int) -> None:
     """
     If memory for blocks does not hold a whole conversation, its slab is the only place of the rest,
     and is kept.
@@ -238,7 +238,7 @@ async def test_the_slab_stays_if_a_block_is_evicted_meanwhile(
     assert setup.holds()
 
 
-async def test_a_slab_that_cannot_be_given_up_ends_one_session(
+async def test_a_slab_that_cannot_be_released_ends_one_session(
     setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -271,7 +271,7 @@ def story(place: int) -> Generate:
     return generate(Conversation(messages=(Message(role="user", content=words(place, 80)),)))
 
 
-async def test_the_bits_are_the_same(model_directory: Path) -> None:
+async def test_an_answer_from_blocks_has_the_same_bits(model_directory: Path) -> None:
     """
     An answer from blocks, after the slab was given up, has the tokens and log-probabilities of one
     that reused nothing, and a shadow check of it passes.
@@ -299,7 +299,7 @@ async def test_the_bits_are_the_same(model_directory: Path) -> None:
     assert {"same"} <= {event.result for event in ended} <= {"same", "interrupted"}
 
 
-async def test_files_are_written_before_the_slab_goes(
+async def test_files_are_written_before_the_slab_is_released(
     model_directory: Path, tmp_path: Path
 ) -> None:
     """

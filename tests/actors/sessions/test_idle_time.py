@@ -126,7 +126,7 @@ async def test_a_step_that_was_not_run_is_run_later() -> None:
     assert ([False, True], ["done"]) == (asked, found)
 
 
-async def test_sessions_that_wait_together_do_not_go_together() -> None:
+async def test_sessions_that_wait_together_check_again() -> None:
     """
     Three sessions have asked for a pass when a request comes. The running pass ends; the two others
     run after the request, and not between its passes.

@@ -32,7 +32,9 @@ def command(ids: tuple[int, ...], **changes: Any) -> Generate:
 
 @pytest.mark.parametrize("over", [-1, 0, 1], ids=["short of a chunk", "whole chunks", "over"])
 @pytest.mark.parametrize("prewarm", [False, True], ids=["settled", "anticipated"])
-def test_a_prompt_is_read_for_its_kv_alone(model_directory: Path, over: int, prewarm: bool) -> None:
+def test_a_prompt_is_prefilled_without_an_answer(
+    model_directory: Path, over: int, prewarm: bool
+) -> None:
     """
     No token is answered, billed or shadow checked. The next request with that prompt reuses its
     chunks and has the bits of a cold answer, and the journal verifies.
@@ -64,7 +66,7 @@ def test_a_prompt_is_read_for_its_kv_alone(model_directory: Path, over: int, pre
 
 
 @pytest.mark.parametrize("changes", [{}, {"constraint": HELD}, {"choices": 2}])
-def test_a_conversation_is_read_for_its_kv_alone(
+def test_a_conversation_is_prefilled_without_an_answer(
     model_directory: Path, changes: dict[str, Any]
 ) -> None:
     """

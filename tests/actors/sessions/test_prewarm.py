@@ -134,7 +134,7 @@ async def test_an_empty_thought_is_dropped_too(setup: Journaled) -> None:
     assert setup.holds()
 
 
-async def test_what_is_there_is_not_computed_again(setup: Journaled) -> None:
+async def test_existing_blocks_are_not_computed_again(setup: Journaled) -> None:
     """
     A different session has had the same conversation: its blocks are shared, and the beginning that
     both expect is computed once.
@@ -233,7 +233,7 @@ async def test_other_sessions_go_first(setup: Journaled, gated: Callable[[Server
     assert setup.holds()
 
 
-async def test_who_needs_the_slab_gets_it(
+async def test_a_session_that_needs_the_slab_gets_it(
     setup: Journaled, gated: Callable[[Server], Hold]
 ) -> None:
     """
@@ -293,7 +293,7 @@ async def test_a_rendering_does_not_delay_the_release_of_a_slab(
     assert setup.holds()
 
 
-async def test_no_request_ever_pauses(setup: Journaled) -> None:
+async def test_patience_ends_under_a_load_that_never_pauses(setup: Journaled) -> None:
     """
     A session whose patience ends becomes idle with what it has and unpins its blocks, although a
     request of a different session is in flight. Its next turn has the same bits.
@@ -311,7 +311,7 @@ async def test_no_request_ever_pauses(setup: Journaled) -> None:
     assert setup.holds()
 
 
-async def test_it_gives_up_where_the_load_does_not_end(
+async def test_prewarming_is_abandoned_under_a_load_that_does_not_end(
     setup: Journaled, gated: Callable[[Server], Hold]
 ) -> None:
     """
@@ -330,7 +330,7 @@ async def test_it_gives_up_where_the_load_does_not_end(
     assert setup.holds()
 
 
-async def test_a_quarantined_block_ends_it(
+async def test_a_quarantined_block_ends_prewarming(
     setup: Journaled, gated: Callable[[Server], Hold]
 ) -> None:
     """
@@ -356,7 +356,7 @@ async def test_a_quarantined_block_ends_it(
     assert {"INV-3"} == {f.invariant for f in replay(setup.store.read()).findings}
 
 
-async def test_a_failure_in_the_middle_of_it_ends_it_on_record(
+async def test_a_failure_ends_prewarming_on_record(
     setup: Journaled, gated: Callable[[Server], Hold], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -385,7 +385,7 @@ async def test_a_failure_in_the_middle_of_it_ends_it_on_record(
     assert (None, None) == (held.prewarm, held.slab)
 
 
-async def test_who_speaks_next_is_a_guess(setup: Journaled) -> None:
+async def test_the_next_role_is_a_guess(setup: Journaled) -> None:
     """
     The answer calls a tool, and before a tool's result the template would keep the thinking. The
     user speaks instead: that costs reuse, and nothing else.
@@ -448,7 +448,7 @@ async def test_several_sessions_at_once(setup: Journaled) -> None:
     assert setup.holds()
 
 
-async def test_it_outlives_a_restart(model_directory: Path, tmp_path: Path) -> None:
+async def test_prewarmed_blocks_outlive_a_restart(model_directory: Path, tmp_path: Path) -> None:
     """
     Prewarmed blocks are in files; after a restart the server reuses and counts them. This test uses
     a model.
@@ -467,7 +467,7 @@ async def test_it_outlives_a_restart(model_directory: Path, tmp_path: Path) -> N
     assert setup.holds()
 
 
-async def test_nothing_in_use_leaves_for_it(setup: Journaled) -> None:
+async def test_prewarming_evicts_no_block_in_use(setup: Journaled) -> None:
     """
     Memory has room for little more than two prompts. What one session prewarms evicts no block that
     a different session also holds in its slab; the session itself keeps its own in its slab.
@@ -496,7 +496,7 @@ async def test_nothing_in_use_leaves_for_it(setup: Journaled) -> None:
     assert setup.holds()
 
 
-async def test_a_raw_prompt_is_settled_as_it_was(setup: Journaled) -> None:
+async def test_a_raw_prompt_is_settled_as_it_is(setup: Journaled) -> None:
     """
     There is no template between a raw prompt and the next one, so prompt and answer are settled.
     """
@@ -509,7 +509,7 @@ async def test_a_raw_prompt_is_settled_as_it_was(setup: Journaled) -> None:
     assert setup.holds()
 
 
-async def test_what_cannot_be_rendered_is_not_anticipated(
+async def test_a_conversation_that_cannot_be_rendered_is_not_prewarmed(
     setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """

@@ -43,7 +43,7 @@ def without_thoughts(command: Generate) -> Generate:
     return attrs.evolve(command, conversation=attrs.evolve(command.conversation, messages=messages))
 
 
-async def test_thoughts_that_are_dropped_later(setup: Journaled) -> None:
+async def test_turns_with_and_without_thoughts_are_one_session(setup: Journaled) -> None:
     """
     Turns with and without earlier thinking are one session, which reuses all but the last chunk and
     the new tokens, because the template renders both alike.

@@ -118,7 +118,7 @@ def test_a_request_in_an_inbox_ends_with_its_server(
     assert 1 == len(served)
 
 
-def test_a_bug_id_is_heard_when_it_can_be_looked_up(
+def test_a_bug_id_is_sent_once_it_can_be_looked_up(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -160,7 +160,7 @@ def test_a_bug_id_is_heard_when_it_can_be_looked_up(
     assert 1 == len(set(heard))
 
 
-def test_a_block_that_was_wrong_from_the_start_does_not_take_its_prefix_along(
+def test_a_wrong_block_does_not_quarantine_its_prefix(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -201,7 +201,7 @@ def test_a_block_that_was_wrong_from_the_start_does_not_take_its_prefix_along(
     assert ["INV-3"] == [found.invariant for found in replay(store.read()).findings]
 
 
-def test_wrong_totals_are_one_bug_for_all_requests_that_wait(
+def test_wrong_totals_are_one_bug_for_all_waiting_requests(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -279,7 +279,7 @@ def test_a_wrong_eviction_ends_the_request_that_needed_the_room(
     assert ["INV-5"] == [found.invariant for found in replay(store.read()).findings]
 
 
-def test_a_quarantined_session_is_not_forgotten(
+def test_a_quarantined_session_is_not_closed(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that names a quarantined session gets its bug, however many sessions came since."""
@@ -304,7 +304,7 @@ def test_a_quarantined_session_is_not_forgotten(
     trio.run(main)
 
 
-def test_a_row_without_a_slab_ends_its_own_session(
+def test_a_row_that_fails_ends_its_own_session(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -404,7 +404,7 @@ def test_passes_are_one_event_only_if_their_measurements_follow() -> None:
     assert [] == runs([])
 
 
-def test_as_many_as_there_are_rows_are_taken_at_once(model_directory: Path) -> None:
+def test_as_many_requests_are_admitted_as_there_are_rows(model_directory: Path) -> None:
     """
     Without a queue there is a place for each row, in whatever order the tasks of requests run.
     """

@@ -24,7 +24,9 @@ def told(said: Said) -> tuple[str, str | None]:
 
 
 @pytest.mark.parametrize("prewarm", [True, False])
-async def test_a_short_conversation_is_in_no_index(setup: Journaled, prewarm: bool) -> None:
+async def test_a_short_conversation_is_not_in_the_prefix_cache(
+    setup: Journaled, prewarm: bool
+) -> None:
     """
     While it is too short, each turn starts cold. Once it is long enough, all of it is kept. The
     journal of these answers verifies.
@@ -59,7 +61,7 @@ async def test_a_short_conversation_is_in_no_index(setup: Journaled, prewarm: bo
     assert setup.holds()
 
 
-async def test_what_is_there_is_reused_by_the_short_too(setup: Journaled) -> None:
+async def test_short_prompts_reuse_existing_blocks(setup: Journaled) -> None:
     """Blocks of a long prompt are reused by any prompt with the same beginning."""
     system = Message(role="system", content=words(1, 100))
     long = generate(

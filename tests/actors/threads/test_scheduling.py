@@ -18,12 +18,12 @@ from cairn.actors.threads.scheduling import (
 EVERYTHING = Waiting(calls=1, copies=1, prefills=1, idle=1, decoding=1)
 
 
-def test_nothing_runs_where_nothing_waits() -> None:
+def test_nothing_runs_if_nothing_waits() -> None:
     """Whatever ran before."""
     assert next_job(Waiting(decoded_last=True, copies_since_prefill=3)) is None
 
 
-def test_some_job_runs_where_one_waits() -> None:
+def test_a_job_runs_if_one_waits() -> None:
     """The thread never sleeps on a job, in no combination of what waits and what ran."""
     for calls, copies, prefills, idle, decoding in product((0, 2), repeat=5):
         for decoded_last, since in product((False, True), (0, COPIES_PER_PREFILL)):
@@ -53,7 +53,7 @@ def test_between_two_decode_passes_one_prefill_pass_runs() -> None:
     assert JobKind.PREFILL is next_job(attrs.evolve(waiting, decoded_last=True))
 
 
-def test_decode_passes_follow_each_other_where_no_prompt_waits() -> None:
+def test_decode_passes_follow_each_other_if_no_prompt_waits() -> None:
     """Idle-time work does not come between them."""
     assert JobKind.DECODE is next_job(Waiting(decoding=1, idle=1, decoded_last=True))
 
@@ -85,7 +85,7 @@ def test_idle_time_work_runs_last(waiting: Waiting) -> None:
     assert next_job(waiting) is next_job(attrs.evolve(waiting, idle=1))
 
 
-def test_answers_have_rows_in_turn() -> None:
+def test_answers_get_rows_in_turn() -> None:
     """Each waits for no more passes than it takes to serve the others once."""
     order = ["a", "b", "c", "d", "e"]
     served: list[str] = []
@@ -96,6 +96,6 @@ def test_answers_have_rows_in_turn() -> None:
     assert list("abcdeabcde") == served
 
 
-def test_all_answers_have_a_row_where_there_are_enough() -> None:
+def test_all_answers_have_a_row_if_there_are_enough() -> None:
     """None waits."""
     assert (["a", "b"], []) == rows_in_turn(["a", "b"], 4)

@@ -77,7 +77,7 @@ async def test_observers_see_committed_events_in_order(nursery: trio.Nursery) ->
 
 
 @pytest.mark.trio
-async def test_no_receipt_is_given_for_rows_that_are_not_stored() -> None:
+async def test_rows_that_are_not_stored_get_no_receipt() -> None:
     """If the store cannot write, tasks that wait for a receipt fail, and so do later ones."""
     writer = JournalWriter(BrokenDisk(room=1))
     sequencer = Sequencer(Ledger(clock()), writer)
@@ -100,7 +100,7 @@ async def test_no_receipt_is_given_for_rows_that_are_not_stored() -> None:
 
 
 @pytest.mark.trio
-async def test_a_full_disk_holds_rows_up_and_loses_none(nursery: trio.Nursery) -> None:
+async def test_a_full_disk_delays_rows_and_loses_none(nursery: trio.Nursery) -> None:
     """
     While there is no room, tasks that wait for a receipt are refused. Once there is room, the
     waiting rows are stored in their order, and the receipts are valid.
@@ -141,7 +141,7 @@ async def test_a_full_disk_holds_rows_up_and_loses_none(nursery: trio.Nursery) -
 
 
 @pytest.mark.trio
-async def test_room_that_comes_before_the_end_is_used(nursery: trio.Nursery) -> None:
+async def test_room_before_the_end_is_used(nursery: trio.Nursery) -> None:
     """A writer that is closed during a stall tries once more and stores what there is room for."""
     store = FullDisk()
     writer = JournalWriter(store)
@@ -182,7 +182,7 @@ async def test_a_writer_that_is_closed_while_a_try_fails_tries_once_more() -> No
 
 
 @pytest.mark.trio
-async def test_a_writer_that_is_closed_without_room_has_died() -> None:
+async def test_a_writer_that_is_closed_without_room_dies() -> None:
     """
     Closing does not wait for room: rows that are not stored are lost, and the writer raises that.
     """
@@ -204,7 +204,7 @@ async def test_a_writer_that_is_closed_without_room_has_died() -> None:
     assert died.group_contains(WriterDied)
 
 
-def test_no_room_ends_requests_and_room_brings_service_back(model_directory: Path) -> None:
+def test_requests_are_refused_until_there_is_room_again(model_directory: Path) -> None:
     """
     Without room a request in decode, a waiting one and a new one are refused, each at its place.
     With room everything is on record, the sessions continue, and their bits are the same.
@@ -256,7 +256,7 @@ def test_no_room_ends_requests_and_room_brings_service_back(model_directory: Pat
     assert () == replay(store.read()).findings
 
 
-def test_a_chain_that_was_cut_stops_the_server(model_directory: Path) -> None:
+def test_a_cut_chain_stops_the_server(model_directory: Path) -> None:
     """
     INV-8: if the stored head is not the one that the server wrote, nothing is appended after it, no
     further token is sent, and the server stops.
