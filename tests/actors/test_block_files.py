@@ -28,7 +28,7 @@ from cairn.journal.replay import replay
 from cairn.journal.runs import Runs
 from cairn.journal.store import MemoryStore
 from tests.gate.conversation import words
-from tests.support.in_process_server import MIB, Said, ask, at_rest, generate, local, serving
+from tests.support.in_process_server import MIB, Said, ask, generate, local, serving, wait_idle
 
 pytestmark = pytest.mark.trio
 
@@ -66,7 +66,7 @@ def setup_(model_directory: Path, tmp_path: Path) -> Setup:
     return Setup(model=model_directory, folder=tmp_path / "blocks")
 
 
-def tells(place: int, length: int = 60, **changes: Any) -> Generate:
+def long_request(place: int, length: int = 60, **changes: Any) -> Generate:
     """A request with a long text. One of 60 words has four blocks."""
     message = Message(role="user", content=words(place, length))
     return generate(Conversation(messages=(message,)), **{"max_tokens": 2, **changes})
@@ -80,7 +80,7 @@ def device(server: Server) -> Any:
 async def test_a_stop_writes_all_blocks(setup: Setup):
     """After a stop every sealed block has its file, and the next run has all of them on record."""
     async with setup.serving() as server:
-        await ask(server, tells(1))
+        await ask(server, long_request(1))
     sealed = {event.key for event in setup.events(ev.BlockSealed)}
     assert sealed == {event.key for event in setup.events(ev.BlockSpilled)}
     assert sealed == {path.stem for path in setup.files()}
@@ -106,8 +106,8 @@ async def test_a_stop_writes_chains_from_their_beginning(
     """The last conversation is written first, and of each conversation its first block."""
     async with setup.serving() as server:
         monkeypatch.setattr(type(server.loaded.memory), "write_through", _not_now)
-        await ask(server, tells(1))
-        await ask(server, tells(2))
+        await ask(server, long_request(1))
+        await ask(server, long_request(2))
         blocks = server.loaded.sequencer.state.blocks
     starts = [blocks[event.key].start for event in setup.events(ev.BlockSpilled)]
     assert [0, 64, 128, 192] * 2 == starts
@@ -119,7 +119,7 @@ async def test_a_stop_writes_chains_from_their_beginning(
 async def test_blocks_are_written_in_idle_time(setup: Setup):
     """A server that is killed has written what its last conversation sealed, without a stop."""
     async with setup.serving() as server:
-        await ask(server, tells(1))
+        await ask(server, long_request(1))
         sealed = {event.key for event in setup.events(ev.BlockSealed)}
         with trio.fail_after(60):
             while sealed != {path.stem for path in setup.files()}:
@@ -133,7 +133,7 @@ async def test_a_client_that_disconnects_stops_the_loading(setup: Setup):
     remains.
     """
     async with setup.serving() as server:
-        await ask(server, tells(1))
+        await ask(server, long_request(1))
     reached, go = threading.Event(), threading.Event()
     async with setup.serving() as server:
         engine = device(server)
@@ -149,7 +149,7 @@ async def test_a_client_that_disconnects_stops_the_loading(setup: Setup):
         engine.load = slow
         taken = len(setup.events(ev.RequestReceived))
         with trio.fail_after(60):
-            async with local(server).generate(tells(1)):
+            async with local(server).generate(long_request(1)):
                 await trio.to_thread.run_sync(reached.wait)
             go.set()
             while not server.loaded.activity.is_idle:
@@ -157,7 +157,7 @@ async def test_a_client_that_disconnects_stops_the_loading(setup: Setup):
             await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
             assert 2 == len(loaded) == len(setup.events(ev.BlockLoaded))
             assert taken == len(setup.events(ev.RequestReceived))
-            again = await ask(server, tells(1))
+            again = await ask(server, long_request(1))
         assert len(loaded) * 64 == again.accepted.cached_tokens > 128
     assert (499, "client_gone") == (
         setup.events(ev.RequestRejected)[0].status,
@@ -169,7 +169,7 @@ async def test_a_client_that_disconnects_stops_the_loading(setup: Setup):
 async def test_others_decode_while_blocks_are_loaded(setup: Setup):
     """Between two loads of blocks there is a decode pass of the answers in progress."""
     async with setup.serving() as server:
-        await ask(server, tells(1))
+        await ask(server, long_request(1))
     async with setup.serving() as server:
         engine = device(server)
         load, passes, order = engine.load, engine.decode, []
@@ -184,11 +184,11 @@ async def test_others_decode_while_blocks_are_loaded(setup: Setup):
 
         engine.load, engine.decode = loading, decoding
         warm: list[Said] = []
-        async with local(server).generate(tells(9, 10, max_tokens=2000)) as replies:
+        async with local(server).generate(long_request(9, 10, max_tokens=2000)) as replies:
             with trio.fail_after(60):
                 while not order:
                     await anext(aiter(replies))
-                warm.append(await ask(server, tells(1)))
+                warm.append(await ask(server, long_request(1)))
     first, last = order.index("load"), len(order) - order[::-1].index("load")
     between = order[first:last]
     assert between.count("load") == warm[0].accepted.cached_tokens // 64 == 4
@@ -198,9 +198,9 @@ async def test_others_decode_while_blocks_are_loaded(setup: Setup):
 async def test_the_cold_path_loads_nothing(setup: Setup):
     """``cache_prompt: false`` neither uses blocks nor has them loaded."""
     async with setup.serving() as server:
-        await ask(server, tells(1))
+        await ask(server, long_request(1))
     async with setup.serving() as server:
-        said = await ask(server, tells(1, cache_prompt=False))
+        said = await ask(server, long_request(1, cache_prompt=False))
     assert 0 == said.accepted.cached_tokens
     assert [] == setup.events(ev.BlockLoaded)
 
@@ -208,10 +208,10 @@ async def test_the_cold_path_loads_nothing(setup: Setup):
 async def test_blocks_in_the_slab_are_not_loaded(setup: Setup):
     """A session whose slab holds its blocks continues without reading their files."""
     async with setup.serving(blocks_bytes=MIB, pool_slabs=2) as server:
-        first = await ask(server, tells(1))
-        await at_rest(server)
-        await ask(server, tells(2))  # evicts the blocks from memory
-        conversation = tells(1).conversation
+        first = await ask(server, long_request(1))
+        await wait_idle(server)
+        await ask(server, long_request(2))  # evicts the blocks from memory
+        conversation = long_request(1).conversation
         assert conversation is not None
         more = (
             *conversation.messages,
@@ -229,13 +229,13 @@ async def test_files_stay_within_their_budget(setup: Setup):
     """The least recently used files are removed; the last conversation is kept as a whole."""
     async with setup.serving(disk_bytes=3 * MIB) as server:
         for place in range(4):
-            await ask(server, tells(place))
-            await at_rest(server)
+            await ask(server, long_request(place))
+            await wait_idle(server)
     assert setup.events(ev.BlockFileRemoved)
     assert max(event.disk_bytes for event in setup.events(ev.BlockSpilled)) <= 3 * MIB
     assert sum(path.stat().st_size for path in setup.files()) <= 3 * MIB
     async with setup.serving(disk_bytes=3 * MIB) as server:
-        last = await ask(server, tells(3))
+        last = await ask(server, long_request(3))
         assert last.accepted.cached_tokens >= last.accepted.prompt_tokens // 64 * 64 - 64
     async with setup.serving(disk_bytes=MIB) as server:
         assert 0 < server.statistics().disk_bytes <= MIB
@@ -245,11 +245,11 @@ async def test_files_stay_within_their_budget(setup: Setup):
 async def test_no_budget_means_no_files(setup: Setup):
     """With a budget of 0 the files of earlier runs are removed, and none is written."""
     async with setup.serving() as server:
-        await ask(server, tells(1))
+        await ask(server, long_request(1))
     assert setup.files()
     async with setup.serving(disk_bytes=0) as server:
         assert 0 == server.statistics().disk_blocks
-        said = await ask(server, tells(1))
+        said = await ask(server, long_request(1))
         assert 0 == said.accepted.cached_tokens
     assert [] == setup.files()
     assert setup.holds()
@@ -267,9 +267,9 @@ async def test_a_full_disk(setup: Setup, monkeypatch: pytest.MonkeyPatch):
     async with setup.serving(blocks_bytes=MIB, pool_slabs=1) as server:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
-            one = await ask(server, tells(1))
-            await ask(server, tells(2))
-            again = await ask(server, tells(1))
+            one = await ask(server, long_request(1))
+            await ask(server, long_request(2))
+            again = await ask(server, long_request(1))
             # The disk is still full: blocks are written in idle time, and one write may be in
             # progress.
             with trio.fail_after(60):
@@ -279,7 +279,7 @@ async def test_a_full_disk(setup: Setup, monkeypatch: pytest.MonkeyPatch):
             reasons = {event.reason for event in setup.events(ev.BlockSpillFailed)}
             assert {os.strerror(errno.ENOSPC)} == reasons
         assert one.tokens == again.tokens
-        await ask(server, tells(3))
+        await ask(server, long_request(3))
     assert setup.events(ev.BlockSpilled)
     assert setup.holds()
 
@@ -307,7 +307,7 @@ async def test_a_block_that_changed_in_memory_is_not_written(
     async with setup.serving(blocks_bytes=MIB, pool_slabs=1) as server:
         with monkeypatch.context() as patch:
             patch.setattr(type(server.loaded.memory), "write_through", _not_now)
-            first = await ask(server, tells(1))
+            first = await ask(server, long_request(1))
             key = setup.events(ev.BlockSealed)[0].key
             await server.loaded.engine.call(lambda mlx: flip_in_memory(mlx, key), str)
             files = device(server).files
@@ -318,10 +318,10 @@ async def test_a_block_that_changed_in_memory_is_not_written(
                 return write(key, *rest)
 
             patch.setattr(files, "write", writing)
-            await ask(server, tells(2))
+            await ask(server, long_request(2))
         assert server.loaded.sequencer.state.blocks[key].bug_id is not None
         assert key not in written
-        again = await ask(server, tells(1))
+        again = await ask(server, long_request(1))
         assert 0 == again.accepted.cached_tokens
         assert first.tokens == again.tokens
     (found,) = replay(setup.store.read()).findings
@@ -341,7 +341,7 @@ async def test_a_wrong_digest_is_never_used(setup: Setup, monkeypatch: pytest.Mo
     with a bug id, memory does not keep the block, and the next request is served cold.
     """
     async with setup.serving() as server:
-        first = await ask(server, tells(1))
+        first = await ask(server, long_request(1))
     async with setup.serving() as server:
         files = device(server).files
         read = files.read
@@ -352,10 +352,10 @@ async def test_a_wrong_digest_is_never_used(setup: Setup, monkeypatch: pytest.Mo
 
         monkeypatch.setattr(files, "read", careless)
         with pytest.raises(Broken) as caught:
-            await ask(server, tells(1))
+            await ask(server, long_request(1))
         assert caught.value.bug_id in server.loaded.sequencer.state.faults
         assert (0, 0) == device(server).blocks.measure()
-        again = await ask(server, tells(1))
+        again = await ask(server, long_request(1))
         assert 0 == again.accepted.cached_tokens
         assert first.tokens == again.tokens
     (found,) = replay(setup.store.read()).findings
@@ -372,7 +372,7 @@ async def test_many_conversations_over_little_memory(setup: Setup):
     async def talk(server: Server, number: int) -> None:
         for turn in range(3):
             place = (number + turn) % 4
-            answers.setdefault(place, []).append(await ask(server, tells(place, 40)))
+            answers.setdefault(place, []).append(await ask(server, long_request(place, 40)))
 
     async with setup.serving(blocks_bytes=MIB, disk_bytes=4 * MIB, pool_slabs=6) as server:
         with trio.fail_after(600):
@@ -386,7 +386,7 @@ async def test_many_conversations_over_little_memory(setup: Setup):
     before = len(setup.events(ev.BlockLoaded))
     async with setup.serving() as server:
         for place, said in answers.items():
-            said.append(await ask(server, tells(place, 40)))
+            said.append(await ask(server, long_request(place, 40)))
     assert before < len(setup.events(ev.BlockLoaded))
     for said in answers.values():
         assert 1 == len({one.tokens for one in said})
@@ -396,13 +396,13 @@ async def test_many_conversations_over_little_memory(setup: Setup):
 async def test_a_chain_keeps_its_beginning_on_disk(setup: Setup):
     """A conversation longer than the budget is loaded up to its first missing block, not beyond."""
     async with setup.serving(disk_bytes=MIB) as server:
-        await ask(server, tells(1, 110))
+        await ask(server, long_request(1, 110))
         blocks = server.loaded.sequencer.state.blocks
     starts = sorted(blocks[path.stem].start for path in setup.files())
     assert 2 <= len(starts) < len(blocks)
     assert [64 * place for place in range(len(starts))] == starts
     async with setup.serving(disk_bytes=MIB) as server:
-        again = await ask(server, tells(1, 110))
+        again = await ask(server, long_request(1, 110))
     assert 64 * len(starts) == again.accepted.cached_tokens
 
 
@@ -412,14 +412,14 @@ async def test_the_older_conversation_is_evicted_from_its_end(setup: Setup):
     reused.
     """
     async with setup.serving(disk_bytes=2 * MIB) as server:
-        await ask(server, tells(1))
-        await at_rest(server)
-        await ask(server, tells(2))
+        await ask(server, long_request(1))
+        await wait_idle(server)
+        await ask(server, long_request(2))
         with trio.fail_after(600):
             while not setup.events(ev.BlockFileRemoved) or server.loaded.sequencer.state.requests:
                 await trio.testing.wait_all_tasks_blocked()
     async with setup.serving(disk_bytes=2 * MIB) as server:
-        first = await ask(server, tells(1))
+        first = await ask(server, long_request(1))
     assert first.accepted.cached_tokens >= 64
 
 
@@ -429,7 +429,7 @@ async def test_foreign_files_stay(setup: Setup, budget: int, capsys: pytest.Capt
     A foreign file is logged once and not touched, whatever the budget. All else works as before.
     """
     async with setup.serving() as server:
-        await ask(server, tells(1))
+        await ask(server, long_request(1))
     fingerprint = server.loaded.model.fingerprint
     mine = setup.folder / fingerprint / "ab" / f"ab{'0' * 62}.safetensors"
     mine.parent.mkdir(exist_ok=True)
@@ -437,7 +437,7 @@ async def test_foreign_files_stay(setup: Setup, budget: int, capsys: pytest.Capt
     (setup.folder / "notes.txt").write_text("mine")
     capsys.readouterr()
     async with setup.serving(disk_bytes=budget) as server:
-        await ask(server, tells(1))
+        await ask(server, long_request(1))
     assert ("weights", "mine") == (mine.read_text(), (setup.folder / "notes.txt").read_text())
     assert "has files that this journal does not know" in capsys.readouterr().out
     assert setup.holds()
@@ -447,14 +447,14 @@ async def test_another_journals_files_stay(setup: Setup):
     """Two journals over one folder: neither removes the files of the other, and both verify."""
     other = attrs.evolve(setup, store=MemoryStore())
     async with setup.serving() as server:
-        await ask(server, tells(1))
+        await ask(server, long_request(1))
     written = {path: path.read_bytes() for path in setup.files()}
     async with other.serving() as server:
-        await ask(server, tells(1))
-        await ask(server, tells(2))
+        await ask(server, long_request(1))
+        await ask(server, long_request(2))
     assert written == {path: path.read_bytes() for path in written}
     async with setup.serving() as server:
-        again = await ask(server, tells(1))
+        again = await ask(server, long_request(1))
     assert [] == setup.events(ev.BlockFileRejected)
     assert 0 < again.accepted.cached_tokens
     assert setup.holds()
@@ -464,7 +464,7 @@ async def test_another_journals_files_stay(setup: Setup):
 async def test_a_file_without_a_row_is_removed(setup: Setup):
     """A file of a lost run of this journal, whose row was lost with the run, is removed."""
     async with setup.serving() as server:
-        await ask(server, tells(1))
+        await ask(server, long_request(1))
     rows = list(setup.store.rows)
     spilled = [n for n, row in enumerate(rows) if row.kind == ev.BlockSpilled.kind]
     setup.store = MemoryStore(rows[: spilled[-1]])
@@ -493,7 +493,7 @@ async def test_a_pruned_run_still_belongs_to_the_journal(event: ev.Event):
 async def test_without_a_budget_files_set_aside_are_removed(setup: Setup):
     """With a budget of 0, files that were set aside are removed too."""
     async with setup.serving() as server:
-        await ask(server, tells(1))
+        await ask(server, long_request(1))
     setup.files()[0].write_bytes(b"damaged")
     async with setup.serving():
         pass
@@ -508,7 +508,7 @@ async def test_files_that_cannot_be_removed(
 ):
     """The server starts, logs it once, and reports the files that exist."""
     async with setup.serving() as server:
-        await ask(server, tells(1))
+        await ask(server, long_request(1))
     files = setup.files()
 
     def failing(self: Path, missing_ok: bool = False) -> None:
@@ -537,17 +537,17 @@ async def test_mlx_fails_while_writing(setup: Setup, monkeypatch: pytest.MonkeyP
 
     async with setup.serving(blocks_bytes=MIB, pool_slabs=1) as server:
         monkeypatch.setattr(type(server.loaded.memory), "write_through", _not_now)
-        await ask(server, tells(1))
+        await ask(server, long_request(1))
         if where == "digest":
             monkeypatch.setattr(type(device(server)), "spill", _digest_fails(device(server)))
         else:
             monkeypatch.setattr(mx, where, failing)
-        said = await ask(server, tells(2))
-        again = await ask(server, tells(2))
+        said = await ask(server, long_request(2))
+        again = await ask(server, long_request(2))
         assert said.tokens == again.tokens
-    told = [event.key for event in setup.events(ev.BlockSpillFailed)]
-    assert told
-    assert len(set(told)) == len(told)
+    failed = [event.key for event in setup.events(ev.BlockSpillFailed)]
+    assert failed
+    assert len(set(failed)) == len(failed)
     assert [] == setup.events(ev.InvariantViolated)
     assert isinstance(decode(setup.store.rows[-1]).event, ev.ServerStopped)
     assert setup.holds()
@@ -577,13 +577,13 @@ async def test_a_failed_write_is_recorded_once(setup: Setup, monkeypatch: pytest
     async with setup.serving() as server:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
-            await ask(server, tells(1))
+            await ask(server, long_request(1))
             keys = [event.key for event in setup.events(ev.BlockSealed)]
             for _ in range(3):
                 for key in keys:
                     await server.loaded.memory.write_through(key, lambda: True)
-        told = [event.key for event in setup.events(ev.BlockSpillFailed)]
-        assert sorted(keys) == sorted(told)
+        failed = [event.key for event in setup.events(ev.BlockSpillFailed)]
+        assert sorted(keys) == sorted(failed)
     assert set(keys) == {event.key for event in setup.events(ev.BlockSpilled)}
 
 
@@ -591,8 +591,8 @@ async def test_one_damaged_block_stops_no_other(setup: Setup, monkeypatch: pytes
     """The stop writes all blocks except the one that changed and those built on it."""
     async with setup.serving() as server:
         monkeypatch.setattr(type(server.loaded.memory), "write_through", _not_now)
-        await ask(server, tells(1))
-        await ask(server, tells(2))
+        await ask(server, long_request(1))
+        await ask(server, long_request(2))
         sealed = [event.key for event in setup.events(ev.BlockSealed)]
         blocks = server.loaded.sequencer.state.blocks
         rotten = await server.loaded.engine.call(lambda mlx: flip_in_memory(mlx, sealed[5]), str)
@@ -608,7 +608,7 @@ async def test_a_folder_in_the_place_of_a_file_stops_no_other(
     """A folder at the path of a block's file prevents the write of that block alone."""
     async with setup.serving() as server:
         monkeypatch.setattr(type(server.loaded.memory), "write_through", _not_now)
-        await ask(server, tells(1))
+        await ask(server, long_request(1))
         sealed = [event.key for event in setup.events(ev.BlockSealed)]
         fingerprint = server.loaded.model.fingerprint
         path = setup.folder / fingerprint / sealed[0][:2] / f"{sealed[0]}.safetensors"

@@ -110,9 +110,9 @@ class ScriptedEngine(FakeEngine):
 
     def _measure(self) -> tuple[int, int]:
         found = len(self.slabs), sum(self.slabs.values()) * TOKEN_BYTES
-        figures = (*found, sum(self.blocks.values()))
+        totals = (*found, sum(self.blocks.values()))
         self.most = cast(
-            "tuple[int, int, int]", tuple(map(max, zip(self.most, figures, strict=True)))
+            "tuple[int, int, int]", tuple(map(max, zip(self.most, totals, strict=True)))
         )
         return found
 

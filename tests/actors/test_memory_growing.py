@@ -24,7 +24,7 @@ from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from cairn.ops.journal.replay_engine import DIFFERS, SAME, rerun
 from tests.ops.journal.test_replay_engine import forged
-from tests.support.in_process_server import MIB, ask, at_rest, generate, serving
+from tests.support.in_process_server import MIB, ask, generate, serving, wait_idle
 from tests.support.model_families import config_of, make_family_model
 
 ROW = 2 * 4 * 128 * 4  # of a layer: keys and values, four heads, floats
@@ -81,7 +81,7 @@ def test_a_small_pool_bounds_the_context(directory: Path) -> None:
             with pytest.raises(PromptTooLong, match=r"> 767 maximum .*--pool-mb bounds"):
                 await ask(server, generate(says(900)))
             await ask(server, generate(says(200), max_tokens=120))
-            await at_rest(server)
+            await wait_idle(server)
             now = server.statistics()
             assert (0, 0, 0) == (now.slab_bytes, now.kv_live_bytes, now.kv_expected_bytes)
 

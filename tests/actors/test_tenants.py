@@ -181,14 +181,14 @@ async def test_a_session_id_serves_its_tenant_alone(model_directory: Any) -> Non
     store = MemoryStore()
     async with serving(model_directory, store) as server:
         first = await ask_as(server, "alice")
-        told = first.accepted.session
-        assert "alice" not in told
-        theirs = await ask_as(server, "bob", first.text, "And then?", session_name=told)
+        session_id = first.accepted.session
+        assert "alice" not in session_id
+        theirs = await ask_as(server, "bob", first.text, "And then?", session_name=session_id)
         assert ("new_session", "cold_start", 0) == (*path(theirs), theirs.accepted.cached_tokens)
-        stolen = await ask_as(server, "bob", session_name=f"@alice/{told}")
+        stolen = await ask_as(server, "bob", session_name=f"@alice/{session_id}")
         assert ("new_session", "cold_start") == path(stolen)
-        mine = await ask_as(server, "alice", first.text, "And then?", session_name=told)
-        assert ("continuation", told) == (mine.accepted.path, mine.accepted.session)
+        mine = await ask_as(server, "alice", first.text, "And then?", session_name=session_id)
+        assert ("continuation", session_id) == (mine.accepted.path, mine.accepted.session)
 
     assert_apart(store)
 
@@ -265,8 +265,8 @@ async def test_a_request_times_out(autojump_clock: trio.testing.MockClock) -> No
         NoWriter(),  # type: ignore[arg-type]
         RequestContext("r1", "local", Limits(heartbeat_s=10.0, request_s=25.0)),
     )
-    told = [await anext(replies), await anext(replies)]
-    assert [Waiting(queued=True, prefilled_tokens=0)] * 2 == told
+    beats = [await anext(replies), await anext(replies)]
+    assert [Waiting(queued=True, prefilled_tokens=0)] * 2 == beats
     with pytest.raises(TimedOut, match="after 25 seconds"):
         await anext(replies)
     assert deadline == trio.current_time()
@@ -285,14 +285,14 @@ async def test_a_steady_answer_times_out_too(
         NoWriter(),  # type: ignore[arg-type]
         RequestContext("r1", "local", Limits(heartbeat_s=10.0, request_s=5.0)),
     )
-    heard: list[Any] = []
+    received: list[Any] = []
 
     async def listen() -> None:
         for _ in range(20):
             ticket.reply(1, beat)
-            heard.append(await anext(replies))
+            received.append(await anext(replies))
             await trio.sleep(1)
 
     with pytest.raises(TimedOut):
         await listen()
-    assert [beat] * 5 == heard
+    assert [beat] * 5 == received

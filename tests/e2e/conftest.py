@@ -43,7 +43,7 @@ def servers(folder: Path, model_directory: Path) -> Iterator[Start]:
         yield start
         for server in begun:
             if server.running:
-                health = server.at_rest()
+                health = server.wait_idle()
                 assert {"queued": 0, "running": 0} == health["queue"]
                 assert 0 == server.stop()
                 assert_holds(server.data_dir)

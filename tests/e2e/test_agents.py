@@ -43,7 +43,7 @@ def test_an_agent_outlives_a_restart_and_a_prune(start: Start):
     ).json()
     assert ("notes", "cold", 4000) == (new["agent_id"], new["status"], new["context_left"])
     first = generate(server, "notes", PATH * 20)
-    server.at_rest()
+    server.wait_idle()
     assert 0 == server.stop()
 
     again = start(data_dir=server.data_dir)
@@ -84,7 +84,7 @@ def test_an_agent_outlives_a_restart_and_a_prune(start: Start):
     assert (0, ["notes", "aside"]) == (code, [line.split("\t")[0] for line in out.splitlines()[1:]])
     assert 200 == call(again, "DELETE", "/notes").status_code
     assert 404 == call(again, "GET", "/notes").status_code
-    again.at_rest()
+    again.wait_idle()
     assert 0 == again.stop()
 
     where = ("--data-dir", again.data_dir)

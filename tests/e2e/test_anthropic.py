@@ -149,7 +149,7 @@ def test_a_count_equals_the_message(server: Serving):
     system = [{"type": "text", "text": "You know cities."}]
     for thinking in ({"type": "adaptive"}, {"type": "disabled"}):
         usage = message(server, system=system, thinking=thinking)["usage"]
-        server.at_rest()
+        server.wait_idle()
         before = server.position()
         counted = post(server, "/count_tokens", system=system, thinking=thinking).json()
         assert {"input_tokens": prompt_tokens(usage)} == counted
@@ -165,10 +165,10 @@ def test_a_prompt_without_an_answer(server: Serving):
         read["stop_reason"],
         read["usage"]["output_tokens"],
     )
-    server.at_rest()
+    server.wait_idle()
     kinds = [one["type"] for one in events(server, messages=talk, max_tokens=0)]
     assert ["message_start", "message_delta", "message_stop"] == kinds
-    server.at_rest()
+    server.wait_idle()
     usage = message(server, messages=talk)["usage"]
     assert prompt_tokens(read["usage"]) == prompt_tokens(usage)
     assert (prompt_tokens(usage) - 1) // CHUNK * CHUNK == usage["cache_read_input_tokens"] > 0
@@ -234,4 +234,4 @@ def test_habits_of_a_client_do_not_change_the_prefix(server: Serving):
                 ],
             }
         )
-        server.at_rest()
+        server.wait_idle()

@@ -152,8 +152,8 @@ def test_unknown_parameter_is_logged_once(small: Serving):
     for name in ("frobnicate", "frobnicate", "user"):
         answer = small.post(messages=[user("Hello")], **{name: 1}).json()
         assert [name] == answer["cairn"]["ignored"]
-    told = [line["parameter"] for line in small.log() if line["event"] == "parameter ignored"]
-    assert 1 == told.count("frobnicate") == told.count("user")
+    ignored = [line["parameter"] for line in small.log() if line["event"] == "parameter ignored"]
+    assert 1 == ignored.count("frobnicate") == ignored.count("user")
 
 
 def pieces() -> Iterator[bytes]:

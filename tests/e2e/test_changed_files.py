@@ -64,7 +64,7 @@ def test_a_weight_that_changed_between_two_runs(start: Start, cold: Serving, mod
     first = ask(server, *talk)
     talk = next_turn(talk, first.text)
     assert 0 == server.stop()
-    kept = files_of(server)
+    before = files_of(server)
 
     change_a_weight(model)
     other = start("--model", model, data_dir=server.data_dir)
@@ -79,8 +79,8 @@ def test_a_weight_that_changed_between_two_runs(start: Start, cold: Serving, mod
     fingerprints = [event.fingerprint for event in other.events(ev.ModelLoaded)]
     assert 2 == len(set(fingerprints))
     assert [] == other.events(ev.BlockLoaded)
-    assert kept
-    assert kept.items() <= files_of(other).items()
+    assert before
+    assert before.items() <= files_of(other).items()
 
     change_a_weight(model)
     again = start("--model", model, data_dir=server.data_dir)
@@ -122,7 +122,7 @@ def test_a_model_that_changes_while_it_is_served(start: Start, cold: Serving, mo
         expected = ask(cold, *talk, cache_prompt=False)
         assert (expected.bits, "continuation") == (first.bits, first.path), change
         assert ask(server, *talk, cache_prompt=False).bits == expected.bits
-    server.at_rest()
+    server.wait_idle()
     assert 0 == server.stop()
     sentence = refusal("--data-dir", server.data_dir, "--model", model)
     assert f"There is no model directory at '{model}'" in sentence
@@ -187,7 +187,7 @@ def test_block_files_that_change_under_a_server(start: Start, cold: Serving):
         talk = [user(f"{place}: {PATH * 14}")]
         first = ask(server, *talk)
         talks[damage], sessions[damage] = next_turn(talk, first.text), first.session
-    server.at_rest()
+    server.wait_idle()
     files = {path.stem: path for path in files_of(server)}
     # From the same position, and so of the same size: only the block key in it differs.
     another = server.events(ev.BlockSealed, session=sessions[remove])[1]
@@ -212,7 +212,7 @@ def test_block_files_that_change_under_a_server(start: Start, cold: Serving):
     assert files[second[put_a_link].key].is_symlink()
     assert files[second[put_a_pipe].key].is_fifo()
     assert 0 == server.health()["bugs"]
-    server.at_rest()
+    server.wait_idle()
     assert 0 == server.stop()
 
     again = start(data_dir=server.data_dir)
@@ -231,7 +231,7 @@ def test_a_row_that_is_edited_while_a_server_writes(start: Start, model_director
     server = start()
     talk = [user(PATH * 4)]
     first = ask(server, *talk)
-    server.at_rest()
+    server.wait_idle()
     with sqlite3.connect(server.data_dir / "journal.db", timeout=60) as database:
         position, public = database.execute(
             "SELECT position, public FROM events WHERE kind = 'request_finished'"
@@ -243,11 +243,11 @@ def test_a_row_that_is_edited_while_a_server_writes(start: Start, model_director
 
     second = ask(server, *next_turn(talk, first.text))
     assert "continuation" == second.path
-    server.at_rest()
-    told = server.position()
+    server.wait_idle()
+    position = server.position()
     assert 0 == server.stop()
     before = rows(server.data_dir)
-    assert len(before) > told
+    assert len(before) > position
     assert second.session in {event.session for event in server.events(ev.RequestFinished)[1:]}
 
     sentence = refusal("--data-dir", server.data_dir, "--model", model_directory)
@@ -281,7 +281,7 @@ def test_a_journal_that_goes_while_a_server_writes(start: Start):
     """No answer leaves the server without being journaled: it says so and stops."""
     server = start()
     ask(server, user(PATH))
-    server.at_rest()
+    server.wait_idle()
     (server.data_dir / "journal.db").unlink()
 
     with contextlib.suppress(httpx.RemoteProtocolError):  # it may end before it can answer
@@ -315,7 +315,7 @@ def test_another_secret(start: Start, cold: Serving, named: bool):
     assert third.cached_tokens >= second.prompt_tokens // 64 * 64 > 0
     assert ask(cold, *talk, cache_prompt=False).bits == third.bits
     # No earlier block key is used again for the same tokens.
-    other.at_rest()
+    other.wait_idle()
     sealed = other.events(ev.BlockSealed)
     assert len(sealed) == len({event.key for event in sealed})
 

@@ -118,8 +118,8 @@ def test_a_full_queue(busy: Serving, lengthy: Any):
     assert [True] * 4 == [client.end().done for client in queued]
     rejection = busy.events(ev.RequestRejected, after=before)[0]
     assert rejection.request == refused.headers["x-request-id"]
-    told = [line for line in busy.log() if line.get("request") == rejection.request]
-    assert ["request refused", "request rejected"] == sorted(line["event"] for line in told)
+    logged = [line for line in busy.log() if line.get("request") == rejection.request]
+    assert ["request refused", "request rejected"] == sorted(line["event"] for line in logged)
 
 
 def test_without_a_queue(start: Start, lengthy: Any):
@@ -138,5 +138,5 @@ def test_without_a_queue(start: Start, lengthy: Any):
     assert 429 == server.post(messages=[user("Hello")]).status_code
     for client in running:
         client.leave()
-    server.at_rest()
+    server.wait_idle()
     assert 200 == server.post(messages=[user("Hello")], max_tokens=2).status_code

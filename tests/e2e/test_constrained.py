@@ -219,7 +219,7 @@ def test_a_required_call(client: openai.OpenAI, choice: Any, stream: bool):
 def test_a_call_that_is_sent_back_is_reused(server: Serving, client: openai.OpenAI):
     """Calls are written as the template renders them, so the next turn reuses all of them."""
     first = create(client, tools=TOOLS, tool_choice=GO, seed=3)
-    server.at_rest()
+    server.wait_idle()
     (choice,) = first.choices
     (call,) = choice.message.tool_calls
     talk = [*ASKED, choice.message.model_dump(exclude_none=True)]
@@ -281,13 +281,13 @@ def test_the_journal_has_the_grammar_and_a_replay_needs_it(server: Serving, clie
         create(
             client, tools=TOOLS, tool_choice="required", seed=turn, max_tokens=60, extra_body=body
         )
-    server.at_rest()
+    server.wait_idle()
     received = server.events(ev.RequestReceived, session="held")
     assert 4 == len(received)
     assert all(one.grammar and "%json" in one.grammar for one in received)
-    code, told, failed = run_ops("replay", "held", "--engine", "--data-dir", server.data_dir)
-    assert 0 == code, told + failed
-    assert "same: " in told
+    code, shown, failed = run_ops("replay", "held", "--engine", "--data-dir", server.data_dir)
+    assert 0 == code, shown + failed
+    assert "same: " in shown
 
 
 def _token(text: str) -> int:

@@ -145,7 +145,7 @@ def test_a_full_disk_and_room_again(server: Serving, cold: Serving, lengthy):
     again = ask(server, **lengthy[0], max_tokens=250)
     assert ask(cold, **lengthy[0], max_tokens=250, cache_prompt=False).bits == again.bits
     assert before.bits == ask(server, user(PATH * 12)).bits
-    server.at_rest()
+    server.wait_idle()
     assert_holds(copied(server))
     assert "Traceback" not in server.stderr()
     assert 0 == server.stop()

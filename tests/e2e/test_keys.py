@@ -44,7 +44,7 @@ def test_two_tenants_and_a_restart(start: Start, tmp_path: Path):
     with pytest.raises(openai.AuthenticationError):
         asked(server, "nobody-has-this-key-at-all")
     server.use_key(BOB)
-    server.at_rest()
+    server.wait_idle()
     assert 0 == server.stop()
     assert {"alice", "bob"} == {one.tenant for one in server.events(ev.SessionOpened)}
 
@@ -64,12 +64,12 @@ def test_two_tenants_and_a_restart(start: Start, tmp_path: Path):
     assert 0 == code
     assert "@alice/notes" in out
     assert "@bob/notes" in out
-    told = server.stderr() + again.stderr()
+    output = server.stderr() + again.stderr()
     for path in home.rglob("*"):
         if path.is_file():
             held = path.read_bytes()
             assert not any(key.encode() in held for key in (ALICE, BOB, NEXT)), path
-    assert not any(key in told for key in (ALICE, BOB, NEXT))
+    assert not any(key in output for key in (ALICE, BOB, NEXT))
 
 
 def test_callers_without_a_key_learn_nothing(start: Start):

@@ -196,7 +196,7 @@ def test_killed_twenty_times(tmp_path: Path, model_directory: Path, cold: Servin
             assert ("continuation", answer.session) == (second.path, second.session)
             assert second.cached_tokens > 0
         assert sum(talker.turns for talker in talkers) >= 8
-        server.at_rest()
+        server.wait_idle()
         assert 0 == server.stop()
     assert_nothing_is_open(home)
     assert_holds(home)

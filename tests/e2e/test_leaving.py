@@ -29,7 +29,7 @@ def single(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> I
 
 def assert_served(server: Serving) -> None:
     """Assert that the server becomes idle, and that the next request is answered."""
-    health = server.at_rest()
+    health = server.wait_idle()
     assert {"queued": 0, "running": 0} == health["queue"]
     assert {"idle"} == set(health["sessions"])
     assert 2 == ask(server, user("Hello"), max_tokens=2).completion_tokens
@@ -68,7 +68,7 @@ def test_in_prefill(single: Serving):
     client = Listener(single, *talk, max_tokens=2)
     client.until(lambda it: any(read(comment) >= 128 for comment in it.comments))
     client.leave()
-    single.at_rest()
+    single.wait_idle()
     (event,) = single.events(ev.RequestCancelled, after=before)
     assert (client.request, "prefill") == (event.request, event.stage)
     sealed = len(single.events(ev.BlockSealed, after=before))
@@ -85,7 +85,7 @@ def test_in_decoding(single: Serving, lengthy: Any):
     before = single.position()
     client = Listener(single, **lengthy[1], max_tokens=250).decoding()
     client.leave()
-    single.at_rest()
+    single.wait_idle()
     (event,) = single.events(ev.RequestCancelled, after=before)
     assert (client.request, "decode") == (event.request, event.stage)
     talk = [*lengthy[1]["messages"], assistant(client.text), user("And then?")]
@@ -117,7 +117,7 @@ def test_in_the_middle_of_the_body(single: Serving):
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
     with socket.create_connection(single.address) as connection:
         connection.sendall(head + b'{"messages": [')
-    assert before == single.at_rest()
+    assert before == single.wait_idle()
     assert_served(single)
 
 

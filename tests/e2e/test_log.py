@@ -25,19 +25,19 @@ def test_log_and_journal_agree(shared: Serving):
     Each request of a conversation is one line of the log, with the session, path and figures that
     the journal has for the same request id; `ops tail` finds both by the session.
     """
-    first = ask(shared, user(PATH * 12), session_id="told twice")
+    first = ask(shared, user(PATH * 12), session_id="asked twice")
     talk = [user(PATH * 12), assistant(first.text), user("And then?")]
-    second = ask(shared, *talk, session_id="told twice")
-    shared.at_rest()
+    second = ask(shared, *talk, session_id="asked twice")
+    shared.wait_idle()
     lines = eventually(
         lambda: (
             found
-            if len(found := tail(shared, "--session", "told twice", "event=request")) == 2
+            if len(found := tail(shared, "--session", "asked twice", "event=request")) == 2
             else None
         )
     )
-    finished = shared.events(ev.RequestFinished, session="told twice")
-    paths = shared.events(ev.PathSelected, session="told twice")
+    finished = shared.events(ev.RequestFinished, session="asked twice")
+    paths = shared.events(ev.PathSelected, session="asked twice")
     assert [event.request for event in finished] == [line["request"] for line in lines]
     assert [(p.path, p.reason, p.reused_tokens) for p in paths] == [
         (line["path"], line["reason"], line["reused_tokens"]) for line in lines
@@ -50,5 +50,5 @@ def test_log_and_journal_agree(shared: Serving):
         assert line["prompt_tokens"] == line["reused_tokens"] + line["prefilled_tokens"]
         assert 0 <= line["first_token_ms"] <= line["total_ms"]
 
-    told = tail(shared, "--journal", "--session", "told twice", "kind=request_finished")
-    assert [event.request for event in finished] == [row["payload"]["request"] for row in told]
+    listed = tail(shared, "--journal", "--session", "asked twice", "kind=request_finished")
+    assert [event.request for event in finished] == [row["payload"]["request"] for row in listed]

@@ -43,7 +43,7 @@ Talk = list[dict[str, str]]
 
 
 @attrs.frozen(kw_only=True)
-class Figures:
+class MemoryUse:
     """
     The memory in use at a moment, in bytes.
 
@@ -60,7 +60,7 @@ class Figures:
     process: int
 
 
-def figures(server: Serving) -> Figures:
+def memory_use(server: Serving) -> MemoryUse:
     """The memory that a server uses now."""
     text = server._http.get("/metrics").text
 
@@ -75,7 +75,7 @@ def figures(server: Serving) -> Figures:
     active, weights = (
         read(f'cairn_device_memory_bytes{{what="{what}"}}') for what in ("active", "weights")
     )
-    return Figures(
+    return MemoryUse(
         live=read("cairn_kv_live_bytes"),
         due=read("cairn_kv_expected_bytes"),
         by_mlx=active - weights,
@@ -89,7 +89,7 @@ class Run:
 
     size: Size
     answers: tuple[Answer, ...]
-    figures: dict[int, Figures]
+    memory_use: dict[int, MemoryUse]
 
     @property
     def token_bytes(self) -> int:
@@ -138,7 +138,7 @@ def is_given_back(server: Serving, slabs: int) -> bool:
     Whether all sessions are idle with at most this many slabs. With none, MLX must also have freed
     the arrays of the last slab.
     """
-    now = server.at_rest()
+    now = server.wait_idle()
     return now["pool"]["slabs"] <= slabs and (slabs > 0 or now["memory"]["cache_bytes"] == 0)
 
 
@@ -149,13 +149,13 @@ def run(server: Serving, size: Size, talks: list[Talk], looks: set[int], slabs: 
     Args:
         slabs: how many remain once all sessions are idle.
     """
-    found, answers = {0: figures(server)}, []
+    found, answers = {0: memory_use(server)}, []
     for count, talk in enumerate(talks, start=1):
         answers.append(ask(server, *talk, max_tokens=2, logprobs=False))
         if count in looks:
             eventually(lambda: is_given_back(server, slabs))
-            found[count] = figures(server)
-    return Run(size=size, answers=tuple(answers), figures=found)
+            found[count] = memory_use(server)
+    return Run(size=size, answers=tuple(answers), memory_use=found)
 
 
 def shares_of_due(fat: Run, thin: Run, count: int, chunk: int) -> dict[str, float]:
@@ -163,10 +163,10 @@ def shares_of_due(fat: Run, thin: Run, count: int, chunk: int) -> dict[str, floa
     The memory after this many conversations, by each measure, in proportion to what the tokens of
     their blocks take.
     """
-    now, due = fat.figures[count], fat.tokens(count, chunk) * fat.token_bytes
+    now, due = fat.memory_use[count], fat.tokens(count, chunk) * fat.token_bytes
     assert due == now.due
     more = due - thin.tokens(count, chunk) * thin.token_bytes
-    grown = [one.figures[count].process - one.figures[0].process for one in (fat, thin)]
+    grown = [one.memory_use[count].process - one.memory_use[0].process for one in (fat, thin)]
     found = {
         "live": now.live / due,
         "by_mlx": now.by_mlx / due,
@@ -251,9 +251,9 @@ def shares_of_windows(fat: Run, thin: Run, count: int) -> dict[str, float]:
     The memory after this many long sessions and a short one, by each measure, in proportion to what
     sinks, window and a quarter of it take in each long one.
     """
-    now, rows = fat.figures[count + 1], SINKS + WINDOW + WINDOW // 4
+    now, rows = fat.memory_use[count + 1], SINKS + WINDOW + WINDOW // 4
     due = count * rows * fat.token_bytes
-    grown = [one.figures[count + 1].process - one.figures[0].process for one in (fat, thin)]
+    grown = [one.memory_use[count + 1].process - one.memory_use[0].process for one in (fat, thin)]
     found = {
         "live": now.live / due,
         "by_mlx": now.by_mlx / due,
@@ -305,7 +305,7 @@ def test_the_slab_of_an_idle_session_is_released(start: Start, cold: Serving) ->
     server = start("--slab-idle", 1)
     talk = [user("The stone lies on the path. " * 40)]
     first = ask(server, *talk)
-    eventually(lambda: 0 == server.at_rest()["pool"]["slabs"])
+    eventually(lambda: 0 == server.wait_idle()["pool"]["slabs"])
     memory = server.health()["memory"]
     assert (
         memory["kv_live_bytes"] == memory["kv_expected_bytes"] == server.health()["blocks"]["bytes"]

@@ -74,7 +74,7 @@ def test_twelve_turns(shared: Serving, cold: Serving):
 def test_the_journal_agrees(shared: Serving):
     """The client's usage and text are those in the journal."""
     answer = ask(shared, user(f"On record: {STORY * 8}"))
-    shared.at_rest()
+    shared.wait_idle()
     received = shared.events(ev.RequestReceived, session=answer.session)[-1]
     finished = shared.events(ev.RequestFinished, request=received.request)
     assert [(answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)] == [

@@ -38,7 +38,7 @@ def create(server: Serving, text: Any, **fields: Any) -> Any:
     return client(server).responses.create(input=text, **{**fixed, **fields})
 
 
-def told(response: Any) -> Any:
+def path_of(response: Any) -> Any:
     """The path of a response."""
     return response.model_extra["cairn"]
 
@@ -52,7 +52,7 @@ def test_a_named_response_continues_after_a_restart(start: Start):
     server = start()
     first = create(server, PATH * 20, instructions="You are a guide.")
     assert first.output_text
-    server.at_rest()
+    server.wait_idle()
     assert 0 == server.stop()
 
     again = start(data_dir=server.data_dir)
@@ -61,8 +61,8 @@ def test_a_named_response_continues_after_a_restart(start: Start):
     second = create(
         again, "And then?", instructions="You are a guide.", previous_response_id=first.id
     )
-    session = told(first)["session"]
-    assert (session, "continuation") == (told(second)["session"], told(second)["path"])
+    session = path_of(first)["session"]
+    assert (session, "continuation") == (path_of(second)["session"], path_of(second)["path"])
     cached = second.usage.input_tokens_details.cached_tokens
     assert cached >= first.usage.input_tokens // 64 * 64 > 0
     sent = [{"role": "user", "content": PATH * 20}, *(one.to_dict() for one in first.output)]
@@ -84,10 +84,10 @@ def test_a_named_response_continues_after_a_restart(start: Start):
         client(again).responses.retrieve(first.id)
     with pytest.raises(openai.BadRequestError):
         create(again, "And then?", previous_response_id=second.id)
-    kept = again.events(ev.TurnStored)
-    assert [None, first.id.removeprefix("resp_")] == [one.previous for one in kept]
+    stored = again.events(ev.TurnStored)
+    assert [None, first.id.removeprefix("resp_")] == [one.previous for one in stored]
     (forgotten,) = again.events(ev.TurnForgotten)
-    assert kept[0].request == forgotten.of_request
+    assert stored[0].request == forgotten.of_request
 
 
 def test_a_prune_keeps_the_texts_of_later_responses(start: Start):
@@ -98,12 +98,14 @@ def test_a_prune_keeps_the_texts_of_later_responses(start: Start):
     asked = {"tools": TOOLS, "instructions": "You are a guide. " * 10}
     server = start()
     first = create(server, "Hello", **asked, extra_body={"session_id": "one"})
-    server.at_rest()
+    server.wait_idle()
     more = {**asked, "extra_body": {"session_id": "two"}}
     second = create(server, "And then?", previous_response_id=first.id, **more)
     third = create(server, "And now?", previous_response_id=second.id, **more)
     server.kill()
-    assert [True, True, False] == ["tools" in kept.texts for kept in server.events(ev.TurnStored)]
+    assert [True, True, False] == [
+        "tools" in stored.texts for stored in server.events(ev.TurnStored)
+    ]
     (before,) = (
         datetime.fromtimestamp(place.time_us / 1e6, UTC).isoformat()
         for place in server.recorded()
@@ -120,10 +122,10 @@ def test_a_prune_keeps_the_texts_of_later_responses(start: Start):
     again = start(data_dir=server.data_dir)
     with pytest.raises(openai.NotFoundError):
         client(again).responses.retrieve(first.id)
-    for told in (second, third):
-        found = client(again).responses.retrieve(told.id)
-        assert (told.tools, told.instructions) == (found.tools, found.instructions)
-        assert told.output == found.output
+    for earlier in (second, third):
+        found = client(again).responses.retrieve(earlier.id)
+        assert (earlier.tools, earlier.instructions) == (found.tools, found.instructions)
+        assert earlier.output == found.output
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +155,9 @@ def test_thoughts_and_calls_continue(server: Serving):
         for one in first.output
         if one.type == "function_call"
     ]
-    server.at_rest()
+    server.wait_idle()
     named = create(server, results, previous_response_id=first.id, **asked)
-    assert "continuation" == told(named)["path"]
+    assert "continuation" == path_of(named)["path"]
     user = {"role": "user", "content": "Tell me of Rome."}
     items = [user, *(one.to_dict() for one in first.output), *results]
     sent = create(server, items, store=False, **asked)

@@ -29,7 +29,7 @@ def test_a_conversation_continues_after_a_restart(start: Start, cold: Serving):
     assert second.cached_tokens >= first.prompt_tokens // 64 * 64 > 0
     assert ask(cold, *talk, cache_prompt=False).bits == second.bits
     assert second.cached_tokens // 64 == len(again.events(ev.BlockLoaded))
-    again.at_rest()
+    again.wait_idle()
     code, out, err = run_ops("replay", first.session, "--engine", "--data-dir", again.data_dir)
     assert 0 == code, out + err
     assert out.splitlines()[-1].startswith("same: ")

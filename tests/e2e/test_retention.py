@@ -18,7 +18,7 @@ def test_a_pruned_journal_still_serves(start: Start, cold: Serving):
     """
     server = start()
     old = ask(server, user(PATH * 12))
-    server.at_rest()
+    server.wait_idle()
     talk = [user(f"Another one. {PATH * 12}")]
     first = ask(server, *talk)
     server.kill()

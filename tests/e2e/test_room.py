@@ -15,7 +15,7 @@ from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.store import MemoryStore
 from tests.support.held_engine import Hold
-from tests.support.in_process_server import Said, ask, at_rest, generate, serving
+from tests.support.in_process_server import Said, ask, generate, serving, wait_idle
 
 pytestmark = pytest.mark.trio
 
@@ -84,7 +84,7 @@ async def test_a_block_that_is_being_evicted_is_not_shared(model_directory: Path
         leaving = Hold(server, "evict")
         old, new = said(f"0 {STORY * 20}"), said(f"1 {STORY * 20}")
         await ask(server, generate(old, max_tokens=1))
-        await at_rest(server)
+        await wait_idle(server)
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask, server, generate(new, max_tokens=1))

@@ -69,10 +69,10 @@ def test_an_edit_is_answered(shared: Serving, cold: Serving):
     After an earlier turn was edited, the answer follows the edit, with the KV before it reused.
     """
     system = {"role": "system", "content": "You are a helpful assistant. " * 12}
-    told = "Please remember that my sister's name is {}."
-    talk = [system, user(told.format("Merlin")), assistant("Noted.")]
+    note = "Please remember that my sister's name is {}."
+    talk = [system, user(note.format("Merlin")), assistant("Noted.")]
     before = ask(shared, *talk, user("What is my sister's name?"), **WHOLE)
-    talk[1] = user(told.format("Torvo"))
+    talk[1] = user(note.format("Torvo"))
     asked = [*talk, user("What is my sister's name?")]
     after = ask(shared, *asked, **WHOLE)
 
@@ -86,13 +86,13 @@ def test_clients_hear_their_own_name_alone(shared: Serving):
     """Four clients at the same time each hear their own name."""
     names = ("Jordis", "Merlin", "Torvo", "Wilna")
 
-    def told(name: str) -> Answer:
+    def recall(name: str) -> Answer:
         talk: list[dict[str, str]] = []
         say(shared, talk, f"Please remember that my name is {name}.")
         say(shared, talk, "Tell me a story")
         return say(shared, talk, "What is my name?")
 
-    answers = together([partial(told, name) for name in names])
+    answers = together([partial(recall, name) for name in names])
     for name, answer in zip(names, answers, strict=True):
         assert {name} == {one for one in names if one in answer.text}
 
@@ -146,10 +146,10 @@ def test_a_tool_is_called_and_its_result_is_in_the_answer(shared: Serving, cold:
 
     result = {"role": "tool", "tool_call_id": call.message["tool_calls"][0]["id"]}
     talk += [call.message, {**result, "content": '{"number": "3414"}'}]
-    told = ask(shared, *talk, tools=TOOLS, **WHOLE)
-    assert "3414" in told.text
-    assert told.cached_tokens >= call.prompt_tokens - 128
-    assert ask(cold, *talk, tools=TOOLS, **WHOLE, cache_prompt=False).bits == told.bits
+    answer = ask(shared, *talk, tools=TOOLS, **WHOLE)
+    assert "3414" in answer.text
+    assert answer.cached_tokens >= call.prompt_tokens - 128
+    assert ask(cold, *talk, tools=TOOLS, **WHOLE, cache_prompt=False).bits == answer.bits
 
 
 @pytest.mark.parametrize("count", [1, 8, 30])

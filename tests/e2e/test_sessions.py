@@ -61,7 +61,7 @@ def test_one_after_the_other(shared: Serving, lengthy: Any):
     answers = together([partial(ask, shared, **each) for each in asked])
     assert {"named/4"} == {answer.session for answer in answers}
     assert answers[0].bits == answers[2].bits
-    shared.at_rest()
+    shared.wait_idle()
     kinds = [
         place.event.kind
         for place in shared.recorded()

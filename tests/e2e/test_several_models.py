@@ -55,7 +55,7 @@ def test_two_models_take_turns(tmp_path: Path, other_directory: Path, cold: Serv
         assert again.cached_tokens >= first.prompt_tokens // 64 * 64 > 0
         assert again.cached_tokens == 64 * len(server.events(ev.BlockLoaded))
         assert ask(cold, *talk, cache_prompt=False).bits == again.bits
-        server.at_rest()
+        server.wait_idle()
         assert 0 == server.stop()
 
     assert ["pebble", "random", "pebble"] == [e.name for e in server.events(ev.ModelLoaded)]

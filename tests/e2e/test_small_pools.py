@@ -67,7 +67,7 @@ def test_one_slab_for_three_conversations(narrow: Serving, cold: Serving):
     answers = in_turn(narrow, cold, count=3, turns=2)
     assert {"new_session": 3, "continuation": 3} == Counter(answer.path for answer in answers)
     assert all(answer.cached_tokens >= 128 for answer in answers[3:])
-    assert 1 == narrow.at_rest()["pool"]["slabs"]
+    assert 1 == narrow.wait_idle()["pool"]["slabs"]
     assert len(narrow.events(ev.SlabReleased, after=before)) >= 5
 
 
@@ -81,7 +81,7 @@ def test_a_session_that_settles_gives_up_its_slab(narrow: Serving, lengthy: tupl
         ask_with(client, **{**lengthy[0], "seed": seed, "max_tokens": 200})
         answer = ask_with(client, user(f"Number {seed}"), max_tokens=2)
         assert 2 == answer.completion_tokens
-    narrow.at_rest()
+    narrow.wait_idle()
     assert [] == narrow.events(ev.RequestCancelled, after=before)
 
 
@@ -97,7 +97,7 @@ def test_every_slab_in_use(narrow: Serving, cold: Serving, lengthy: tuple[Any, A
     alone = ask(cold, **lengthy[0], max_tokens=250, cache_prompt=False)
     assert (alone.text, alone.tokens) == (running.text, running.tokens)
     assert 4 == ask(narrow, user("Hello"), max_tokens=4).completion_tokens
-    narrow.at_rest()
+    narrow.wait_idle()
     assert 2 == len(narrow.events(ev.RequestCancelled, after=before, stage="no_memory"))
 
 
@@ -113,7 +113,7 @@ def test_blocks_are_evicted(start: Start, cold: Serving):
     evicted = server.events(ev.BlockEvicted)
     assert evicted
     assert max(event.memory_bytes for event in evicted) <= 1024 * 1024
-    health = server.at_rest()
+    health = server.wait_idle()
     assert health["blocks"]["bytes"] <= health["blocks"]["bytes_total"] == 1024 * 1024
     assert 0 == health["blocks"]["disk_count"]
 
@@ -127,7 +127,7 @@ def test_evicted_blocks_are_loaded_from_files(start: Start, cold: Serving):
     assert {("continuation", None)} == {(a.path, a.reason) for a in answers[3:]}
     assert all(answer.cached_tokens >= 128 for answer in answers[3:])
     assert server.events(ev.BlockLoaded)
-    health = server.at_rest()
+    health = server.wait_idle()
     assert health["blocks"]["bytes"] <= 1024 * 1024
     assert health["blocks"]["disk_count"] > health["blocks"]["count"]
 
@@ -142,7 +142,7 @@ def test_blocks_are_evicted_while_others_need_them(start: Start):
             ask_with(client, long_enough((number + 3 * turn) % 6), max_tokens=1)
 
     together([partial(conversation, number) for number in range(6)])
-    server.at_rest()
+    server.wait_idle()
     assert server.events(ev.BlockEvicted)
     assert server.events(ev.BlocksRestored)
     assert [] == server.events(ev.InvariantViolated)
@@ -165,7 +165,7 @@ def test_one_slab_and_a_conversation_that_outgrows_it(narrow: Serving):
         talk = [user(f"Number {number}")]
         answer = ask_with(client, *talk, max_tokens=2)
         talk += [assistant(answer.text), user("More.")]
-        narrow.at_rest()
+        narrow.wait_idle()
         ends = together(
             [
                 partial(outcome, *talk, max_tokens=600, stop=[" "]),

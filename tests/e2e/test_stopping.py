@@ -21,7 +21,7 @@ from tests.support.subprocess_server import (
 )
 
 
-def told(server: Serving) -> None:
+def noticed_signal(server: Serving) -> None:
     """Wait until the server has noticed a signal."""
     eventually(lambda: "Stopping after the running answers" in server.stderr())
 
@@ -40,15 +40,15 @@ def test_a_running_answer_is_completed(start: Start, cold: Serving, lengthy: Any
     new connection or an old one; the journal ends with the stop.
     """
     server = start("--decode-rows", 1)
-    with httpx.Client() as kept, httpx.Client() as new:
-        assert 200 == kept.get(f"{server.url}/v1/models").status_code
+    with httpx.Client() as connected, httpx.Client() as new:
+        assert 200 == connected.get(f"{server.url}/v1/models").status_code
         running = Listener(server, **lengthy[0], max_tokens=250).decoding()
         queued = Listener(server, user("Hello"), max_tokens=2)
         server.queued(1)
         server.signal(signal.SIGTERM)
-        told(server)
+        noticed_signal(server)
         eventually(lambda: refused(server, new))
-        assert refused(server, kept)
+        assert refused(server, connected)
         assert not running.ended.is_set()
     assert running.end().done
     assert queued.end().done
@@ -63,8 +63,8 @@ def test_a_running_answer_is_completed(start: Start, cold: Serving, lengthy: Any
 def test_an_idle_server_stops_while_clients_are_connected(start: Start):
     """A connection that a client keeps open for its next request does not delay the stop."""
     server = start()
-    with httpx.Client() as kept:
-        assert 200 == kept.get(f"{server.url}/v1/models").status_code
+    with httpx.Client() as connected:
+        assert 200 == connected.get(f"{server.url}/v1/models").status_code
         assert 0 == server.stop()
     assert isinstance(server.recorded()[-1].event, ev.ServerStopped)
 
@@ -75,7 +75,7 @@ def test_a_second_signal_ends_at_once(start: Start, lengthy: Any, number: signal
     server = start()
     running = Listener(server, **lengthy[0], max_tokens=5_000).decoding()
     server.signal(number)
-    told(server)
+    noticed_signal(server)
     server.signal(number)
     assert 130 == server.wait()
     assert not running.end().done

@@ -187,7 +187,7 @@ def test_an_answer_that_is_sent_back_is_a_hit(
     for turn in range(3):
         usage = answer.usage
         same = usage.total_tokens if thinks else usage.prompt_tokens - empty_thoughts
-        server.at_rest()
+        server.wait_idle()
         assert (WORDS.removesuffix("\n") if says else None) == answer.choices[0].message.content
         # As the client dumps it, with reasoning under both names.
         talk.append(answer.choices[0].message.model_dump(exclude_none=True))
@@ -213,9 +213,9 @@ def test_the_journal_has_what_the_model_wrote(server: Serving, client: openai.Op
     raw = f"<think>{THOUGHT}</think>\n\n<tool_call>{CALLS}</tool_call>"
     assert raw == "".join(one.text for one in emitted)
     session = completion.model_extra["cairn"]["session"]
-    server.at_rest()
-    code, told, failed = run_ops("replay", session, "--engine", "--data-dir", server.data_dir)
-    assert 0 == code, told + failed
+    server.wait_idle()
+    code, shown, failed = run_ops("replay", session, "--engine", "--data-dir", server.data_dir)
+    assert 0 == code, shown + failed
 
 
 def _token(server: Serving, text: str) -> int:

@@ -29,7 +29,7 @@ from tests.gate.test_gate import (
     same_bits,
 )
 from tests.support.held_engine import hold_prewarm
-from tests.support.in_process_server import Said, ask, at_rest, serving
+from tests.support.in_process_server import Said, ask, serving, wait_idle
 from tests.support.prewarm_conversation import C, new_tokens, prefilled, thinking
 
 pytestmark = pytest.mark.gate
@@ -86,8 +86,8 @@ def test_what_was_computed_ahead_gives_the_bits_of_a_miss(
                 same_bits(hit, missed)
                 same_bits(other, missed)
                 ran.append((prefilled(hit), prefilled(other)))
-                await at_rest(foresees)
-                await at_rest(does_not)
+                await wait_idle(foresees)
+                await wait_idle(does_not)
                 talk.append(Message(role="assistant", content=hit.text))
                 talk.append(Message(role="user", content=words(60 + place, 2)))
             ran.append((new_tokens(foresees), 0))

@@ -25,7 +25,7 @@ from cairn.ops.journal.replay_engine import SAME, rerun
 from tests.gate.conversation import words
 from tests.gate.test_gate import same_bits
 from tests.support.held_engine import hold_in_copy
-from tests.support.in_process_server import Said, ask, at_rest, generate, serving
+from tests.support.in_process_server import Said, ask, generate, serving, wait_idle
 from tests.support.model_families import config_of, make_family_model
 
 pytestmark = pytest.mark.gate
@@ -112,7 +112,7 @@ async def paused(server: Server) -> list[Message]:
     """A conversation whose slab was given up after its first answer, and the next message."""
     talk = [says(1, WORDS)]
     first = await ask(server, told(talk))
-    await at_rest(server)
+    await wait_idle(server)
     await server.loaded.sessions.actors["one"].give_up_slab("room for another session")
     return [*talk, Message(role="assistant", content=first.text), says(2, 8)]
 
@@ -128,7 +128,7 @@ def test_a_continuation_without_its_slab(kind: str, model_directory: Path, tmp_p
         async with case.serving() as server:
             talk = await paused(server)
             second = await ask(server, told(talk))
-            await at_rest(server)
+            await wait_idle(server)
         assert second.accepted.cached_tokens > 8 * C
         await case.is_the_cold_one(second, talk)
 
@@ -174,10 +174,10 @@ def test_a_client_that_leaves_between_two_parts(
                 leaving.cancel()
                 await trio.testing.wait_all_tasks_blocked(0.05)
                 between.go.set()
-            await at_rest(server)
+            await wait_idle(server)
             held.append(server.loaded.sequencer.session("one").cached_tokens)
             second = await ask(server, told(talk))
-            await at_rest(server)
+            await wait_idle(server)
         await case.is_the_cold_one(second, talk)
 
     trio.run(main)

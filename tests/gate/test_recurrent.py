@@ -24,7 +24,7 @@ from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from tests.gate.test_blocks_on_disk import Setup, run, says
 from tests.gate.test_gate import rows_of_an_empty_server
-from tests.support.in_process_server import MIB, Said, ask, at_rest, generate, serving
+from tests.support.in_process_server import MIB, Said, ask, generate, serving, wait_idle
 from tests.support.model_families import config_of, make_family_model
 
 pytestmark = pytest.mark.gate
@@ -64,11 +64,11 @@ def test_a_conversation_an_edit_and_a_restart(
         async with setup.serving() as server:
             for turn in range(3):
                 turns.append(await setup.asked(server, talk))
-                await at_rest(server)
+                await wait_idle(server)
                 talk.append(says(2 + turn, (25, 120, 70)[turn]))
             edited = [*talk[:4], says(9, 20)]
             others.append(await setup.asked(server, edited))
-            await at_rest(server)
+            await wait_idle(server)
         async with setup.serving() as server:
             others.append(await setup.asked(server, talk))
 
@@ -107,7 +107,7 @@ def test_states_that_leave_memory(model_directory: Path, tmp_path: Path) -> None
                 for number, talk in enumerate(talks):
                     talk.append(says(10 * turn + number, 90))
                     said = await setup.asked(server, talk, seed=turn)
-                    await at_rest(server)
+                    await wait_idle(server)
                     if turn:
                         warm.append(said)
 
@@ -126,7 +126,7 @@ def test_bytes_of_states_are_counted(model_directory: Path, tmp_path: Path) -> N
     async def main(setup: Setup) -> None:
         async with setup.serving(limits=Limits(slab_idle_s=0.0)) as server:
             await setup.asked(server, [says(1, 120)])
-            await at_rest(server)
+            await wait_idle(server)
             measured.append((server.statistics(), server.loaded.model))
 
     run(made(BESIDE_ATTENTION, model_directory, tmp_path), tmp_path, main)
@@ -178,7 +178,7 @@ def test_control_a_state_that_is_not_what_it_was(
         store = MemoryStore(list(empty))
         async with serving(directory, store, prewarm=False, **files) as server:
             said = await ask(server, generate(Conversation(messages=tuple(talk))))
-            await at_rest(server)
+            await wait_idle(server)
             talk += [Message(role="assistant", content=said.text), says(2, 30)]
             command = generate(Conversation(messages=tuple(talk)))
             if way == "cut back":

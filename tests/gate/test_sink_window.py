@@ -29,9 +29,9 @@ from tests.support.in_process_server import (
     MIB,
     Said,
     ask,
-    at_rest,
     generate,
     serving,
+    wait_idle,
     without_slabs,
 )
 from tests.support.model_families import config_of, make_family_model
@@ -106,7 +106,7 @@ def told(model_directory: Path) -> Told:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(talk, 0)
                 nursery.start_soon(talk, 1)
-            await at_rest(server)
+            await wait_idle(server)
             with trio.fail_after(300):
                 await checked.wait()
 
@@ -338,7 +338,7 @@ def test_what_a_long_answer_left_behind_is_written(model_directory: Path, tmp_pa
             with trio.fail_after(120):
                 while server.loaded.activity.at_work:
                     await trio.testing.wait_all_tasks_blocked()
-            await at_rest(server)
+            await wait_idle(server)
             rows.extend(store.rows)
 
     trio.run(main)

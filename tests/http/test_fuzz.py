@@ -58,7 +58,7 @@ class Fuzzed:
         """Call a function in the server's own thread."""
         return trio.from_thread.run(look, trio_token=self.token)
 
-    def at_rest(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until no request is open and no session works."""
 
         async def rest() -> None:
@@ -455,7 +455,7 @@ def test_requests_that_are_almost_right(model_directory: Path, tmp_path: Path):
     with fuzzed(model_directory, tmp_path) as it:
         with httpx.Client(base_url=it.url, timeout=60) as client:
             answered(client, GOOD)
-            it.at_rest()
+            it.wait_idle()
         tasks, files = settled(it)
 
         with httpx.Client(base_url=it.url, timeout=60) as client:
@@ -465,11 +465,11 @@ def test_requests_that_are_almost_right(model_directory: Path, tmp_path: Path):
             @example(GOOD)
             def one(asked: Asked) -> None:
                 counted[answered(client, asked)] += 1
-                it.at_rest()
+                it.wait_idle()
 
             one()
             assert 200 == answered(client, GOOD)
-            it.at_rest()
+            it.wait_idle()
 
         now = it.server.statistics()
         assert (0, None) == (now.bugs, now.admission_bug)

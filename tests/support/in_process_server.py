@@ -79,7 +79,7 @@ class Said:
     finished: Finished
 
 
-async def at_rest(server: Server) -> None:
+async def wait_idle(server: Server) -> None:
     """Wait until no session is working and all events are committed."""
     with trio.fail_after(120):
         while not set(server.statistics().sessions) <= {str(SessionState.IDLE)}:

@@ -156,11 +156,11 @@ class Builder:
         path = self._open(name).path
         assert path is not None
         held = self.ledger.state.session(name)
-        kept = path.blocks_from_slab * CHUNK
+        from_slab = path.blocks_from_slab * CHUNK
         if held.slab is None:
             yield self._slab(name)
-        elif held.cached_tokens > kept:
-            yield self.trimmed(name, held.cached_tokens, kept)
+        elif held.cached_tokens > from_slab:
+            yield self.trimmed(name, held.cached_tokens, from_slab)
         if path.blocks_from_pool:
             yield self._shared(name, request, path)
         for start in range(path.reused_tokens, len(prompt), CHUNK):
@@ -213,7 +213,7 @@ class Builder:
         keys = block_keys(
             secret=SECRET, fingerprint=FINGERPRINT, tenant=TENANT, ids=prompt, block_tokens=CHUNK
         )
-        kept = (
+        base_tokens = (
             len(last.prompt_ids)
             if last and prompt[: len(last.prompt_ids)] == last.prompt_ids
             else 0
@@ -233,10 +233,10 @@ class Builder:
             base_request=last.request if last else None,
             base_parts=base_parts,
             new_parts=tuple(parts[base_parts:]),
-            base_tokens=kept,
-            new_ids=prompt[kept:],
-            base_keys=kept // CHUNK,
-            new_keys=keys[kept // CHUNK :],
+            base_tokens=base_tokens,
+            new_ids=prompt[base_tokens:],
+            base_keys=base_tokens // CHUNK,
+            new_keys=keys[base_tokens // CHUNK :],
             prompt_tokens=len(prompt),
             max_tokens=max(answer_tokens, 8),
             sampling={"temperature": 0.7, "top_p": 1.0, "stop": ["\u2028", "Ende"]},

@@ -115,7 +115,7 @@ class Serving:
         found: dict[str, Any] = self._http.get("/health").json()
         return found
 
-    def at_rest(self) -> dict[str, Any]:
+    def wait_idle(self) -> dict[str, Any]:
         """Wait until no request is open and no session is working; return the health then."""
         busy = ("restoring", "prefilling", "decoding", "settling")
 
@@ -130,7 +130,7 @@ class Serving:
         """
         Wait until all sessions are idle and their events are in the journal; return the health.
         """
-        self.at_rest()
+        self.wait_idle()
         # The last row is not enough: other idle sessions may release their slabs at any time.
         eventually(lambda: not self._unsettled())
         return self.health()
@@ -343,8 +343,8 @@ def _url_of(process: subprocess.Popen[str], log: Path) -> str:
 
 def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
     """The environment, with one BLAS thread: many servers share few cores."""
-    kept = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    return {**kept, "OPENBLAS_NUM_THREADS": "1", **(more or {})}
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    return {**environment, "OPENBLAS_NUM_THREADS": "1", **(more or {})}
 
 
 def die_with_parent() -> None:

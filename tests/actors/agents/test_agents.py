@@ -22,7 +22,7 @@ from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from tests.gate.conversation import words
-from tests.support.in_process_server import Said, ask, at_rest, generate, local, serving
+from tests.support.in_process_server import Said, ask, generate, local, serving, wait_idle
 
 pytestmark = pytest.mark.trio
 
@@ -91,7 +91,7 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
         )
         await local(server).agents.create(NewAgent(name="brief", persist=False))
         first = await go_on(server, "notes", LONG)
-        await at_rest(server)
+        await wait_idle(server)
         facts = local(server).agents.one("notes")
         assert facts is not None
         used = first.finished.prompt_tokens + first.finished.completion_tokens
@@ -118,7 +118,7 @@ async def test_an_agent_outlives_a_restart(model_directory: Path):
         assert ["system", "user", "assistant"] == [message.role for message in held.messages]
         second = await go_on(server, "notes", "And then?")
         assert ("agent/notes", 0) == (second.accepted.session, second.accepted.cached_tokens)
-        await at_rest(server)
+        await wait_idle(server)
         third = await go_on(server, "notes", "And then?")
         assert "continuation" == third.accepted.path
         assert third.accepted.cached_tokens > 0
@@ -262,7 +262,7 @@ async def test_a_fork_reuses_the_blocks_of_its_agent(model_directory: Path):
         await agents.create(NOTES)
         for text in (LONG * 2, "And the hill? " * 8, "And the sea?"):
             third = await go_on(server, "notes", text)
-            await at_rest(server)
+            await wait_idle(server)
         for turn, name in ((2, "two"), (None, "last"), (0, "none")):
             forked = await agents.fork("notes", name, turn)
             assert forked is not None
@@ -419,11 +419,11 @@ async def test_a_failed_request_changes_no_history(model_directory: Path):
         with trio.fail_after(60):
             await ended.wait()
         assert before == await history(server, "notes")
-        await at_rest(server)
+        await wait_idle(server)
         await go_on(server, "notes", "Three")
         assert ["One", "Three"] == asked(await history(server, "notes"))
-    kept = [decode(row).event for row in store.rows if row.kind == "turn_stored"]
-    assert 2 == len(kept)
+    stored = [decode(row).event for row in store.rows if row.kind == "turn_stored"]
+    assert 2 == len(stored)
     assert () == replay(store.read()).findings
 
 

@@ -136,9 +136,9 @@ async def test_a_turn_is_committed_before_its_answer_is_sent(model_directory: Pa
         kinds = [row.kind for row in store.rows if row.stream.endswith(said.accepted.session)]
     at = kinds.index("turn_stored")
     assert "request_finished" == kinds[at + 1]
-    (kept,) = (decode(row).event for row in store.rows if row.kind == "turn_stored")
-    assert isinstance(kept, ev.TurnStored)
-    assert said.accepted.request == kept.request
+    (stored,) = (decode(row).event for row in store.rows if row.kind == "turn_stored")
+    assert isinstance(stored, ev.TurnStored)
+    assert said.accepted.request == stored.request
 
 
 async def test_a_pruned_text(model_directory: Path):

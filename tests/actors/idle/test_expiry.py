@@ -21,7 +21,7 @@ from cairn.engine.mlx.block_files import BlockFiles
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from tests.gate.conversation import words
-from tests.support.in_process_server import MIB, ask, at_rest, generate, turn_clock
+from tests.support.in_process_server import MIB, ask, generate, turn_clock, wait_idle
 from tests.support.prewarm_conversation import Journaled, onward
 
 pytestmark = pytest.mark.trio
@@ -56,7 +56,7 @@ async def later(server: Server, seconds: float) -> None:
 
 async def done(server: Server) -> None:
     """Wait until no session and no task has anything left to do."""
-    await at_rest(server)
+    await wait_idle(server)
     with trio.fail_after(120):
         while server.loaded.activity.at_work:
             await trio.testing.wait_all_tasks_blocked()
@@ -119,13 +119,13 @@ async def test_a_ttl_of_zero_is_never_written(filed: Journaled, tmp_path: Path) 
     async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
         await ask(server, question(1))
         await done(server)
-        kept = server.statistics()
-        assert kept.blocks == kept.disk_blocks > 0
+        before = server.statistics()
+        assert before.blocks == before.disk_blocks > 0
         await ask(server, question(5, ttl_s=0))
         await done(server)
         await later(server, 0)
-        assert kept.blocks == server.statistics().blocks
-        assert kept.disk_blocks == server.statistics().disk_blocks
+        assert before.blocks == server.statistics().blocks
+        assert before.disk_blocks == server.statistics().disk_blocks
         assert 1 == sum(server.statistics().sessions.values())
     spilled = [event.key for event in filed.events(ev.BlockSpilled)]
     evicted = [event.key for event in filed.events(ev.BlockEvicted)]
@@ -174,13 +174,13 @@ async def test_a_file_that_cannot_be_removed_delays_no_other(
         assert held < {path.stem for path in files(tmp_path)}
         drop = BlockFiles.drop
 
-        def kept(self: BlockFiles, key: str) -> int:
+        def refuse(self: BlockFiles, key: str) -> int:
             if key in held:
                 raise PermissionError(1, "not permitted")
             return drop(self, key)
 
         with monkeypatch.context() as patched:
-            patched.setattr(BlockFiles, "drop", kept)
+            patched.setattr(BlockFiles, "drop", refuse)
             await later(server, 25 * HOUR_S)
             for _ in range(len(held)):  # a few at a time
                 await later(server, 25 * HOUR_S)

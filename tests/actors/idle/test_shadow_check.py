@@ -34,7 +34,15 @@ from cairn.journal.state import SessionId
 from cairn.journal.store import MemoryStore
 from cairn.journal.tenants import LOCAL
 from tests.support.held_engine import Hold
-from tests.support.in_process_server import Said, ask, at_rest, generate, local, serving, turn_clock
+from tests.support.in_process_server import (
+    Said,
+    ask,
+    generate,
+    local,
+    serving,
+    turn_clock,
+    wait_idle,
+)
 
 LONG = "Stone on stone on stone, and then the wind that takes none of them. " * 6
 C = 16
@@ -364,7 +372,7 @@ def test_a_check_waits_for_room(model_directory: Path) -> None:
         async with serving(model_directory, pool_slabs=1, blocks_bytes=1, **SETTINGS) as server:
             watch = Watch(server)
             await ask(server, command(LONG, max_tokens=4))
-            await at_rest(server)
+            await wait_idle(server)
             await trio.testing.wait_all_tasks_blocked(0.05)
             assert [] == watch.of(ev.ShadowStarted)
             assert [] == watch.of(ev.ShadowSkipped)
@@ -711,9 +719,9 @@ def test_an_answer_on_kv_that_changed_is_found(model_directory: Path) -> None:
             _, ended = await watch.until(ev.ShadowEnded, 2)
             assert "differs" == ended.result
             (out,) = await watch.until(ev.SessionQuarantined)
-            with pytest.raises(Broken) as told:
+            with pytest.raises(Broken) as caught:
                 await ask(server, goes_on)
-            assert out.bug_id == told.value.bug_id
+            assert out.bug_id == caught.value.bug_id
             with trio.fail_after(60):
                 while server.loaded.sequencer.state.sessions[SessionId("s")].slab is not None:
                     await trio.testing.wait_all_tasks_blocked()
@@ -810,10 +818,10 @@ def test_a_request_that_is_served_when_a_check_differs_gets_the_bug(
                         if not isinstance(reply, Accepted):
                             go.set()
 
-            with pytest.raises(Broken) as told:
+            with pytest.raises(Broken) as caught:
                 await read()
             (violated,) = await watch.until(ev.InvariantViolated)
-            assert violated.bug_id == told.value.bug_id
+            assert violated.bug_id == caught.value.bug_id
             await watch.until(ev.ShadowEnded)
             await watch.until(ev.SlabReleased)
             assert server.loaded.sequencer.state.sessions[SessionId("s")].slab is None

@@ -438,17 +438,17 @@ async def test_neither_model_can_be_loaded(
         setattr(setup, name, shutil.copytree(getattr(setup, name), tmp_path / name))
     async with setup.serving() as server:
         await ask(server, to("one", OPENING))
-        kept = {}
+        configs = {}
         for directory in (setup.one, setup.other):
-            kept[directory] = (directory / "config.json").read_text(encoding="utf-8")
-            broken = kept[directory].replace('"num_hidden_layers": ', '"num_hidden_layers": 1')
+            configs[directory] = (directory / "config.json").read_text(encoding="utf-8")
+            broken = configs[directory].replace('"num_hidden_layers": ', '"num_hidden_layers": 1')
             (directory / "config.json").write_text(broken, encoding="utf-8")
         for model in ("other", "one"):
             with pytest.raises(ModelNotLoaded):
                 await ask(server, to(model, OPENING))
         assert ["not_loaded", "not_loaded"] == [model.state for model in server.models]
         assert 0 == server.statistics().weights_bytes
-        for directory, config in kept.items():
+        for directory, config in configs.items():
             (directory / "config.json").write_text(config, encoding="utf-8")
         await ask(server, to("other", OPENING))
 
@@ -602,8 +602,8 @@ async def test_a_named_session_outlives_its_model(
     for session, models in (("@alice/mine", ["one", "other"]), ("@bob/mine", ["other"])):
         assert SAME == rerun(rows, session, None)
         prints = {event.name: event.fingerprint for event in setup.events(ev.ModelLoaded)}
-        told = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
-        assert [prints[model] for model in models] == told
+        shown = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
+        assert [prints[model] for model in models] == shown
     assert OTHER_FINGERPRINT == rerun(rows, "@alice/mine", str(setup.one))
 
 
@@ -622,35 +622,35 @@ async def test_tokens_are_counted_by_the_model_that_is_named(
 
     monkeypatch.setattr(mlx_tokenizer, "load_tokenizer", counted)
     setup.other = shutil.copytree(setup.other, tmp_path / "other")
-    told = to("other", OPENING, "So it is.", "And then?")
+    request = to("other", OPENING, "So it is.", "And then?")
     async with setup.serving() as server:
-        one = await local(server).count(attrs.evolve(told, requested_model="one"))
+        one = await local(server).count(attrs.evolve(request, requested_model="one"))
         template(setup.other, "{% for m in messages %}{{ m.content + m.content }}{% endfor %}")
-        other = await local(server).count(told)
+        other = await local(server).count(request)
         assert (
             one
             < other
-            == await local(server).count(attrs.evolve(told, requested_model="other-alias"))
+            == await local(server).count(attrs.evolve(request, requested_model="other-alias"))
         )
         assert [str(setup.other)] == loads
         assert "one" == server.facts.model
         assert ["one"] == setup.swaps()
         # A raw prompt, as text and as ids.
-        raw = attrs.evolve(told, conversation=None, prompt=OPENING)
+        raw = attrs.evolve(request, conversation=None, prompt=OPENING)
         assert await local(server).count(attrs.evolve(raw, requested_model="one")) == await local(
             server
         ).count(raw)
         assert 3 == await local(server).count(attrs.evolve(raw, prompt=(1, 2, 3)))
         bad = Conversation(messages=(Message(role="user", content="x"),), template={"messages": 1})
         with pytest.raises(PromptRefused):
-            await local(server).count(attrs.evolve(told, conversation=bad))
+            await local(server).count(attrs.evolve(request, conversation=bad))
 
-        said = await ask(server, told)
-        assert other == said.accepted.prompt_tokens == await local(server).count(told)
-        assert one == await local(server).count(attrs.evolve(told, requested_model="one"))
+        said = await ask(server, request)
+        assert other == said.accepted.prompt_tokens == await local(server).count(request)
+        assert one == await local(server).count(attrs.evolve(request, requested_model="one"))
         template(setup.other, "{% for m in messages %}{{ m.content }}{% endfor %}")
         await ask(server, to("one", OPENING))
-        assert other > await local(server).count(told)
+        assert other > await local(server).count(request)
 
     assert [str(setup.other), str(setup.one), str(setup.other)] == loads
     assert ["one", "other", "one"] == setup.swaps()
@@ -835,7 +835,7 @@ async def test_an_agent_changes_its_model(setup: Setup) -> None:
         assert first.accepted.session == second.accepted.session
         found = await local(server).agents.history("notes")
         assert found is not None
-        assert [OPENING, "And?"] == [kept.asked[0].content for kept in found.turns]
+        assert [OPENING, "And?"] == [one.asked[0].content for one in found.turns]
         assert ["agent/notes"] == [used.session for used in local(server).contexts(3)]
         await local(server).agents.delete("notes")
         assert () == local(server).agents.all()
@@ -855,7 +855,7 @@ async def test_a_stop_while_the_model_of_an_agent_is_unloaded(
 
     async with setup.serving() as server, trio.open_nursery() as nursery:
         await local(server).agents.create(NewAgent(name="notes", model="one"))
-        kept = await ask(server, turn("one", OPENING, previous=None))
+        said = await ask(server, turn("one", OPENING, previous=None))
         deleted = []
 
         async def delete() -> None:
@@ -878,5 +878,5 @@ async def test_a_stop_while_the_model_of_an_agent_is_unloaded(
     async with setup.serving() as server:
         assert () == local(server).agents.all()
         await local(server).agents.create(NewAgent(name="notes", model="one"))
-    assert [kept.accepted.session] == [e.session for e in setup.events(ev.SessionClosed)]
+    assert [said.accepted.session] == [e.session for e in setup.events(ev.SessionClosed)]
     setup.holds()

@@ -35,7 +35,7 @@ from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from tests.support.held_engine import Hold
-from tests.support.in_process_server import ask, at_rest, generate, local, serving, serving_fake
+from tests.support.in_process_server import ask, generate, local, serving, serving_fake, wait_idle
 
 pytestmark = pytest.mark.trio
 
@@ -97,7 +97,7 @@ async def test_each_answer_is_that_of_its_seed(model_directory: Path) -> None:
                         ends[reply.choice] = reply
                     case _:
                         pass
-        await at_rest(server)
+        await wait_idle(server)
         asked = events(store, ev.RequestReceived)
         prefilled = [
             (one.start, one.end) for one in events(store, ev.CacheExtended) if one.step == "prefill"
@@ -109,7 +109,7 @@ async def test_each_answer_is_that_of_its_seed(model_directory: Path) -> None:
 
     assert [7, 8, 9] == [accepted[choice].seed for choice in range(3)]
     assert [tuple(tokens[choice]) for choice in range(3)] == [said.tokens for said in alone]
-    assert len({tuple(told) for told in map(str, tokens.values())}) == 3
+    assert len({tuple(texts) for texts in map(str, tokens.values())}) == 3
     assert [8, 8, 8] == [ends[choice].completion_tokens for choice in range(3)]
     full = accepted[0].prompt_tokens // 64 * 64
     assert full > 0
@@ -161,7 +161,7 @@ async def test_a_failure_after_an_answer_ends_no_other_answer(
     assert ("CRASH", None) == (broken.invariant, broken.request)
 
 
-async def heard(server: Server, command: Generate) -> dict[int, list[Any]]:
+async def ask_all(server: Server, command: Generate) -> dict[int, list[Any]]:
     """The replies of each answer. All of them must complete."""
     tokens: dict[int, list[Any]] = {choice: [] for choice in range(command.choices)}
     ends: set[int] = set()
@@ -188,8 +188,8 @@ async def test_answers_wait_for_each_others_slabs(model_directory: Path, slabs: 
     """
     store = MemoryStore()
     async with serving(model_directory, store, pool_slabs=slabs, decode_rows=4) as server:
-        tokens = await heard(server, attrs.evolve(HOT, choices=4))
-        await at_rest(server)
+        tokens = await ask_all(server, attrs.evolve(HOT, choices=4))
+        await wait_idle(server)
         prefilled = [one for one in events(store, ev.CacheExtended) if one.step == "prefill"]
         alone = [
             await ask(server, attrs.evolve(HOT, seed=7 + choice, cache_prompt=False))
@@ -232,7 +232,7 @@ async def test_answers_of_several_requests_wait_for_slabs(monkeypatch: pytest.Mo
     ):
         stuck = Hold(server, "decode")
         for command in both:
-            nursery.start_soon(heard, server, command)
+            nursery.start_soon(ask_all, server, command)
         await reached(stuck, 4)
         stuck.go.set()
     assert 6 == len(events(store, ev.RequestFinished))
@@ -252,7 +252,7 @@ async def test_the_first_answer_does_not_wait_for_a_slab() -> None:
         trio.open_nursery() as nursery,
     ):
         stuck = Hold(server, "decode")
-        nursery.start_soon(heard, server, HOT)
+        nursery.start_soon(ask_all, server, HOT)
         await reached(stuck, 1)
         async with local(server).generate(attrs.evolve(HOT, choices=2)) as replies:
             with trio.fail_after(60):
@@ -277,7 +277,7 @@ async def test_a_client_that_disconnects_ends_its_waiting_answers() -> None:
         await reached(stuck, 1)
         stuck.go.set()
         await server.loaded.activity.wait_idle()
-        await heard(server, attrs.evolve(HOT, choices=2))
+        await ask_all(server, attrs.evolve(HOT, choices=2))
     stages = [one.stage for one in events(store, ev.RequestCancelled)]
     assert ["decode", "prefill", "prefill", "prefill"] == sorted(stages)
     rejected = [(one.status, one.code) for one in events(store, ev.RequestRejected)]
@@ -301,7 +301,7 @@ async def test_answers_that_end_with_a_sibling_record_it(monkeypatch: pytest.Mon
     store = MemoryStore()
     async with serving_fake(store, pool_slabs=1) as server:
         with pytest.raises(FormatRefused):
-            await heard(server, attrs.evolve(HOT, choices=6))
+            await ask_all(server, attrs.evolve(HOT, choices=6))
         await server.loaded.activity.wait_idle()
     stages = [one.stage for one in events(store, ev.RequestCancelled)]
     assert ["grammar_failed", *["sibling_failed"] * 3] == sorted(stages)
@@ -316,7 +316,7 @@ async def test_an_answer_that_waits_for_a_slab_ends_with_the_server() -> None:
 
     async def asks(server: Server) -> None:
         with pytest.raises(Stopping):
-            await heard(server, attrs.evolve(HOT, choices=3, max_tokens=4000))
+            await ask_all(server, attrs.evolve(HOT, choices=3, max_tokens=4000))
 
     limits = Limits(drain_s=0)
     async with (

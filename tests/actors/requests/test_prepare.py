@@ -21,7 +21,7 @@ from tests.support.in_process_server import ask, generate, local, serving
 WORDS = "Take the lower path, and count the cairns on the way. " * 8
 
 
-def figures(now: Statistics) -> tuple[int, int, int]:
+def characters(now: Statistics) -> tuple[int, int, int]:
     """Characters of prompts that were encoded, and that were cached."""
     return now.encoded_characters, now.cached_characters, now.text_cache_bytes
 
@@ -60,12 +60,14 @@ def test_a_turn_tokenises_only_new_text_with_the_ids_of_the_whole(model_director
             second = attrs.evolve(first, messages=(*first.messages, said, user("And then?")))
             await turn(second, "one")
             await turn(second, "other")
-            kept = server.statistics()
-            assert kept.text_cache_bytes > 2 * len(WORDS)
+            before_raw = server.statistics()
+            assert before_raw.text_cache_bytes > 2 * len(WORDS)
             raw = attrs.evolve(generate(first, max_tokens=2), conversation=None, prompt=WORDS)
             await ask(server, raw)
-            counted = attrs.evolve(kept, encoded_characters=kept.encoded_characters + len(WORDS))
-            assert figures(counted) == figures(server.statistics())
+            counted = attrs.evolve(
+                before_raw, encoded_characters=before_raw.encoded_characters + len(WORDS)
+            )
+            assert characters(counted) == characters(server.statistics())
 
     trio.run(main)
 
@@ -127,8 +129,8 @@ def test_a_tokenizer_that_needs_whole_prompts_is_logged_once(
     with capture_logs() as lines:
         trio.run(main)
 
-    told = [line for line in lines if line["event"] == "prompts are tokenised as a whole"]
-    assert ["unknown model BPE"] == [line["reason"] for line in told]
+    found = [line for line in lines if line["event"] == "prompts are tokenised as a whole"]
+    assert ["unknown model BPE"] == [line["reason"] for line in found]
 
 
 def test_a_count_equals_the_prompt_and_records_nothing(
@@ -154,9 +156,9 @@ def test_a_count_equals_the_prompt_and_records_nothing(
                 await ask(server, long)
             assert refused.value.prompt_tokens == counted[1] > server.facts.context_tokens
             assert "--pool-mb" not in refused.value.message  # the limit is the model's own context
-            nobody = Conversation(messages=(Message(role="nobody", content="x"),))
+            unknown_role = Conversation(messages=(Message(role="nobody", content="x"),))
             with pytest.raises(PromptRefused):
-                await local(server).count(generate(nobody))
+                await local(server).count(generate(unknown_role))
 
     trio.run(main)
 

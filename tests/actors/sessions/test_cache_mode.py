@@ -11,7 +11,7 @@ from cairn.actors.requests.messages import Generate
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from tests.gate.conversation import words
-from tests.support.in_process_server import Said, ask, at_rest, generate
+from tests.support.in_process_server import Said, ask, generate, wait_idle
 from tests.support.prewarm_conversation import Journaled, onward
 
 pytestmark = pytest.mark.trio
@@ -25,7 +25,7 @@ def first(**changes: Any) -> Generate:
     return generate(Conversation(messages=(message,)), max_tokens=4, **changes)
 
 
-def told(said: Said) -> tuple[str, str | None]:
+def path_of(said: Said) -> tuple[str, str | None]:
     """Path and reason of an answer."""
     return said.accepted.path, said.accepted.reason
 
@@ -37,14 +37,14 @@ async def test_a_new_session_is_built_on_shared_blocks(setup: Journaled) -> None
     """
     async with setup.serving() as server:
         said = await ask(server, first())
-        await at_rest(server)
+        await wait_idle(server)
         second = onward(first(), said)
         apart = await ask(server, attrs.evolve(second, cache_mode="prefix"))
-        await at_rest(server)
-        assert ("new_session", "cache_mode_prefix") == told(apart)
+        await wait_idle(server)
+        assert ("new_session", "cache_mode_prefix") == path_of(apart)
         assert apart.accepted.session != said.accepted.session
         third = await ask(server, onward(second, apart))
-        assert ("continuation", None) == told(third)
+        assert ("continuation", None) == path_of(third)
         assert apart.accepted.session == third.accepted.session
     assert ["full", "prefix", "full"] == [
         one.cache_mode for one in setup.events(ev.RequestReceived)
@@ -65,11 +65,11 @@ async def test_a_named_session_serves_it_without_reusing_its_slab(setup: Journal
     async with setup.serving() as server:
         mine = first(session_name="mine")
         said = await ask(server, mine)
-        await at_rest(server)
+        await wait_idle(server)
         second = onward(mine, said)
         apart = await ask(server, attrs.evolve(second, cache_mode="prefix"))
-        await at_rest(server)
-        assert ("new_session", "cache_mode_prefix") == told(apart)
+        await wait_idle(server)
+        assert ("new_session", "cache_mode_prefix") == path_of(apart)
         assert "mine" == apart.accepted.session
         third = await ask(server, onward(second, apart))
         assert ("mine", "continuation") == (third.accepted.session, third.accepted.path)
@@ -85,9 +85,9 @@ async def test_cache_prompt_false_overrides_the_mode(setup: Journaled) -> None:
     """With ``cache_prompt`` false nothing is reused, whatever mode is given."""
     async with setup.serving() as server:
         await ask(server, first())
-        await at_rest(server)
+        await wait_idle(server)
         for mode in ("full", "prefix"):
             said = await ask(server, first(cache_prompt=False, cache_mode=mode))
-            assert ("new_session", "cache_disabled") == told(said)
+            assert ("new_session", "cache_disabled") == path_of(said)
             assert 0 == said.finished.cached_tokens
     assert setup.holds()

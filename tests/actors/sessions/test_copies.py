@@ -33,7 +33,7 @@ from cairn.journal.replay import replay
 from tests.gate.conversation import words
 from tests.support.fake_engine import TOKEN_BYTES, FakeEngine
 from tests.support.held_engine import Hold, hold_in_copy
-from tests.support.in_process_server import Said, ask, at_rest, generate, without_slabs
+from tests.support.in_process_server import Said, ask, generate, wait_idle, without_slabs
 from tests.support.prewarm_conversation import Journaled, found_wrong, onward
 
 pytestmark = pytest.mark.trio
@@ -350,7 +350,7 @@ async def test_others_decode_while_a_history_is_copied(setup: Journaled) -> None
             finally:
                 order.free.set()
                 leaving.cancel()
-        await at_rest(server)
+        await wait_idle(server)
 
     (copied,) = [one for one in setup.events(ev.PathSelected) if one.blocks_from_pool]
     parts = setup.events(ev.BlocksRestored)
@@ -369,7 +369,7 @@ async def test_a_client_that_disconnects_between_two_parts_leaves_the_first_ones
     """The request is cancelled, the session keeps the copied parts, and continues from there."""
     async with setup.serving() as server:
         first = await ask(server, question())
-        await at_rest(server)
+        await wait_idle(server)
         await server.loaded.sessions.actors[first.accepted.session].give_up_slab(
             "room for another session"
         )
@@ -385,9 +385,9 @@ async def test_a_client_that_disconnects_between_two_parts_leaves_the_first_ones
             leaving.cancel()
             await trio.testing.wait_all_tasks_blocked()
             between.go.set()
-        await at_rest(server)
+        await wait_idle(server)
         second = await ask(server, onward(question(), first))
-        await at_rest(server)
+        await wait_idle(server)
 
     (cancelled,) = setup.events(ev.RequestCancelled)
     parts = [one for one in setup.events(ev.BlocksRestored) if one.request == cancelled.request]
@@ -406,16 +406,16 @@ async def test_a_block_that_is_quarantined_during_its_copy(setup: Journaled) -> 
     """
     async with setup.serving() as server:
         first = await ask(server, question())
-        await at_rest(server)
+        await wait_idle(server)
         await server.loaded.sessions.actors[first.accepted.session].give_up_slab(
             "room for another session"
         )
-        between, heard = hold_in_copy(server), list[str]()
+        between, bug_ids = hold_in_copy(server), list[str]()
 
         async def meets() -> None:
             with pytest.raises(Broken) as bug:
                 await ask(server, onward(question(), first))
-            heard.append(bug.value.bug_id)
+            bug_ids.append(bug.value.bug_id)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(meets)
@@ -424,14 +424,14 @@ async def test_a_block_that_is_quarantined_during_its_copy(setup: Journaled) -> 
             assert request is not None
             found_wrong(server, request.prompt_keys[5])
             between.go.set()
-        await at_rest(server)
+        await wait_idle(server)
         second = await ask(server, onward(question(), first))
-        await at_rest(server)
+        await wait_idle(server)
 
     (bug,) = setup.events(ev.InvariantViolated)
     (ended,) = setup.events(ev.RequestCancelled)
     parts = [one for one in setup.events(ev.BlocksRestored) if one.request == ended.request]
-    assert ([bug.bug_id], "bug", 2) == (heard, ended.stage, len(parts))
+    assert ([bug.bug_id], "bug", 2) == (bug_ids, ended.stage, len(parts))
     assert 5 * 64 == second.finished.cached_tokens
     assert {"INV-3"} == {found.invariant for found in replay(setup.store.read()).findings}
 
@@ -441,12 +441,12 @@ async def copied_ahead(server: Server) -> tuple[Hold, Generate, Said]:
     A session whose next prompt needs much copying: the hold on the engine during that copy, the
     request, and the answer.
     """
-    told = question(max_tokens=400)
-    await ask(server, attrs.evolve(told, session_name="one"))
-    await at_rest(server)
+    request = question(max_tokens=400)
+    await ask(server, attrs.evolve(request, session_name="one"))
+    await wait_idle(server)
     between = hold_in_copy(server)
     # A longer answer: its existing blocks are copied, and the rest would be computed.
-    command = attrs.evolve(told, session_name="two", cache_prompt=False, max_tokens=500)
+    command = attrs.evolve(request, session_name="two", cache_prompt=False, max_tokens=500)
     return between, command, await ask(server, command)
 
 
@@ -466,7 +466,7 @@ async def test_a_request_ends_a_prewarming_copy(setup: Journaled) -> None:
             nursery.start_soon(next_turn)
             await trio.testing.wait_all_tasks_blocked()
             between.go.set()
-        await at_rest(server)
+        await wait_idle(server)
 
     (given_up,) = setup.events(ev.PrewarmAbandoned)
     (begun,) = [one for one in setup.events(ev.PrewarmStarted) if one.blocks_from_pool]
@@ -488,7 +488,7 @@ async def test_a_quarantined_block_ends_a_prewarming_copy(setup: Journaled) -> N
         assert prewarm is not None
         found_wrong(server, prewarm.keys[prewarm.blocks_from_slab + 4])
         between.go.set()
-        await at_rest(server)
+        await wait_idle(server)
 
     (given_up,) = setup.events(ev.PrewarmAbandoned)
     copied = [one for one in setup.events(ev.BlocksRestored) if one.request is None]

@@ -27,9 +27,9 @@ from tests.support.in_process_server import (
     MIB,
     Said,
     ask,
-    at_rest,
     generate,
     serving,
+    wait_idle,
     without_slabs,
 )
 from tests.support.prewarm_conversation import Journaled, onward
@@ -53,7 +53,7 @@ def rests(seconds: float) -> Limits:
 
 async def unmoved(server: Server) -> None:
     """Wait until all sessions are idle and none of their tasks has anything left to do."""
-    await at_rest(server)
+    await wait_idle(server)
     with trio.fail_after(120):
         while server.loaded.activity.at_work:
             await trio.testing.wait_all_tasks_blocked()
@@ -103,14 +103,14 @@ async def test_before_the_limit_memory_has_it_twice(setup: Journaled) -> None:
     assert setup.holds()
 
 
-@pytest.mark.parametrize(("seconds", "kept"), [(60, True), (0, False)])
+@pytest.mark.parametrize(("seconds", "keeps"), [(60, True), (0, False)])
 async def test_the_next_turn_continues_from_the_blocks(
-    setup: Journaled, seconds: float, kept: bool
+    setup: Journaled, seconds: float, keeps: bool
 ) -> None:
     """It reuses as many tokens as from a kept slab, on the same path; they are copied."""
     async with setup.serving(limits=rests(seconds)) as server:
         first = await ask(server, question())
-        await (unmoved if kept else without_slabs)(server)
+        await (unmoved if keeps else without_slabs)(server)
         second = await ask(server, onward(question(), first))
         assert first.accepted.session == second.accepted.session
 
@@ -118,7 +118,7 @@ async def test_the_next_turn_continues_from_the_blocks(
     there = second.finished.cached_tokens // C
     assert there >= first.finished.prompt_tokens // C
     assert ("continuation", None) == (chosen.path, chosen.reason)
-    assert (there, 0) == (chosen.blocks_from_slab, chosen.blocks_from_pool)[:: 1 if kept else -1]
+    assert (there, 0) == (chosen.blocks_from_slab, chosen.blocks_from_pool)[:: 1 if keeps else -1]
     assert setup.holds()
 
 
@@ -313,7 +313,7 @@ async def test_files_are_written_before_the_slab_is_released(
         now = server.statistics()
         assert now.blocks == now.disk_blocks > 2
 
-    told = [decode(row).event for row in store.rows]
-    kinds = [type(event) for event in told]
+    found = [decode(row).event for row in store.rows]
+    kinds = [type(event) for event in found]
     spilled = [place for place, kind in enumerate(kinds) if kind is ev.BlockSpilled]
     assert spilled[-1] < kinds.index(ev.SlabReleased)

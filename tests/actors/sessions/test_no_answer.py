@@ -18,7 +18,7 @@ from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from tests.support.in_process_server import ask, at_rest, generate, serving
+from tests.support.in_process_server import ask, generate, serving, wait_idle
 
 C = 16
 HELD = Constraint(schema={"type": "array", "items": {"type": "string"}})
@@ -48,7 +48,7 @@ def test_a_prompt_is_prefilled_without_an_answer(
             read = await ask(server, command(ids, max_tokens=0))
             assert ("", (), "length") == (read.text, read.tokens, read.finished.finish_reason)
             assert (0, len(ids)) == (read.finished.completion_tokens, read.finished.prompt_tokens)
-            await at_rest(server)
+            await wait_idle(server)
             warm = await ask(server, command(ids, max_tokens=8))
             assert (len(ids) - 1) // C * C == warm.finished.cached_tokens
             cold = await ask(server, command(ids, max_tokens=8, cache_prompt=False))
@@ -58,8 +58,8 @@ def test_a_prompt_is_prefilled_without_an_answer(
     found = [decode(row).event for row in store.rows]
     first, *others = [one for one in found if isinstance(one, ev.RequestFinished)]
     assert (0, 0, "length") == (first.answer_tokens, first.completion_tokens, first.finish_reason)
-    told = {one.request for one in found if isinstance(one, ev.TokensEmitted)}
-    assert told == {one.request for one in others}
+    emitted = {one.request for one in found if isinstance(one, ev.TokensEmitted)}
+    assert emitted == {one.request for one in others}
     assert () == replay(store.read()).findings
     began = {one.request for one in found if isinstance(one, ev.ShadowStarted)}
     assert first.request not in began
@@ -80,7 +80,7 @@ def test_a_conversation_is_prefilled_without_an_answer(
             asked = Conversation(messages=said)
             read = await ask(server, generate(asked, max_tokens=0, **changes))
             assert "" == read.text
-            await at_rest(server)
+            await wait_idle(server)
             warm = await ask(server, generate(asked, max_tokens=8))
             assert (warm.finished.prompt_tokens - 1) // C * C == warm.finished.cached_tokens
 

@@ -31,7 +31,7 @@ from cairn.journal.replay import replay
 from tests.gate.conversation import words
 from tests.support.fake_engine import FakeEngine
 from tests.support.held_engine import Hold, hold_prewarm
-from tests.support.in_process_server import MIB, Said, ask, at_rest, generate, local
+from tests.support.in_process_server import MIB, Said, ask, generate, local, wait_idle
 from tests.support.prewarm_conversation import (
     NEW,
     C,
@@ -73,10 +73,10 @@ async def test_the_next_turn_prefills_its_own_tokens_and_at_most_a_block(
     """
     async with setup.serving() as server:
         first = await ask(server, thinking(), tenant)
-        await at_rest(server)
+        await wait_idle(server)
         second = await ask(server, onward(thinking(), first), tenant)
         new = new_tokens(server)
-        await at_rest(server)
+        await wait_idle(server)
 
     assert "continuation" == second.accepted.path
     assert prefilled(second) < new + C
@@ -99,7 +99,7 @@ async def test_switched_off_the_next_turn_prefills_what_was_dropped(setup: Journ
     """The control: what was generated is settled, and the next prompt reuses little of it."""
     async with setup.serving(prewarm=False) as server:
         first = await ask(server, thinking(max_tokens=80))
-        await at_rest(server)
+        await wait_idle(server)
         second = await ask(server, onward(thinking(max_tokens=80), first))
         new = new_tokens(server)
 
@@ -116,17 +116,17 @@ async def test_an_empty_thought_is_dropped_too(setup: Journaled) -> None:
     With thinking switched off the prompt has an empty thought, which the next prompt does not have:
     the whole answer is computed again before the user's next message.
     """
-    told = Conversation(
+    talk = Conversation(
         messages=(Message(role="user", content=words(1, 20)),), template={"enable_thinking": False}
     )
-    command = generate(told, max_tokens=150)
+    command = generate(talk, max_tokens=150)
     async with setup.serving() as server:
         first = await ask(server, command)
-        await at_rest(server)
-        messages = (*told.messages, Message(role="assistant", content=first.text), NEW)
+        await wait_idle(server)
+        messages = (*talk.messages, Message(role="assistant", content=first.text), NEW)
         second = await ask(
             server,
-            attrs.evolve(command, conversation=attrs.evolve(told, messages=messages), max_tokens=2),
+            attrs.evolve(command, conversation=attrs.evolve(talk, messages=messages), max_tokens=2),
         )
         new = new_tokens(server) + 8  # the empty thought of the new turn
     assert second.finished.prompt_tokens > 3 * C
@@ -141,11 +141,11 @@ async def test_existing_blocks_are_not_computed_again(setup: Journaled) -> None:
     """
     async with setup.serving() as server:
         first = await ask(server, thinking(session_name="one"))
-        await at_rest(server)
+        await wait_idle(server)
         again = await ask(server, thinking(session_name="other"))
-        await at_rest(server)
+        await wait_idle(server)
         longer = await ask(server, thinking(session_name="third", max_tokens=100))
-        await at_rest(server)
+        await wait_idle(server)
 
     assert first.text == again.text
     assert longer.text.startswith(first.text)
@@ -213,7 +213,7 @@ async def test_other_sessions_go_first(setup: Journaled, gated: Callable[[Server
                     await trio.testing.wait_all_tasks_blocked()
                 await trio.testing.wait_all_tasks_blocked()
             gate.go.set()
-        await at_rest(server)
+        await wait_idle(server)
     session = first.accepted.session
     events = [decode(row).event for row in setup.store.rows]
     came = next(
@@ -250,7 +250,7 @@ async def test_a_session_that_needs_the_slab_gets_it(
                 while not actor.inbox.slab_requests:
                     await trio.testing.wait_all_tasks_blocked()
             gate.go.set()
-        await at_rest(server)
+        await wait_idle(server)
     given_up = setup.events(ev.PrewarmAbandoned)[0]
     assert ("slab_needed", C) == (given_up.reason, given_up.computed_tokens)
     assert setup.holds()
@@ -285,7 +285,7 @@ async def test_a_rendering_does_not_delay_the_release_of_a_slab(
             assert not go.is_set()
             assert 1 == len(setup.events(ev.SlabReleased))
             go.set()
-            await at_rest(server)
+            await wait_idle(server)
     finally:
         go.set()
     assert [False] == [event.complete for event in setup.events(ev.SessionSettled)]
@@ -303,7 +303,7 @@ async def test_patience_ends_under_a_load_that_never_pauses(setup: Journaled) ->
             first = await ask(server, thinking())
             raw = attrs.evolve(thinking(max_tokens=80), conversation=None, prompt=words(1, 20))
             second = await ask(server, raw)
-            await at_rest(server)
+            await wait_idle(server)
             for said in (first, second):
                 assert said.accepted.session not in server.loaded.sequencer.state.pins
     assert [False, False] == [event.complete for event in setup.events(ev.SessionSettled)]
@@ -324,7 +324,7 @@ async def test_prewarming_is_abandoned_under_a_load_that_does_not_end(
         await gate.wait()
         with server.loaded.activity.preparing():
             gate.go.set()
-            await at_rest(server)
+            await wait_idle(server)
     (given_up,) = setup.events(ev.PrewarmAbandoned)
     assert ("busy", C) == (given_up.reason, given_up.computed_tokens)
     assert setup.holds()
@@ -345,10 +345,10 @@ async def test_a_quarantined_block_ends_prewarming(
         spoilt = session.slab_keys[-1]
         found_wrong(server, spoilt)
         gate.go.set()
-        await at_rest(server)
+        await wait_idle(server)
         sealed = server.loaded.sequencer.session(first.accepted.session).slab_keys
         second = await ask(server, onward(thinking(), first))
-        await at_rest(server)
+        await wait_idle(server)
     assert session.slab_keys == sealed
     (given_up, *_) = setup.events(ev.PrewarmAbandoned)
     assert ("quarantined", C) == (given_up.reason, given_up.computed_tokens)
@@ -376,7 +376,7 @@ async def test_a_failure_ends_prewarming_on_record(
 
         monkeypatch.setattr(device, "seal", other)
         gate.go.set()
-        await at_rest(server)
+        await wait_idle(server)
         monkeypatch.undo()
         held = server.loaded.sequencer.session(first.accepted.session)
         assert not server.loaded.sequencer.state.pins
@@ -396,7 +396,7 @@ async def test_the_next_role_is_a_guess(setup: Journaled) -> None:
     asked = attrs.evolve(asked, conversation=conversation)
     async with setup.serving() as server:
         first = await ask(server, asked)
-        await at_rest(server)
+        await wait_idle(server)
         second = await ask(server, onward(asked, first, max_tokens=2))
     (begun, *_) = setup.events(ev.PrewarmStarted)
     assert ["weigh_stone"] * 3 == [one.name for one in first.parts if isinstance(one, Called)]
@@ -441,7 +441,7 @@ async def test_several_sessions_at_once(setup: Journaled) -> None:
             async with trio.open_nursery() as nursery:
                 for place in range(4):
                     nursery.start_soon(talk, server, place, first)
-            await at_rest(server)
+            await wait_idle(server)
         new = new_tokens(server)
     assert 4 == len(second)
     assert all(prefilled(said) < new + C for said in second.values())
@@ -457,7 +457,7 @@ async def test_prewarmed_blocks_outlive_a_restart(model_directory: Path, tmp_pat
     files = {"blocks_folder": tmp_path / "blocks", "disk_bytes": 64 * MIB}
     async with setup.serving(**files) as server:
         first = await ask(server, thinking())
-        await at_rest(server)
+        await wait_idle(server)
     async with setup.serving(**files) as server:
         second = await ask(server, onward(thinking(), first))
         new = new_tokens(server)
@@ -477,10 +477,10 @@ async def test_prewarming_evicts_no_block_in_use(setup: Journaled) -> None:
     async with setup.serving(blocks_bytes=room * block, pool_slabs=4) as server:
         message = Message(role="user", content=words(70, 40))
         other = await ask(server, generate(Conversation(messages=(message,)), max_tokens=2))
-        await at_rest(server)
+        await wait_idle(server)
         ready = server.loaded.sequencer.session(other.accepted.session).slab_keys
         first = await ask(server, thinking())
-        await at_rest(server)
+        await wait_idle(server)
         blocks = server.loaded.sequencer.state.blocks
         assert all(blocks[key].present for key in ready)
         second = await ask(server, onward(thinking(), first))
@@ -503,7 +503,7 @@ async def test_a_raw_prompt_is_settled_as_it_is(setup: Journaled) -> None:
     command = attrs.evolve(thinking(max_tokens=80), conversation=None, prompt=words(1, 20))
     async with setup.serving() as server:
         await ask(server, command)
-        await at_rest(server)
+        await wait_idle(server)
     assert [] == setup.events(ev.PrewarmStarted)
     assert "settle" in [event.step for event in setup.events(ev.CacheExtended)]
     assert setup.holds()
@@ -523,7 +523,7 @@ async def test_a_conversation_that_cannot_be_rendered_is_not_prewarmed(
     monkeypatch.setattr(prewarm.NextPrompt, "beginning", refuse)
     async with setup.serving() as server:
         await ask(server, thinking(max_tokens=80))
-        await at_rest(server)
+        await wait_idle(server)
     (given_up,) = setup.events(ev.PrewarmAbandoned)
     assert ("render_failed", 0) == (given_up.reason, given_up.computed_tokens)
     assert "settle" in [event.step for event in setup.events(ev.CacheExtended)]
@@ -544,19 +544,19 @@ async def test_nothing_follows_an_answer_that_was_cut_off(
             stopped.wait(0.25)
         return run(self, rows)
 
-    def tells(self: EngineThread, decoding: Any) -> None:
+    def noted(self: EngineThread, decoding: Any) -> None:
         stop(self, decoding)
         stopped.set()
 
     monkeypatch.setattr(FakeEngine, "decode", slow)
-    monkeypatch.setattr(EngineThread, "stop", tells)
+    monkeypatch.setattr(EngineThread, "stop", noted)
     async with setup.serving() as server:
         async with local(server).generate(thinking(max_tokens=500)) as replies:
             with trio.fail_after(120):
                 async for reply in replies:
                     if type(reply).__name__ == "Delta":
                         break
-        await at_rest(server)
+        await wait_idle(server)
     assert setup.events(ev.RequestCancelled)
     assert [] == setup.events(ev.PrewarmStarted, ev.PrewarmAbandoned)
     assert "settle" not in [event.step for event in setup.events(ev.CacheExtended)]

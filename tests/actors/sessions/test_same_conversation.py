@@ -10,7 +10,7 @@ from cairn.engine.answer.parts import Called
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from tests.gate.conversation import words
-from tests.support.in_process_server import Said, ask, at_rest, generate
+from tests.support.in_process_server import Said, ask, generate, wait_idle
 from tests.support.prewarm_conversation import Journaled
 
 pytestmark = pytest.mark.trio
@@ -57,7 +57,7 @@ async def test_turns_with_and_without_thoughts_are_one_session(setup: Journaled)
         second = onward(first, said, "It seems so.")
         said = await ask(server, second)
         before = said.accepted.prompt_tokens
-        await at_rest(server)
+        await wait_idle(server)
         said = await ask(server, onward(without_thoughts(second), said, None))
         assert ("continuation", session) == (said.accepted.path, said.accepted.session)
         assert said.finished.cached_tokens >= before // C * C
@@ -79,7 +79,7 @@ async def test_a_turn_that_may_call_nothing(setup: Journaled) -> None:
         session = said.accepted.session
         assert any(isinstance(part, Called) for part in said.parts)
         for calls in (False, True):
-            await at_rest(server)
+            await wait_idle(server)
             before = said.accepted.prompt_tokens
             asked = onward(asked, said, None)
             assert asked.conversation is not None
@@ -107,7 +107,7 @@ async def test_thinking_that_is_switched(setup: Journaled) -> None:
         session = said.accepted.session
         for thinks in (False, True, False):
             before = said.accepted.prompt_tokens
-            await at_rest(server)
+            await wait_idle(server)
             asked = onward(asked, said, None, thinks=thinks)
             said = await ask(server, asked)
             assert ("continuation", session) == (said.accepted.path, said.accepted.session)

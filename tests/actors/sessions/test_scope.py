@@ -26,7 +26,7 @@ from cairn.engine.reports import Drawn, PassReport
 from cairn.journal.codec import Row, decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from tests.support.in_process_server import Said, ask, at_rest, generate, local, serving
+from tests.support.in_process_server import Said, ask, generate, local, serving, wait_idle
 
 LONG = "Stone on stone on stone, and then the wind that takes none of them. " * 6
 
@@ -56,7 +56,7 @@ def test_no_token_leaves_before_its_commit(model_directory: Path) -> None:
     every token is sent, each after its commit.
     """
     store = HeldStore()
-    heard: list[str] = []
+    received: list[str] = []
 
     async def main() -> None:
         async with serving(model_directory, store) as server:
@@ -64,10 +64,10 @@ def test_no_token_leaves_before_its_commit(model_directory: Path) -> None:
             async def listen() -> None:
                 async with local(server).generate(command(LONG, max_tokens=8)) as replies:
                     async for reply in replies:
-                        heard.append(type(reply).__name__)
+                        received.append(type(reply).__name__)
                         if isinstance(reply, Delta):
                             committed = [row for row in store.rows if row.kind == "tokens_emitted"]
-                            assert len(committed) >= heard.count("Delta")
+                            assert len(committed) >= received.count("Delta")
 
             await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
             store.open.clear()
@@ -77,14 +77,14 @@ def test_no_token_leaves_before_its_commit(model_directory: Path) -> None:
                 with trio.fail_after(60):
                     while server.statistics().sessions.get("idle") != 1:
                         await trio.testing.wait_all_tasks_blocked(0.01)
-                assert heard == []
+                assert received == []
                 store.open.set()
 
     trio.run(main)
 
-    assert heard[0] == "Accepted"
-    assert heard[-1] == "Finished"
-    assert "Delta" in heard
+    assert received[0] == "Accepted"
+    assert received[-1] == "Finished"
+    assert "Delta" in received
 
 
 @pytest.mark.parametrize("name", [None, "named"])
@@ -126,7 +126,7 @@ def test_a_bug_id_is_sent_once_it_can_be_looked_up(
     the bug nor one that names the session later. Both get it once the violation is on record.
     """
     store = HeldStore()
-    heard: list[str] = []
+    received: list[str] = []
 
     async def main() -> None:
         async with serving(model_directory, store) as server:
@@ -142,7 +142,7 @@ def test_a_bug_id_is_sent_once_it_can_be_looked_up(
                     await ask(server, command(LONG, session_name="broken"))
                 violations = [row for row in store.rows if row.kind == "invariant_violated"]
                 assert 1 == len(violations)
-                heard.append(caught.value.bug_id)
+                received.append(caught.value.bug_id)
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(listen)
@@ -151,13 +151,13 @@ def test_a_bug_id_is_sent_once_it_can_be_looked_up(
                         await trio.testing.wait_all_tasks_blocked(0.01)
                 nursery.start_soon(listen)
                 await trio.testing.wait_all_tasks_blocked(0.05)
-                assert [] == heard
+                assert [] == received
                 store.open.set()
 
     trio.run(main)
 
-    assert 2 == len(heard)
-    assert 1 == len(set(heard))
+    assert 2 == len(received)
+    assert 1 == len(set(received))
 
 
 def test_a_wrong_block_does_not_quarantine_its_prefix(
@@ -233,8 +233,8 @@ def test_wrong_totals_are_one_bug_for_all_waiting_requests(
                     nursery.start_soon(one, server, place)
             assert len(server.loaded.sequencer.state.faults) == 1
             assert set(bugs) == {server.statistics().admission_bug}
-            told = [decode(row).event for row in store.rows if row.kind == "request_rejected"]
-            assert [] == told  # a client that got a bug did not disconnect
+            rejected = [decode(row).event for row in store.rows if row.kind == "request_rejected"]
+            assert [] == rejected  # a client that got a bug did not disconnect
             assert set(server.statistics().sessions) <= {"idle", "settling"}
             assert all(actor.opened for actor in server.loaded.sessions.actors.values())
 
@@ -257,7 +257,7 @@ def test_a_wrong_eviction_ends_the_request_that_needed_the_room(
         blocks = 4 * 64 * 4 * 2 * 4 * 32 * 4
         async with serving(model_directory, store, blocks_bytes=blocks) as server:
             await ask(server, command(LONG))
-            await at_rest(server)
+            await wait_idle(server)
             evict = MlxEngine.evict
 
             def wrong(engine: MlxEngine, key: str) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from tests.gate.conversation import words
-from tests.support.in_process_server import Said, ask, at_rest, generate
+from tests.support.in_process_server import Said, ask, generate, wait_idle
 from tests.support.prewarm_conversation import Journaled, onward
 
 pytestmark = pytest.mark.trio
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.trio
 C = 64
 
 
-def told(said: Said) -> tuple[str, str | None]:
+def path_of(said: Said) -> tuple[str, str | None]:
     """Path and reason of an answer."""
     return said.accepted.path, said.accepted.reason
 
@@ -38,25 +38,25 @@ async def test_a_short_conversation_is_not_in_the_prefix_cache(
         assert least == server.facts.min_cache_tokens
         said = await ask(server, first)
         assert C < said.finished.prompt_tokens < least
-        await at_rest(server)
+        await wait_idle(server)
         assert [] == setup.events(ev.BlockSealed)
 
         second = onward(first, said)
         said = await ask(server, second)
-        assert ("new_session", "too_short") == told(said)
+        assert ("new_session", "too_short") == path_of(said)
         assert 0 == said.finished.cached_tokens
-        await at_rest(server)
+        await wait_idle(server)
         assert [] == setup.events(ev.BlockSealed)
 
         third = onward(second, said, Message(role="user", content=words(2, 160)))
         said = await ask(server, third)
         assert said.finished.prompt_tokens > least
-        await at_rest(server)
+        await wait_idle(server)
         sealed = setup.events(ev.BlockSealed)
         assert [C * place for place in range(len(sealed))] == [block.start for block in sealed]
 
         said = await ask(server, onward(third, said))
-        assert ("continuation", None) == told(said)
+        assert ("continuation", None) == path_of(said)
         assert said.finished.cached_tokens > least - C
     assert setup.holds()
 
@@ -73,7 +73,7 @@ async def test_short_prompts_reuse_existing_blocks(setup: Journaled) -> None:
     async with setup.serving(min_cache_tokens=20 * C) as server:
         said = await ask(server, long)
         assert said.finished.prompt_tokens > 20 * C
-        await at_rest(server)
+        await wait_idle(server)
         said = await ask(server, short)
         assert C < said.finished.prompt_tokens < 20 * C
         assert said.finished.cached_tokens > 0

@@ -210,7 +210,7 @@ def test_requests_are_refused_until_there_is_room_again(model_directory: Path) -
     With room everything is on record, the sessions continue, and their bits are the same.
     """
     store = FullDisk()
-    calm: list[Said] = []
+    answers: list[Said] = []
 
     def hello(name: str) -> Generate:
         text = f"Hello from {name}. " * 20
@@ -223,7 +223,7 @@ def test_requests_are_refused_until_there_is_room_again(model_directory: Path) -
 
     async def main() -> None:
         async with serving(model_directory, decode_rows=2) as server:
-            calm.append(await ask(server, hello("one")))
+            answers.append(await ask(server, hello("one")))
         async with serving(model_directory, store, decode_rows=2) as server:
             with trio.fail_after(120):
                 async with trio.open_nursery() as nursery:
@@ -241,11 +241,11 @@ def test_requests_are_refused_until_there_is_room_again(model_directory: Path) -
                 store.full = False
                 while server.statistics().journal_full:
                     await trio.testing.wait_all_tasks_blocked(0.01)
-                calm.append(await ask(server, hello("one")))
+                answers.append(await ask(server, hello("one")))
 
     trio.run(main)
 
-    assert calm[0].tokens == calm[1].tokens
+    assert answers[0].tokens == answers[1].tokens
     events = [decode(row).event for row in store.rows]
     stalled = [event for event in events if isinstance(event, ev.JournalStalled)]
     assert [2] == [event.requests_refused for event in stalled]

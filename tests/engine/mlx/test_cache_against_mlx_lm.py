@@ -25,7 +25,7 @@ from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.reports import DecodeRow, Drawn, DrawSpec, PassReport
 from cairn.engine.sampling import Sampling
 from cairn.engine.schedule import passes
-from tests.support.in_process_server import ask, at_rest, generate, serving
+from tests.support.in_process_server import ask, generate, serving, wait_idle
 
 CHUNK = 64
 STEPS = 24
@@ -121,7 +121,7 @@ def test_serving_on_mlx_lms_classes(model_directory: Path) -> None:
             for turn in range(3):
                 messages.append(Message(role="user", content=f"{turn} " + "stone on stone " * 20))
                 said = await ask(server, generate(Conversation(messages=tuple(messages))))
-                await at_rest(server)  # what it settles while idle is reused too
+                await wait_idle(server)  # what it settles while idle is reused too
                 messages.append(Message(role="assistant", content=said.text))
                 talks[kv_cache].append((said.tokens, said.accepted.cached_tokens))
 

@@ -23,7 +23,7 @@ from tests.http.metrics.test_registry import (
     shared,
     values,
 )
-from tests.support.in_process_server import ask, at_rest, generate
+from tests.support.in_process_server import ask, generate, wait_idle
 from tests.support.prewarm_conversation import Journaled
 
 HITS = "cairn_prefix_cache_tokens_total"
@@ -144,12 +144,12 @@ async def test_tiers_come_to_the_ratio(monkeypatch: pytest.MonkeyPatch):
         metrics = Metrics(server)
         for max_tokens in (70, 300, 300):
             said.append(await ask(server, evolve(first, max_tokens=max_tokens)))
-            await at_rest(server)
+            await wait_idle(server)
         with monkeypatch.context() as patched:
             patched.setattr("cairn.journal.eviction.slab_fits", lambda *_: False)
             with pytest.raises(NoMemory):
                 await ask(server, evolve(first, max_tokens=900))
-        await at_rest(server)
+        await wait_idle(server)
 
         read = metrics.registry.get_sample_value
         hits = [read(HITS, {"tier": tier}) or 0 for tier in ("slab", "memory")]

@@ -295,7 +295,7 @@ def _rest(server: Serving, limit_s: float) -> None:
     end = time.monotonic() + limit_s
     while True:
         try:
-            server.at_rest()
+            server.wait_idle()
         except AssertionError:
             if time.monotonic() > end:
                 raise Failed(f"the server did not come to rest within {limit_s:.0f} s") from None
