@@ -259,7 +259,7 @@ def test_a_row_that_is_edited_while_a_server_writes(start: Start, model_director
     assert f"first broken: row {position}" in out
 
 
-def test_a_row_that_goes_while_a_server_writes(start: Start):
+def test_a_row_that_is_removed_while_a_server_writes(start: Start):
     """A journal that lost its last row cannot be continued: the server says so and stops."""
     server = start()
     ask(server, user(PATH))
@@ -277,7 +277,7 @@ def test_a_row_that_goes_while_a_server_writes(start: Start):
     assert str(server.data_dir / "journal.db") in said
 
 
-def test_a_journal_that_goes_while_a_server_writes(start: Start):
+def test_a_journal_that_is_removed_while_a_server_writes(start: Start):
     """No answer leaves the server without being journaled: it says so and stops."""
     server = start()
     ask(server, user(PATH))

@@ -22,7 +22,7 @@ def tail(server: Serving, *options: object) -> list[dict[str, Any]]:
 
 def test_log_and_journal_agree(shared: Serving):
     """
-    Each request of a conversation is one line of the log, with the session, path and figures that
+    Each request of a conversation is one line of the log, with the session, path and numbers that
     the journal has for the same request id; `ops tail` finds both by the session.
     """
     first = ask(shared, user(PATH * 12), session_id="asked twice")

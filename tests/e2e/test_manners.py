@@ -57,7 +57,7 @@ def test_the_defaults_of_the_model_apply(tmp_path: Path, model_directory: Path):
 
 
 def test_a_model_that_does_not_fit(tmp_path: Path, model_directory: Path):
-    """Weights too large for any machine are refused by their header alone, with the figures."""
+    """Weights too large for any machine are refused by their header alone, with both numbers."""
     model = tmp_path / "model"
     shutil.copytree(model_directory, model)
     size = 1 << 43

@@ -85,7 +85,7 @@ def memory_use(server: Serving) -> MemoryUse:
 
 @attrs.frozen(kw_only=True)
 class Run:
-    """The figures before the first conversation and after some of them, with the answers."""
+    """The memory before the first conversation and after some of them, with the answers."""
 
     size: Size
     answers: tuple[Answer, ...]
@@ -238,7 +238,7 @@ def test_sessions_of_8192_tokens(begin: Begin) -> None:
 @pytest.mark.soak
 @pytest.mark.slow
 def test_with_slabs_memory_has_it_twice(begin: Begin) -> None:
-    """The control: four sessions keep their slabs, and each figure shows it."""
+    """The control: four sessions keep their slabs, and each measure shows it."""
     runs = both(begin, FAT, about(980, 4), {4}, "--slab-idle", 3600, slabs=4)
     shares = shares_of_due(*runs, 4, 64)
     assert min(shares.values()) > 2
@@ -292,7 +292,7 @@ def test_sessions_of_8192_tokens_under_sink_window(begin: Begin) -> None:
 @pytest.mark.soak
 @pytest.mark.slow
 def test_without_a_window_memory_has_all_of_it(begin: Begin) -> None:
-    """The control: without a window each figure is far larger."""
+    """The control: without a window each measure is far larger."""
     shares = windows(begin, 2, ("--kv-policy", "full"))
     assert min(shares.values()) > 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
@@ -62,7 +62,7 @@ class Settings:
     accept_unstable: bool = False
     accept_tight: bool = False
     limits: Limits = attrs.field(factory=Limits)
-    on_record: Mapping[str, Any] = attrs.field(factory=dict)
+    on_record: Mapping[str, object] = attrs.field(factory=dict)
 
 
 Progress = Callable[[str, int, int], None]

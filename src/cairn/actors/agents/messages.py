@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import attrs
 
@@ -29,7 +29,7 @@ class NewAgent:
     name: str
     model: str = ""
     system: str | None = None
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[Mapping[str, object], ...] = ()
     max_context: int | None = None
     persist: bool = True
 

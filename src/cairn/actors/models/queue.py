@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
-from cairn.actors.errors import (
-    PromptRefused,
-    QueueFull,
-    RefusalError,
-    TimedOut,
-)
+from cairn.actors.errors import PromptRefused, QueueFull, RefusalError, TimedOut
 from cairn.actors.models.choice import Choice
 from cairn.actors.requests.admission import check_model_queue
 from cairn.actors.requests.context import RequestContext
@@ -29,17 +24,17 @@ from cairn.actors.requests.ticket import Ticket, leave_together
 if TYPE_CHECKING:
     from cairn.actors.models.model_server import ModelServer
 
-T = TypeVar("T")
+Taken = tuple[Sequence[Ticket], AsyncIterator[Reply]]
+"""The tickets of a request that a model's server has admitted, and its replies."""
 
 
 @attrs.define(eq=False)
-class Waiter(Generic[T]):
+class Waiter:
     """
     A request that waits for its model.
 
     Attributes:
-        work: what to do once the model is loaded.
-        undo: takes the result of ``work`` back if the client has gone.
+        take: has the server over the model admit it.
         rejected: records why the request was refused, by a key of ``admission.REJECTIONS``.
         places: how many answers it asks for.
         ready: set when there is a result or a failure.
@@ -47,12 +42,11 @@ class Waiter(Generic[T]):
     """
 
     choice: Choice
-    work: Callable[[ModelServer], Awaitable[T]]
-    undo: Callable[[T], None]
+    take: Callable[[ModelServer], Awaitable[Taken]]
     rejected: Callable[[str], None]
-    places: int = 1
+    places: int
     ready: trio.Event = attrs.field(factory=trio.Event)
-    result: tuple[T] | None = None
+    result: Taken | None = None
     failure: Exception | None = None
     gone: bool = False
 
@@ -73,7 +67,7 @@ class ModelQueue:
         self.entering = 0
         self._limits = limits
         self._changed = changed
-        self._waiters: list[Waiter[Any]] = []
+        self._waiters: list[Waiter] = []
         self._nursery: trio.Nursery | None = None
 
     def __len__(self) -> int:
@@ -84,11 +78,11 @@ class ModelQueue:
         """The model that the first request waits for. The queue must not be empty."""
         return self._waiters[0].choice
 
-    def all_for(self, choice: Choice | None) -> list[Waiter[Any]]:
+    def all_for(self, choice: Choice | None) -> list[Waiter]:
         """The requests that wait for a model."""
         return [waiter for waiter in self._waiters if waiter.choice is choice]
 
-    def first_for(self, choice: Choice | None) -> list[Waiter[Any]]:
+    def first_for(self, choice: Choice | None) -> list[Waiter]:
         """
         The requests at the head of the queue that wait for a model, up to the first one that waits
         for another.
@@ -99,7 +93,7 @@ class ModelQueue:
         """Set the nursery in which requests are admitted."""
         self._nursery = nursery
 
-    def join(self, waiter: Waiter[Any], rows: int) -> None:
+    def join(self, waiter: Waiter, rows: int) -> None:
         """
         Wait for a model.
 
@@ -118,7 +112,7 @@ class ModelQueue:
         self._waiters.append(waiter)
         self._changed()
 
-    def leave(self, waiter: Waiter[Any]) -> None:
+    def leave(self, waiter: Waiter) -> None:
         """The client has gone, or its request has ended."""
         waiter.gone = True
         if waiter in self._waiters:
@@ -126,9 +120,9 @@ class ModelQueue:
             waiter.rejected("client")
             self._changed()
         elif waiter.result is not None:
-            waiter.undo(waiter.result[0])
+            leave_together(waiter.result[0])
 
-    def refuse(self, waiter: Waiter[Any], refusal: RefusalError, why: str) -> None:
+    def refuse(self, waiter: Waiter, refusal: RefusalError, why: str) -> None:
         """
         Refuse a request that waits.
 
@@ -151,7 +145,7 @@ class ModelQueue:
             self.refuse(waiter, refusal(), why)
         self._changed()
 
-    def timed_out(self, waiter: Waiter[Any]) -> RefusalError:
+    def timed_out(self, waiter: Waiter) -> RefusalError:
         """Refuse a request that has waited too long, and return the refusal."""
         refusal = TimedOut(self._limits.request_s)
         if waiter in self._waiters:
@@ -159,7 +153,7 @@ class ModelQueue:
             self._changed()
         return refusal
 
-    def admit(self, waiters: Iterable[Waiter[Any]], server: ModelServer) -> None:
+    def admit(self, waiters: Iterable[Waiter], server: ModelServer) -> None:
         """Take these requests out of the queue and pass them to their model's server."""
         assert self._nursery is not None
         entering = list(waiters)
@@ -169,7 +163,7 @@ class ModelQueue:
         if entering:
             self._nursery.start_soon(self._admit_all, entering, server)
 
-    async def _admit_all(self, waiters: list[Waiter[Any]], server: ModelServer) -> None:
+    async def _admit_all(self, waiters: list[Waiter], server: ModelServer) -> None:
         # One after the other, in the order of arrival: tasks started together run in no order.
         assert self._nursery is not None
         for waiter in waiters:
@@ -177,14 +171,14 @@ class ModelQueue:
 
     async def _admit_one(
         self,
-        waiter: Waiter[Any],
+        waiter: Waiter,
         server: ModelServer,
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         task_status.started()
         try:
-            waiter.result = (await waiter.work(server),)
+            waiter.result = await waiter.take(server)
         except Exception as error:  # raised again in the request's own task
             waiter.failure = error
         finally:
@@ -192,7 +186,7 @@ class ModelQueue:
             self._changed()
         waiter.ready.set()
         if waiter.gone and waiter.result is not None:
-            waiter.undo(waiter.result[0])
+            leave_together(waiter.result[0])
 
 
 class WaitingReplies:
@@ -200,9 +194,9 @@ class WaitingReplies:
 
     def __init__(
         self,
-        waiter: Waiter[tuple[Sequence[Ticket], AsyncIterator[Reply]]],
+        waiter: Waiter,
         context: RequestContext,
-        timed_out: Callable[[Waiter[Any]], RefusalError],
+        timed_out: Callable[[Waiter], RefusalError],
     ) -> None:
         """
         Args:
@@ -224,13 +218,14 @@ class WaitingReplies:
             if self._context.is_over:
                 raise self._timed_out(waiter)
             return Waiting(queued=True, prefilled_tokens=0)
-        _, replies = result_of(waiter)
+        if waiter.failure is not None:
+            raise waiter.failure
+        assert waiter.result is not None
+        _, replies = waiter.result
         return await anext(replies)
 
 
-async def take(
-    command: Generate, context: RequestContext, server: ModelServer
-) -> tuple[Sequence[Ticket], AsyncIterator[Reply]]:
+async def take(command: Generate, context: RequestContext, server: ModelServer) -> Taken:
     """Have a server take a request that waited for it: its tickets and replies."""
     known = server.facts.vocabulary_tokens
     if isinstance(command.prompt, tuple) and max(command.prompt, default=0) >= known:
@@ -245,15 +240,3 @@ async def take(
         )
     tickets = await server.take(command, context)
     return tickets, server.replies(tickets, context)
-
-
-def leave_all(found: tuple[Sequence[Ticket], AsyncIterator[Reply]]) -> None:
-    """Leave all answers of a request."""
-    leave_together(found[0])
-
-
-def result_of(waiter: Waiter[T]) -> T:
-    if waiter.failure is not None:
-        raise waiter.failure
-    assert waiter.result is not None
-    return waiter.result[0]

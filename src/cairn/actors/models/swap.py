@@ -26,9 +26,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 import structlog
@@ -38,13 +38,7 @@ from cairn.actors.clock import new_id, wall_clock_us
 from cairn.actors.errors import JournalFull, RefusalError, Stopping
 from cairn.actors.models.choice import Choice, first_facts, not_loaded
 from cairn.actors.models.load import Run, load, unload
-from cairn.actors.models.queue import (
-    ModelQueue,
-    Waiter,
-    WaitingReplies,
-    leave_all,
-    take,
-)
+from cairn.actors.models.queue import ModelQueue, Taken, Waiter, WaitingReplies, take
 from cairn.actors.models.token_count import TokenCounter
 from cairn.actors.requests.context import RequestContext
 from cairn.actors.requests.messages import (
@@ -54,7 +48,6 @@ from cairn.actors.requests.messages import (
     ServerFacts,
     Statistics,
 )
-from cairn.actors.requests.ticket import Ticket
 from cairn.actors.settings import Settings, no_progress
 from cairn.actors.statistics import statistics_of
 from cairn.actors.threads.engine import EngineGone
@@ -67,8 +60,6 @@ from cairn.journal.state import SessionId
 if TYPE_CHECKING:
     from cairn.actors.models.model_server import ModelServer
     from cairn.engine.contract import StartedEngine
-
-T = TypeVar("T")
 
 log = structlog.get_logger("cairn")
 
@@ -236,13 +227,7 @@ class Models:
             # after it has waited too.
             self._run.agents.begin(command, context)
             try:
-                waiter = self._enqueue(
-                    choice,
-                    partial(self._take, command, context),
-                    leave_all,
-                    partial(self._reject, context),
-                    command.choices,
-                )
+                waiter = self._enqueue(choice, command, context)
             except RefusalError:
                 self._run.agents.leave(context.request)
                 raise
@@ -254,9 +239,7 @@ class Models:
             if waiter is not None:
                 self._queue.leave(waiter)
 
-    async def _take(
-        self, command: Generate, context: RequestContext, server: ModelServer
-    ) -> tuple[Sequence[Ticket], AsyncIterator[Reply]]:
+    async def _take(self, command: Generate, context: RequestContext, server: ModelServer) -> Taken:
         """Take a request that has waited. If it is refused, its agent is free."""
         try:
             return await take(command, context, server)
@@ -270,14 +253,7 @@ class Models:
 
     # --- the queue --------------------------------------------------------------------------------
 
-    def _enqueue(
-        self,
-        choice: Choice,
-        work: Callable[[ModelServer], Awaitable[T]],
-        undo: Callable[[T], None],
-        rejected: Callable[[str], None],
-        places: int,
-    ) -> Waiter[T]:
+    def _enqueue(self, choice: Choice, command: Generate, context: RequestContext) -> Waiter:
         """
         Wait for a model.
 
@@ -285,11 +261,12 @@ class Models:
             RefusalError: the request cannot wait now.
         """
         self._admission.check_open(stopping=self._stopping)
+        rejected = partial(self._reject, context)
         pause_s = self._pauses.get(choice.name, -math.inf) - trio.current_time()
         if pause_s > 0:
             rejected("model_not_loaded")
             raise not_loaded(choice, pause_s)
-        waiter = Waiter(choice, work, undo, rejected, places)
+        waiter = Waiter(choice, partial(self._take, command, context), rejected, command.choices)
         self._queue.join(waiter, self._facts[choice.name].decode_rows)
         return waiter
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import attrs
 import cachetools
@@ -127,7 +127,7 @@ class TokenCounter:
         return await _in_thread(_load, directory)
 
 
-async def _in_thread(run: Callable[..., T], *arguments: Any) -> T:
+async def _in_thread(run: Callable[..., T], *arguments: object) -> T:
     return await trio.to_thread.run_sync(run, *arguments, abandon_on_cancel=False)
 
 

@@ -7,7 +7,7 @@ They have nothing of a wire protocol and nothing of MLX. ``errors.py`` has the r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
@@ -257,7 +257,7 @@ class ServerFacts:
     default_max_tokens: int
     vocabulary_tokens: int
     defaults: Sampling = attrs.field(factory=Sampling)
-    template: Mapping[str, Any] = attrs.field(factory=dict)
+    template: Mapping[str, object] = attrs.field(factory=dict)
     switches: frozenset[str] = frozenset({"enable_thinking"})
     dtype: str = ""
     policy: SinkWindow | None = None

@@ -6,7 +6,6 @@ the session takes the request and which path it is served by, in one append.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 
@@ -155,7 +154,7 @@ class Claim:
         )
 
 
-def _common_parts(one: Sequence[Any], other: Sequence[Any]) -> int:
+def _common_parts(one: Sequence[object], other: Sequence[object]) -> int:
     length = 0
     for mine, theirs in zip(one, other, strict=False):
         if mine != theirs:

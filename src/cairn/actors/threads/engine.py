@@ -167,7 +167,7 @@ class EngineThread:
         asked for meanwhile.
         """
 
-        def drop(_: Any) -> None:
+        def drop(_: object) -> None:
             self.device = None
 
         # A job of its own, because the thread holds the engine while it runs a job.
