@@ -27,7 +27,7 @@ from cairn.journal.errors import BugError
 from cairn.journal.eviction_order import Order
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import Block, Model, Pool, Session, SessionId, Slab, State
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import FACTS, FakeEngine
 
 TOKEN_BYTES = 10
 SIZE = 512
@@ -320,7 +320,8 @@ async def setup(**budgets: int) -> AsyncIterator[Setup]:
         assert slab is not None
         await thread.call(lambda mlx: mlx.close_slab(slab.id), books.released(name))
 
-    memory = Memory(cast("Sequencer", books), thread, TOKEN_BYTES, owners=Owners(give_up))
+    facts = attrs.evolve(FACTS, kv_token_bytes=TOKEN_BYTES)
+    memory = Memory(cast("Sequencer", books), thread, facts, Owners(give_up))
     async with trio.open_nursery() as nursery:
         await nursery.start(thread.run)
         thread.install(scripted)

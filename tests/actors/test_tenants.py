@@ -226,7 +226,7 @@ async def test_a_session_of_another_tenant_is_refused(
         with monkeypatch.context() as before:
             before.setattr(model_server, "session_id", lambda tenant, name: name)
             await ask_as(server, "local", session_name="@alice/mine")
-        with trio.fail_after(60), pytest.raises(LookupError, match="is of the tenant local"):
+        with trio.fail_after(60), pytest.raises(LookupError, match="belongs to the tenant local"):
             await ask_as(server, "alice", session_name="mine")
 
 

@@ -42,6 +42,19 @@ NO_MODEL = Path("fake")
 LAYERS = 4
 TOKEN_BYTES = 4096
 ROWS = 4
+FACTS = ModelFacts(
+    name="fake",
+    fingerprint="f" * 16,
+    fields={"model": "fake"},
+    layers=LAYERS,
+    kv_token_bytes=TOKEN_BYTES,
+    block_tokens=64,
+    decode_rows=ROWS,
+    context_tokens=8192,
+    reusable=True,
+    eos_ids=frozenset({0}),
+    vocabulary_tokens=128,
+)
 
 
 class FakeEngine(Engine):
@@ -332,22 +345,9 @@ class FakeTokenizer(ModelTokenizer):
 
 def started(settings: Settings, *_: Any) -> StartedEngine:
     """A started engine without a model, in place of ``load.start_on_mlx``."""
-    facts = ModelFacts(
-        name="fake",
-        fingerprint="f" * 16,
-        fields={"model": "fake"},
-        layers=LAYERS,
-        kv_token_bytes=TOKEN_BYTES,
-        block_tokens=settings.block_tokens or 64,
-        decode_rows=ROWS,
-        context_tokens=8192,
-        reusable=True,
-        eos_ids=frozenset({0}),
-        vocabulary_tokens=128,
-    )
     return StartedEngine(
         engine=FakeEngine(),
-        facts=facts,
+        facts=attrs.evolve(FACTS, block_tokens=settings.block_tokens or FACTS.block_tokens),
         tokenizer=FakeTokenizer(),
         directory=NO_MODEL,
         adapter=None,

@@ -56,8 +56,8 @@ log = structlog.get_logger("cairn")
 
 
 _NO_ROOM = (
-    "There is no room on the journal's disk, so nothing could be put on record. Free some space, "
-    "or name another place with --data-dir."
+    "The journal's disk is full, so nothing could be recorded. Free some space, or choose another "
+    "place with --data-dir."
 )
 
 
@@ -185,16 +185,7 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
         max_tokens=limits.max_tokens,
     )
     actors: dict[str, SessionActor] = {}  # of sessions; memory finds the owners of slabs there
-    memory = Memory(
-        sequencer,
-        engine,
-        facts.kv_token_bytes,
-        facts.policy.rows if facts.policy is not None else None,
-        owners=actors,
-        state_bytes=facts.state_bytes,
-        checkpoints=facts.checkpoints,
-        growth=facts.growth,
-    )
+    memory = Memory(sequencer, engine, facts, actors)
     context = SessionContext(
         sequencer=sequencer,
         engine=engine,

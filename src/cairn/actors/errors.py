@@ -1,7 +1,7 @@
 """
 Why a request is refused. ``http/wire/errors.py`` turns each of these into an HTTP error.
 
-By whose fault it is, with the status that a client gets::
+Grouped by whose fault it is, with the status that a client gets::
 
     RefusalError
       |  the client's: the request cannot be served as it is

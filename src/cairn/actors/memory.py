@@ -23,11 +23,11 @@ import trio
 from cairn.actors.measured import measured
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.engine import EngineThread
-from cairn.engine.growth import Growth
 from cairn.engine.reports import (
     EvictReport,
     FileReport,
     LoadReport,
+    ModelFacts,
     RejectReport,
     ScanReport,
     SealReport,
@@ -37,7 +37,7 @@ from cairn.engine.reports import (
 )
 from cairn.journal import events as ev
 from cairn.journal import eviction
-from cairn.journal.checkpoints import STATES_A_SLAB, Checkpoints
+from cairn.journal.checkpoints import STATES_A_SLAB
 from cairn.journal.errors import BugError
 from cairn.journal.state import SessionId
 
@@ -70,30 +70,17 @@ class Memory:
         self,
         sequencer: Sequencer,
         engine: EngineThread,
-        token_bytes: int,
-        slab_rows: int | None = None,
-        *,
+        facts: ModelFacts,
         owners: Mapping[str, SlabOwner],
-        state_bytes: int = 0,
-        checkpoints: Checkpoints | None = None,
-        growth: Growth | None = None,
     ) -> None:
         """
         Args:
-            token_bytes: bytes of KV that a token takes.
-            slab_rows: the most tokens that a slab holds; None for its capacity.
+            facts: about the model, for the sizes of slabs and blocks.
             owners: the sessions that may hold slabs, by id. The caller keeps it up to date.
-            state_bytes: bytes of the states of recurrent layers.
-            checkpoints: which blocks carry those; None if none do.
-            growth: what growing caches take; None if slabs have a fixed size.
         """
         self._sequencer = sequencer
         self._engine = engine
-        self._token_bytes = token_bytes
-        self._slab_rows = slab_rows
-        self._state_bytes = state_bytes
-        self._checkpoints = checkpoints
-        self._growth = growth
+        self._facts = facts
         self._slabs = trio.Lock()
         self._blocks = trio.Lock()
         self.eviction_lock = trio.Lock()
@@ -233,11 +220,12 @@ class Memory:
             raise
 
     def _slab_bytes(self, capacity_tokens: int) -> int:
-        if self._growth is not None:
-            return self._growth.bytes_at(capacity_tokens)
-        rows = capacity_tokens if self._slab_rows is None else self._slab_rows
-        states = STATES_A_SLAB * self._state_bytes
-        return min(rows, capacity_tokens) * self._token_bytes + states
+        facts = self._facts
+        if facts.growth is not None:
+            return facts.growth.bytes_at(capacity_tokens)
+        rows = capacity_tokens if facts.policy is None else facts.policy.rows
+        states = STATES_A_SLAB * facts.state_bytes
+        return min(rows, capacity_tokens) * facts.kv_token_bytes + states
 
     async def seal(
         self,
@@ -257,9 +245,10 @@ class Memory:
             prewarmed: whether no request asks for it yet; then no block is evicted for it that a
                 session also has in its slab.
         """
-        size = (end - start) * self._token_bytes
-        if self._checkpoints is not None and self._checkpoints.at(end):
-            size += self._state_bytes
+        facts = self._facts
+        size = (end - start) * facts.kv_token_bytes
+        if facts.checkpoints is not None and facts.checkpoints.at(end):
+            size += facts.state_bytes
         async with contextlib.AsyncExitStack() as held:
             await held.enter_async_context(self._blocks)
             leaving = self._leaving(key, size, prewarmed=prewarmed)

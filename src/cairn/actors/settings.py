@@ -39,7 +39,7 @@ class Settings:
         shadow_share: the share of answers that are computed again in idle time, 0 to 1.
         min_cache_tokens: shorter prompts leave no blocks.
         accept_unstable: serve even if the self-test fails.
-        accept_tight: load a model even where it may not fit in memory.
+        accept_tight: load a model even if it may not fit in memory.
         on_record: the settings that go into the journal.
     """
 

@@ -10,8 +10,8 @@ from cairn.actors.requests.messages import ContextUse, Statistics
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.engine import EngineThread
 from cairn.actors.threads.writer import JournalWriter
-from cairn.engine.growth import Growth
 from cairn.engine.prompt.encoder import Encoder
+from cairn.engine.reports import ModelFacts
 from cairn.journal.agents import Agent
 from cairn.journal.held import states_held, tokens_held, tokens_in_slabs
 from cairn.journal.state import Session, State
@@ -23,33 +23,25 @@ def statistics_of(
     writer: JournalWriter,
     engine: EngineThread,
     *,
+    text_cache_bytes: int,
     queued: int = 0,
-    token_bytes: int = 0,
-    state_bytes: int = 0,
-    growth: Growth | None = None,
+    facts: ModelFacts | None = None,
     encoder: Encoder | None = None,
-    text_cache_bytes: int = 0,
 ) -> Statistics:
     """
     The statistics of this moment, from journal, writer and engine. Changes nothing.
 
     Args:
-        queued: requests that wait for a session.
-        token_bytes: bytes of KV for a token of the model, if one is loaded.
-        state_bytes: bytes of the states of its recurrent layers.
-        growth: how large its caches are, if they grow.
-        encoder: over its tokenizer.
         text_cache_bytes: the bytes of cached texts of the journal.
+        queued: requests that wait for a session.
+        facts: about the model, if one is loaded.
+        encoder: over its tokenizer.
     """
     state = sequencer.state
-    lives = collections.Counter(str(session.state) for session in state.sessions.values())
+    sessions = collections.Counter(str(session.state) for session in state.sessions.values())
     model, memory = state.model, engine.memory
-    if growth is None:
-        due = tokens_held(state) * token_bytes + states_held(state) * state_bytes
-    else:
-        due = sum(growth.bytes_at(tokens) for tokens in tokens_in_slabs(state))
     return Statistics(
-        sessions=dict(lives),
+        sessions=dict(sessions),
         queued=queued,
         running=len(state.requests),
         slabs=state.pool.slabs,
@@ -64,7 +56,7 @@ def statistics_of(
         disk_bytes_total=state.disk_budget,
         index_blocks=len(sequencer.order.found),
         kv_live_bytes=memory.slab_bytes + memory.block_bytes,
-        kv_expected_bytes=due,
+        kv_expected_bytes=_expected_bytes(state, facts) if facts is not None else 0,
         weights_bytes=memory.weights_bytes,
         active_bytes=memory.active_bytes,
         cache_bytes=memory.cache_bytes,
@@ -76,6 +68,13 @@ def statistics_of(
         admission_bug=state.admission_bug,
         journal_full=writer.stalled,
     )
+
+
+def _expected_bytes(state: State, facts: ModelFacts) -> int:
+    """What the tokens in slabs and blocks take by the model's shapes, each once."""
+    if facts.growth is not None:
+        return sum(facts.growth.bytes_at(tokens) for tokens in tokens_in_slabs(state))
+    return tokens_held(state) * facts.kv_token_bytes + states_held(state) * facts.state_bytes
 
 
 def contexts(

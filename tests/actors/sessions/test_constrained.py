@@ -61,7 +61,7 @@ def test_an_answer_whose_grammar_cannot_be_followed_further(
             async def other() -> None:
                 beside.append(await ask(server, command("Alone.", cache_prompt=False)))
 
-            prepared = server.loaded.preparer.held
+            prepared = server.loaded.preparer.constrained
 
             def then_fails(*arguments: Any) -> Any:
                 nonlocal failing
@@ -70,7 +70,7 @@ def test_an_answer_whose_grammar_cannot_be_followed_further(
                 return found
 
             monkeypatch.setattr(GrammarMatcher, "allowed", until)
-            monkeypatch.setattr(server.loaded.preparer, "held", then_fails)
+            monkeypatch.setattr(server.loaded.preparer, "constrained", then_fails)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(other)
                 with pytest.raises(FormatRefused, match="the library takes no more") as caught:

@@ -55,8 +55,8 @@ class Expiry:
 
     async def run(self) -> None:
         """
-        Remove what expires, until ``close``. A failure ends this task alone: a bug is on record by
-        then, with what it quarantines.
+        Remove what expires, until ``close``. A failure ends this task only: by then a bug is on
+        record, with what it quarantines.
         """
         try:
             while not self._closed:

@@ -233,7 +233,7 @@ class ShadowCheck:
     def _next(self) -> _Answer | None:
         """
         The oldest answer for which there is room. The others wait until a session is closed or
-        gives up its slab.
+        releases its slab.
         """
         if self._sequencer.state.shadow is not None:
             return self._waiting[0] if self._waiting else None  # it is skipped anyway
@@ -249,7 +249,7 @@ class ShadowCheck:
             self._skipped.append((self._waiting.popleft(), "queue_full"))
 
     async def _check_or_skip(self, answer: _Answer) -> None:
-        """Check an answer. A failure ends this check alone."""
+        """Check an answer. A failure ends this check only."""
         if self._sequencer.state.shadow is not None:
             # A slab could not be closed, and that is known.
             self._skip(answer, "failed")

@@ -158,7 +158,7 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: StartedEng
     if started.narrowed is not None:
         other, failed_test = started.narrowed
         sequencer.append(_self_test(other, failed_test))
-        _tell_less(failed_test, cold=not facts.reusable)
+        _warn_of_less(failed_test, cold=not facts.reusable)
     if tested is not None:
         sequencer.append(_self_test(facts.fingerprint, tested))
     elif known is not None:
@@ -169,13 +169,13 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: StartedEng
             raise BootRefused(
                 f"the self-test failed on this device ({failed}), so a cache hit might not give "
                 "the bits of a miss, or its numbers are wrong. docs/models.md has the families "
-                "that are served. Start with --accept-unstable to serve all the same."
+                "that are served. Start with --accept-unstable to serve it anyway."
             )
         if settings.shadow_share:
             raise BootRefused(
-                f"the self-test failed on this device ({failed}). --accept-unstable takes that, "
-                "and --shadow-check would take sessions out of service for it. Start without one "
-                "of the two."
+                f"the self-test failed on this device ({failed}). With --accept-unstable "
+                "it is served anyway, and --shadow-check would quarantine sessions for the "
+                "differences. Start without one of the two."
             )
         sequencer.append(ev.OperatorActed(action="accept_unstable", detail=failed))
     sequencer.append(
@@ -203,7 +203,7 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: StartedEng
     )
 
 
-_NOT_HELD = {
+_WHY_COLD = {
     "warm_equals_cold": "going on from a state did not give the bits of a cold answer",
     "slab_size_does_not_matter": "a larger slab did not give the same bits",
     "numbers_are_right": "the numbers over states that can be cut back are not mlx-lm's",
@@ -211,18 +211,18 @@ _NOT_HELD = {
 """Why a model with states is served cold, by the finding that says so."""
 
 
-def _tell_less(tested: SelfTestReport, *, cold: bool) -> None:
+def _warn_of_less(tested: SelfTestReport, *, cold: bool) -> None:
     """
     Log that a model is served with fewer features than were tried, and why.
 
     Args:
-        tested: the self-test that did not hold.
+        tested: the self-test that failed.
         cold: whether nothing is reused, and not only W is 1.
     """
     failed = [name for name, held in tested.findings.items() if not held]
     what, more = "one row a decode pass", {}
     if cold:
-        why = _NOT_HELD.get(failed[0], "the self-test failed")
+        why = _WHY_COLD.get(failed[0], "the self-test failed")
         what = f"nothing is reused: {why if tested.fault is None else 'the self-test broke off'}"
     if tested.fault is not None:
         more = {"fault": tested.fault.text, "exception": tested.fault.traceback}

@@ -2,7 +2,7 @@
 Serves requests over one loaded model, and supervises its sessions.
 
 The journal writer and the engine run next to the sessions, not above them. If one of the two dies,
-no request may be answered any more and the server stops. A session that dies ends alone.
+no request may be answered any more and the server stops. A session that dies affects no other.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ log = structlog.get_logger("cairn")
 @attrs.define(kw_only=True, eq=False)
 class ModelServer:
     """
-    Takes requests, finds a session for each, and hands back the session's replies. ``boot.py``
-    wires it.
+    Takes requests, finds a session for each, and returns the session's replies. ``boot.py`` wires
+    it.
 
     Attributes:
         facts: about the model and the server, for clients and operators.
@@ -96,9 +96,7 @@ class ModelServer:
             self.writer,
             self.engine,
             queued=sum(not ticket.accepted for ticket in self._tickets.values()),
-            token_bytes=self.model.kv_token_bytes,
-            state_bytes=self.model.state_bytes,
-            growth=self.model.growth,
+            facts=self.model,
             encoder=self.preparer.encoder,
             text_cache_bytes=self.agents.stored_turns.text_cache.bytes,
         )
@@ -213,7 +211,7 @@ class ModelServer:
         """Serve until ``drain`` has ended the last request."""
         self.activity.draining = False  # as the server over another model left it
         with contextlib.ExitStack() as observers:
-            observers.enter_context(self._stalls.heard_by(self._stalled))
+            observers.enter_context(self._stalls.ending(self._stalled))
             if self.shadow is not None:
                 observers.enter_context(self.writer.observed_by(self.shadow))
             async with trio.open_nursery() as nursery:
@@ -268,7 +266,7 @@ class ModelServer:
         if held is not None and held.tenant != tenant:
             # No session would ever serve it. Ids name their tenant, so only a journal in which
             # they did not leads here.
-            raise LookupError(f"session {named} is of the tenant {held.tenant}")
+            raise LookupError(f"session {named} belongs to the tenant {held.tenant}")
         return attrs.evolve(command, session_name=named)
 
     async def _admit(self, command: Generate) -> None:
@@ -304,8 +302,8 @@ class ModelServer:
         self, deadline: float, preparing: Awaitable[T], context: RequestContext | None
     ) -> T:
         """
-        Prepare a request within its time. A thread that has begun finishes its work; a request that
-        still waits for one leaves.
+        Prepare a request before its deadline. Work that has begun in a thread is finished; a request
+        that still waits for one leaves.
 
         Args:
             deadline: on trio's clock.

@@ -11,7 +11,7 @@ Rules of this module:
    wait for it are admitted together. So no request waits for ever, and a model is not loaded once
    for each request.
 3. A model for which no request waits any more is not loaded: until the requests before are
-   finished, a client that goes away costs nothing.
+   finished, a client that disconnects costs nothing.
 4. To count tokens, only a tokenizer is loaded (``token_count.py``).
 5. A model that cannot be loaded ends the requests that wait for it. That is recorded, and the model
    is not tried again for a while. The model before is loaded again.
@@ -203,7 +203,7 @@ class Models:
         return "loaded" if choice is self._loaded else "not_loaded"
 
     def _server_of(self, choice: Choice) -> ModelServer | None:
-        """The server that takes a request for a model at once; None where it has to wait."""
+        """The server that takes a request for a model at once; None if it has to wait."""
         at_once = self._open and choice is self._loaded and not self._queue
         return self._server if at_once else None
 
@@ -278,7 +278,7 @@ class Models:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve one model after the other, until ``drain`` has ended the last request."""
         try:
-            with self._run.stalls.heard_by(self._stalled):
+            with self._run.stalls.ending(self._stalled):
                 async with trio.open_nursery() as nursery:
                     self._queue.begin_in(nursery)
                     opened: Callable[[], None] = task_status.started

@@ -1,5 +1,5 @@
 """
-Admission: whether a request may come in; and the list of all places where a request can wait.
+Admission: whether a request is admitted; and the list of all places where a request can wait.
 
 *Why does my request wait?* In this order:
 
@@ -26,9 +26,10 @@ Before all of them, a request that continues stored turns waits until these are 
 journal: ``agents/stored_turns.py``.
 
 The twelve places together last ``Limits.request_s`` at most. Places 1 to 6 are bounded in number,
-by the functions here: a request that finds no place is refused at once, as is one that comes while
-the server stops, the journal is full or a bug has closed admission. An agent that is busy refuses
-in ``agents/``, and a slab for which there is no room in ``sessions/generate.py``.
+by the functions here: a request that finds no place is refused at once, as is one that arrives
+while the server stops, the journal is full or a bug has closed admission. A request for a busy
+agent is refused in ``agents/``, and one for whose slab there is no room in
+``sessions/generate.py``.
 """
 
 from __future__ import annotations

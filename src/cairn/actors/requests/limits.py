@@ -15,7 +15,7 @@ class Limits:
         sessions: sessions that are kept.
         max_tokens: the longest answer if the client sets no limit.
         heartbeat_s: how often a client that waits gets a keep-alive.
-        drain_s: how long running answers may go on when the server stops.
+        drain_s: how long running answers may continue when the server stops.
         slab_idle_s: how long an idle session keeps its slab if all of it is in blocks too.
         patience_s: how long a session that settles after an answer waits, in total, for moments
             without a request in flight. Then it becomes idle with what it has.

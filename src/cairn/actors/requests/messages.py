@@ -71,7 +71,7 @@ class Generate:
         requested_model: the model's name as the client wrote it.
         constraint: constrains the answer; None for nothing.
         keep: what to store of it, with the answer; None for nothing.
-        choices: how many answers, each a request of its own. The first one is as if it were alone;
+        choices: how many answers, each a separate request. The first one is as if it were alone;
             the others begin once the prompt is prefilled, with the seeds that follow. They have no
             named session, and nothing is stored of them.
         context_max: the limit of prompt and answer together, if it is less than the model's
@@ -146,7 +146,7 @@ class TokenInfo:
     A token of the answer with its log-probability and the likeliest alternatives.
 
     Attributes:
-        text: the token alone, as text; may hold U+FFFD where it is part of a character.
+        text: the token alone, as text; may have U+FFFD if it is part of a character.
         raw: its bytes, which may be part of a character; None if they are not known.
         top: (id, text, bytes, log-probability), likeliest first.
     """

@@ -99,7 +99,7 @@ class Preparer:
         """All answers that a request asks for. Its prompt is tokenised once."""
         first = await self._prepare(command, tenant)
         prepared = [first]
-        # The named session and the stored turn go with the first answer alone.
+        # Only the first answer has the named session and the stored turn.
         command = attrs.evolve(first.command, session_name=None, keep=None)
         ask = attrs.evolve(first.ask, session_name=None)
         for choice in range(1, command.choices):
@@ -118,7 +118,7 @@ class Preparer:
             return prepared
         try:
             return await trio.to_thread.run_sync(
-                self.held,
+                self.constrained,
                 prepared,
                 command.constraint,
                 limiter=self._compiling,
@@ -207,7 +207,7 @@ class Preparer:
             return command
         return attrs.evolve(command, sampling=attrs.evolve(command.sampling, logit_bias=biases))
 
-    def held(self, prepared: Prepared, constraint: Constraint) -> Prepared:
+    def constrained(self, prepared: Prepared, constraint: Constraint) -> Prepared:
         """The request with its grammar and a matcher for it."""
         grammar = grammar_of(constraint, prepared.form)
         matcher = self._compiler.compile(grammar)

@@ -216,7 +216,7 @@ def runs(batch: Sequence[PassReport]) -> list[list[PassReport]]:
     """
     Groups decode passes in which each adds exactly one token to every layer after the one before.
     What the passes in the middle measured then follows from the last one. A pass that measured
-    something else is a group of its own, for the checks to see.
+    something else is a separate group, so that the checks see it.
     """
     found: list[list[PassReport]] = []
     for report in batch:

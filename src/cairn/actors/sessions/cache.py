@@ -38,8 +38,8 @@ class Copy:
     Sealed blocks that are copied into a slab in one job.
 
     Attributes:
-        start: where the slab ends before it.
-        end: where it ends after it.
+        start: the end of the slab before it, in tokens.
+        end: the end of the slab after it.
         keys: of the blocks, in their order.
         places: the first token of each.
     """

@@ -27,9 +27,9 @@ class SessionContext:
         secret: of the data directory; the tenants' secrets are derived from it.
         activity: which requests are in flight in the whole server.
         patience_s: how long a session waits after one answer, in total, for an idle server.
-        next_prompt: predicts what the next prompt begins with; None where prewarming is off.
+        next_prompt: predicts what the next prompt begins with; None if prewarming is off.
         slab_idle_s: how long an idle session keeps a slab whose content is also in blocks.
-        ttl_s: the TTL of conversations and blocks where a client sets none, in seconds.
+        ttl_s: the TTL of conversations and blocks if a client sets none, in seconds.
         turns: the stored turns.
     """
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class IdleTime:
-    """When one session may do work of its own after one answer."""
+    """When one session may do idle-time work after one answer."""
 
     def __init__(self, activity: Activity, inbox: Inbox, patience_s: float) -> None:
         """
@@ -49,8 +49,8 @@ class IdleTime:
         Run a step while the server is idle. None if the idle time ends before that.
 
         Args:
-            step: is given a function that says whether to go on, for any thread. Returns None if
-                it was not to go on, and is then run again later. May be cancelled.
+            step: takes a function that returns whether to continue, for any thread. Returns None
+                if it was not to continue, and is then run again later. May be cancelled.
         """
         while self.lasts():
             with trio.CancelScope() as self._inbox.idle_time:

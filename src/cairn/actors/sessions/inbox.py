@@ -1,7 +1,7 @@
 """
 The commands to a session: serve a request, give up its slab, or release everything after a bug.
 
-A session does work of its own only while its inbox is empty.
+A session does idle-time work only while its inbox is empty.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Inbox:
 
     @property
     def waiting_for(self) -> ev.AbandonReason:
-        """The command that goes first, where the inbox is not empty."""
+        """The command that comes first; the inbox must not be empty."""
         if self._leaving:
             return "bug"
         if self.requests_waiting:

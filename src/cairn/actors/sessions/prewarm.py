@@ -42,7 +42,7 @@ class Prewarm:
 
         Args:
             ticket: the request that was answered.
-            message: the answer, as its client will send it back; None where it was cut off.
+            message: the answer, as its client will send it back; None if it was cut off.
 
         Returns:
             False if a command came before all of them were there.
@@ -81,7 +81,7 @@ class Prewarm:
         Compute the missing blocks of what the next prompt begins with.
 
         Returns:
-            False if a command came before all of them were there; None where nothing can be
+            False if a command came before all of them were there; None if nothing can be
             predicted.
         """
         beginning = await self._beginning(conversation, message, idle_time)
@@ -117,7 +117,7 @@ class Prewarm:
     async def _beginning(
         self, conversation: Conversation, message: Message, idle_time: IdleTime
     ) -> Beginning | None:
-        """What the next prompt begins with; None where it is unknown or a command came."""
+        """What the next prompt begins with; None if it is unknown or a command came."""
         assert self.context.next_prompt is not None
         try:
             return await self.context.next_prompt.beginning(

@@ -1,5 +1,6 @@
 """
-The sessions of a server. Each has an actor, which is started by a request for it and ends alone.
+The sessions of a server. Each has an actor, which a request for it starts. An actor that dies
+affects no other.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Sessions:
         await actor.give_up_slab(reason)
 
     async def close_expired(self, session_id: str) -> None:
-        """Close a session whose TTL is over, unless a request comes before that."""
+        """Close a session whose TTL has expired, unless a request comes before that."""
         held = self._sequencer.state.sessions.get(SessionId(session_id))
         if held is not None and held.slab is not None:
             await self.give_up_slab(session_id, _EXPIRED)

@@ -6,7 +6,7 @@ Rules of this module and of those that hold its steps:
 1. A session does things in the order of ``lifecycle.STEPS``, and everything that it does to its
    cache goes through ``SessionCache`` as an event that carries what the engine measured.
 2. It knows of its cache what the journal's fold says, and keeps no second account.
-3. While it serves a request it waits for nothing but the engine and memory. For work of its own it
+3. While it serves a request it waits for nothing but the engine and memory. For idle-time work it
    waits until no request is in flight, and does none while a request is in its inbox. Replies carry
    the receipt that they wait for.
 
@@ -38,7 +38,7 @@ log = structlog.get_logger("cairn")
 
 
 _IDLE = "idle, and all of it is in blocks"
-"""The reason on record where a session gives up its slab unasked."""
+"""The reason on record if a session releases its slab unasked."""
 
 
 class SessionActor:
@@ -116,7 +116,7 @@ class SessionActor:
             self.cache.append(
                 ev.RequestCancelled(session=self.id, request=ticket.id, stage=gone.stage)
             )
-        # The client has its answer. What follows is work of the session's own.
+        # The client has its answer. What follows is idle-time work.
         ticket.left_turn.set()
         await self._settle.cut_back()
         complete = await self._prewarm.next_turn(ticket, message)
@@ -157,8 +157,8 @@ class SessionActor:
             except BugError as bug:
                 await self._break(ticket, bug)
             except Exception as error:
-                # A session that was quarantined in the middle of a step has no request to go on
-                # with, so that bug explains the error.
+                # A session that was quarantined in the middle of a step has no request to
+                # continue, so that bug explains the error.
                 found = self.cache.quarantined_meanwhile()
                 found = found or self._context.sequencer.crash(self.id, error)
                 await self._break(ticket, found)
@@ -181,7 +181,7 @@ class SessionActor:
     async def _break(self, ticket: Ticket | None, bug: BugError) -> None:
         """
         Report a bug to the client, and release what the session holds. Does not report it if the
-        client has the whole answer, nor to other answers of the same request, which go on.
+        client has the whole answer, nor to other answers of the same request, which continue.
         """
         if ticket is not None:
             if not ticket.finished:

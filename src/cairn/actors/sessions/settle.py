@@ -1,6 +1,6 @@
 """
-Settle, the steps around prewarming that bring a session to rest after an answer: its slab keeps
-canonical KV alone, its blocks are written to files, and after a while it can do without the slab.
+Settle: the steps around prewarming after which a session is idle. Its slab keeps canonical KV
+alone, its blocks are written to files, and after a while it can do without the slab.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cairn.journal import eviction
 
 @attrs.frozen
 class Settle:
-    """Brings one session to rest."""
+    """Makes one session idle after an answer."""
 
     context: SessionContext
     cache: SessionCache
@@ -64,7 +64,7 @@ class Settle:
     async def give_memory_back(self) -> None:
         """
         Return free memory to the operating system while no request is in flight, so that no pass
-        waits for it. A step of its own: whatever comes of it, the closed slab is on record.
+        waits for it. A separate step: even if it fails, the closed slab is on record.
         """
         engine = self.context.engine
         await IdleTime(self.context.activity, self.inbox, self.context.patience_s).run(

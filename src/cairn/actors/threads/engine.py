@@ -68,7 +68,7 @@ class _Series:
     ended: bool = False
     broken: bool = False
 
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Whether the next job is to run. Called on the engine's thread."""
         # Never set back: trio's thread may end the series meanwhile.
         if not self.ended and not self.still_needed():
@@ -206,7 +206,7 @@ class EngineThread:
             Exception: what the first part that failed raised.
         """
         series = _Series(still_needed)
-        jobs = [_Job(*series.part(*part), JobKind.COPY, series.goes_on) for part in parts]
+        jobs = [_Job(*series.part(*part), JobKind.COPY, series.continues) for part in parts]
         if self._ended.is_set():
             raise EngineGone("the engine has ended")
         # All at once, so that no prefill pass that waits comes between two parts.

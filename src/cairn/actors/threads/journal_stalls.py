@@ -16,12 +16,12 @@ from cairn.journal import events as ev
 
 
 class Stalls:
-    """What the server does about stalls of the writer. There is one for a run."""
+    """Ends and refuses requests during a stall of the writer. There is one for a run."""
 
     def __init__(self, sequencer: Sequencer, writer: JournalWriter) -> None:
         self._sequencer = sequencer
         self._refused = 0
-        self._heard_by: list[Callable[[], None]] = []
+        self._ends: list[Callable[[], None]] = []
         writer.observe_stalls(self)
 
     def refusal(self) -> JournalFull:
@@ -33,20 +33,20 @@ class Stalls:
         return JournalFull()
 
     @contextlib.contextmanager
-    def heard_by(self, end_all: Callable[[], None]) -> Iterator[None]:
+    def ending(self, end_all: Callable[[], None]) -> Iterator[None]:
         """
         Call ``end_all`` when a stall begins, while the context lasts, to end all requests.
         """
-        self._heard_by.append(end_all)
+        self._ends.append(end_all)
         try:
             yield
         finally:
-            self._heard_by.remove(end_all)
+            self._ends.remove(end_all)
 
     def stall_began(self) -> None:
         """End all requests."""
         self._refused = 0
-        for end_all in list(self._heard_by):
+        for end_all in list(self._ends):
             end_all()
 
     def stall_ended(self, stall: Stall) -> None:

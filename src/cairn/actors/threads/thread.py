@@ -17,8 +17,8 @@ async def run_thread(
     task_status: trio.TaskStatus[None],
 ) -> None:
     """
-    Run ``loop`` on a thread of its own, and wait for its end, even when cancelled: what has begun
-    is finished and recorded.
+    Run ``loop`` on a new thread, and wait for its end, even when cancelled: what has begun is
+    finished and recorded.
 
     Args:
         loop: called with the token by which it calls into trio's thread.

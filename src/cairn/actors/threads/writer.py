@@ -132,7 +132,7 @@ class JournalWriter:
 
     def submit(self, rows: Sequence[Row], recorded: Sequence[Recorded]) -> int:
         """
-        Hand rows over to be committed together. Does not wait.
+        Submit rows that are committed together. Does not wait.
 
         Returns:
             The receipt: the position of the last of them.
