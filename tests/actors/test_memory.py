@@ -156,6 +156,10 @@ class Books:
             assert (event.memory_blocks, event.memory_bytes) == self.blocks
         return 0
 
+    def now_us(self) -> int:
+        """A time after which the TTLs of these tests have expired."""
+        return 1_000_000
+
     @property
     def order(self) -> Order:
         """The order of eviction, computed again each time."""

@@ -16,6 +16,7 @@ from cairn.actors.boot import BootRefused
 from cairn.actors.errors import Broken, PromptTooLong
 from cairn.actors.requests.messages import Statistics
 from cairn.engine.growth import Growth, LayerGrowth
+from cairn.engine.mlx import start as mlx_start
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.reports import MemoryReport
 from cairn.journal import events as ev
@@ -136,18 +137,20 @@ def test_a_pool_that_is_large_enough_changes_no_fingerprint(directory: Path) -> 
     assert fingerprint(64 * MIB) == fingerprint(512 * MIB) != fingerprint(8 * MIB)
 
 
-def test_caches_larger_than_expected_are_a_bug(directory: Path) -> None:
+def test_caches_larger_than_expected_are_a_bug(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """
     INV-5: the answer ends with a bug, and the sum at release differs from the one at acquisition,
     so admission is closed.
     """
     store = MemoryStore()
 
+    short = Growth(layers=(LayerGrowth(constant_bytes=STEP),))
+    monkeypatch.setattr(mlx_start, "measured_growth", lambda *_: short)
+
     async def main() -> None:
         async with serving(directory, store) as server:
-            short = Growth(layers=(LayerGrowth(constant_bytes=STEP),))
-            engine: Any = server.loaded.engine.device
-            engine.pool._growth = short
             with pytest.raises(Broken):
                 await ask(server, generate(says(300)))
             with trio.fail_after(30):

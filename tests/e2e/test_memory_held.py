@@ -62,7 +62,7 @@ class MemoryUse:
 
 def memory_use(server: Serving) -> MemoryUse:
     """The memory that a server uses now."""
-    text = server._http.get("/metrics").text
+    text = server.metrics()
 
     def read(series: str) -> int:
         found = re.search(rf"^{re.escape(series)} (\S+)$", text, flags=re.M)

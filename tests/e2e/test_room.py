@@ -40,7 +40,9 @@ def waiters(lock: trio.Lock) -> int:
     return lock.statistics().tasks_waiting
 
 
-async def test_a_session_that_waits_for_a_slab_does_not_wait_for_its_holder(model_directory: Path):
+async def test_a_session_that_waits_for_a_slab_does_not_wait_for_its_holder(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
     """
     A session that is asked to give up its slab takes a request first, and this request needs a
     larger slab: it must not wait for the request that waits for it.
@@ -54,20 +56,27 @@ async def test_a_session_that_waits_for_a_slab_does_not_wait_for_its_holder(mode
             ends.append(error)
 
     async with serving(model_directory, pool_slabs=1) as server:
-        memory: Any = server.loaded.memory
+        memory = server.loaded.memory
         first = await ask(server, generate(said("Hello"), max_tokens=2))
         await until(lambda: server.statistics().sessions == {"idle": 1})
         holder: Any = server.loaded.sessions.actors[first.accepted.session]
+        open_slab, asked, go = memory.open_slab, trio.Event(), trio.Event()
+
+        async def slowly(*given: Any) -> bool:
+            asked.set()
+            await go.wait()
+            return await open_slab(*given)
+
+        monkeypatch.setattr(memory, "open_slab", slowly)
         with trio.fail_after(200):
             async with trio.open_nursery() as nursery:
-                await memory._slabs.acquire()
                 nursery.start_soon(partial(outcome, server, said("Another"), max_tokens=2))
-                await until(lambda: waiters(memory._slabs))
+                await asked.wait()
                 await memory.eviction_lock.acquire()
                 more = said("Hello", first.text, "More")
                 nursery.start_soon(partial(outcome, server, more, max_tokens=600))
                 await until(lambda: waiters(memory.eviction_lock))
-                memory._slabs.release()
+                go.set()
                 await until(lambda: holder.inbox.slab_requests)
                 memory.eviction_lock.release()
     assert any(isinstance(end, Said) for end in ends)

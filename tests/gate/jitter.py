@@ -411,7 +411,7 @@ class Setup:
         kill, rows, left = trio.CancelScope(), None, iter(acts)
         async with trio.open_nursery() as staying:
             with kill:
-                async with serving(self.model, self.store, **self._little()) as server:
+                async with serving(self.model, self.store, **self.little()) as server:
                     server.observe(self._moves)
                     for act in left:
                         match act:
@@ -436,7 +436,7 @@ class Setup:
             del self.store.rows[rows:]
         return tuple(left)
 
-    def _little(self) -> dict[str, Any]:
+    def little(self) -> dict[str, Any]:
         """
         The limits of one run: two or three slabs for four decoding requests, memory for a part of
         one prompt's blocks, and files for not many more.

@@ -20,13 +20,14 @@ import mlx.core as mx
 import pytest
 import trio
 
-from cairn.actors.idle.shadow_check import ShadowCheck
+from cairn.actors.sequencer import Sequencer
 from cairn.engine import schedule
 from cairn.engine.mlx import blocks as mlx_blocks
 from cairn.engine.mlx.blocks import SealedBlock, paste
 from cairn.engine.mlx.cache import HeldSlab
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.reports import SlabReport, TrimReport
+from cairn.journal import events as ev
 from cairn.journal.codec import Row
 from cairn.journal.store import MemoryStore
 from tests.gate.jitter import (
@@ -341,7 +342,7 @@ def test_slabs_that_do_not_add_up_are_found(
     INV-5 breaks and closes admission. The history ends there, even if answers wait for a check,
     because the server never becomes idle again.
     """
-    close_slab, little = MlxEngine.close_slab, Setup._little
+    close_slab, little = MlxEngine.close_slab, Setup.little
 
     def miscounted(engine: MlxEngine, slab: int) -> SlabReport:
         report = close_slab(engine, slab)
@@ -351,7 +352,7 @@ def test_slabs_that_do_not_add_up_are_found(
         return {**little(setup), "shadow_share": 1.0}
 
     monkeypatch.setattr(MlxEngine, "close_slab", miscounted)
-    monkeypatch.setattr(Setup, "_little", checked)
+    monkeypatch.setattr(Setup, "little", checked)
 
     setup = lived(model_directory, empty, tmp_path / "blocks", short, SEED)
 
@@ -370,17 +371,20 @@ def test_without_checks_it_comes_to_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Once checks have ended for good, no task waits for further ones."""
-    little = Setup._little
+    little = Setup.little
 
     def checked(setup: Setup) -> dict[str, Any]:
         return {**little(setup), "shadow_share": 1.0}
 
-    async def ends(shadow: ShadowCheck, answer: Any) -> None:
-        shadow._waiting.append(answer)
-        raise RuntimeError("not even that it is skipped can be put down")
+    append = Sequencer.append
 
-    monkeypatch.setattr(Setup, "_little", checked)
-    monkeypatch.setattr(ShadowCheck, "_check_or_skip", ends)
+    def refuses(sequencer: Sequencer, *events: ev.Event, **given: Any) -> int:
+        if isinstance(events[0], ev.ShadowStarted | ev.ShadowSkipped):
+            raise RuntimeError("not even a skipped check can be recorded")
+        return append(sequencer, *events, **given)
+
+    monkeypatch.setattr(Setup, "little", checked)
+    monkeypatch.setattr(Sequencer, "append", refuses)
     at_once = next(act for act in short if isinstance(act, Together) and len(act.asked) > 2)
 
     setup = lived(model_directory, empty, tmp_path / "blocks", [at_once], SEED)

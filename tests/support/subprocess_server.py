@@ -110,6 +110,10 @@ class Serving:
         }
         return self._http.post("/v1/chat/completions", content=body, headers=named)
 
+    def metrics(self) -> str:
+        """The server's metrics, as Prometheus reads them."""
+        return self._http.get("/metrics").text
+
     def health(self) -> dict[str, Any]:
         """The server's health report."""
         found: dict[str, Any] = self._http.get("/health").json()

@@ -302,8 +302,8 @@ class ModelServer:
         self, deadline: float, preparing: Awaitable[T], context: RequestContext | None
     ) -> T:
         """
-        Prepare a request before its deadline. Work that has begun in a thread is finished; a request
-        that still waits for one leaves.
+        Prepare a request before its deadline. Work that has begun in a thread is finished; a
+        request that still waits for one leaves.
 
         Args:
             deadline: on trio's clock.
