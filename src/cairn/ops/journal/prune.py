@@ -218,7 +218,7 @@ def _report(prepared: PreparedPrune, options: PruneOptions, *, dry_run: bool) ->
             "some of them for its history. They can be removed when the agent is deleted."
         )
     elif plan.held_by is not None:
-        click.echo(_kept_by(plan.held_by, prepared, options))
+        click.echo(_why_held(plan.held_by, prepared, options))
     elif plan.violation is not None:
         broke, reported = plan.violation
         click.echo(
@@ -230,7 +230,7 @@ def _report(prepared: PreparedPrune, options: PruneOptions, *, dry_run: bool) ->
         click.echo(f"No session is older than {time_text(options.before_us)} (UTC).")
 
 
-def _kept_by(span: Span, prepared: PreparedPrune, options: PruneOptions) -> str:
+def _why_held(span: Span, prepared: PreparedPrune, options: PruneOptions) -> str:
     """Which session keeps rows that are old enough, and what to do."""
     first = (
         f"The rows up to {prepared.plan.limit} are old enough, but session {span.session} (opened "
