@@ -353,17 +353,14 @@ def _tenant_field() -> dict[str, str]:
     return {} if tenant in (None, LOCAL) else {"tenant": tenant}
 
 
-def _describe_at(path: str) -> Callable[[Exception], ErrorAnswer]:
-    """The function that describes errors in the protocol of an address."""
+def _describe_at(path: str, error: Exception) -> ErrorAnswer:
+    """The answer to an error, in the protocol of an address."""
     if messages_errors.is_ours(path):
-        return messages_errors.messages_error
-    if responses_errors.is_ours(path):
-        return responses_errors.responses_error
-    return (
-        completions_errors.completions_error
-        if path.rstrip("/") == completions_errors.ADDRESS
-        else describe
-    )
+        return messages_errors.messages_error(error)
+    for protocol in (responses_errors, completions_errors):
+        if path == protocol.ADDRESS or path.startswith(f"{protocol.ADDRESS}/"):
+            return describe(error, protocol.PLACES)
+    return describe(error)
 
 
 def _error(error: Exception) -> Response:
@@ -372,7 +369,7 @@ def _error(error: Exception) -> Response:
     if isinstance(error, NotFound):
         meant = meant_by(path, current_app.url_map)
         error, path = nothing_at(path, meant), meant or path
-    answer = _describe_at(path)(error)
+    answer = _describe_at(path, error)
     write = log.info
     if answer.status == 401:
         # A caller may be guessing keys. Behind a proxy, the address is that of the proxy.

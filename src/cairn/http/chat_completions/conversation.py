@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from cairn.engine.json_text import fault_of
 from cairn.engine.prompt.template import Message, call_arguments
 from cairn.engine.prompt.template_settings import RENDERED
 from cairn.http.wire.checks import (
@@ -23,6 +22,8 @@ from cairn.http.wire.checks import (
     ClientError,
     JsonObject,
     check_count,
+    check_json,
+    check_known,
     check_name,
     missing,
 )
@@ -115,8 +116,7 @@ def read_template(
     if taken:
         where = f"chat_template_kwargs.{taken[0]}"
         raise ClientError(f"{where} is set by the server; leave it out", param=where)
-    if (fault := fault_of(template)) is not None:
-        raise ClientError(f"chat_template_kwargs {fault}", param="chat_template_kwargs")
+    check_json(template, "chat_template_kwargs")
     if enable_thinking is not None:
         template.setdefault("enable_thinking", enable_thinking)
     return {**defaults, **effort, **template}
@@ -133,11 +133,7 @@ def _with_placeholders(
 
 
 def _message(wire: WireMessage, where: str, placeholders: Mapping[str, str]) -> Message:
-    if wire.role not in _ROLES:
-        raise ClientError(
-            f"{where}.role is {wire.role[:40]!r}; it must be one of {', '.join(_ROLES)}",
-            param=f"{where}.role",
-        )
+    check_known(wire.role, _ROLES, f"{where}.role")
     is_assistant = wire.role == "assistant"
     if is_assistant and wire.function_call is not None:
         # Its result would have the role `function`, which does not say which call it answers.
@@ -193,9 +189,8 @@ def _tool_call(wire: WireToolCall, where: str) -> JsonObject:
     arguments: str | JsonObject = wire.function.arguments or ""
     if isinstance(arguments, str):
         arguments = call_arguments(arguments)
-    elif (fault := fault_of(arguments)) is not None:
-        param = f"{where}.function.arguments"
-        raise ClientError(f"{param} {fault}", param=param)
+    else:
+        check_json(arguments, f"{where}.function.arguments")
     function = {"name": wire.function.name, "arguments": arguments}
     return {"id": wire.id or "", "type": "function", "function": function}
 
@@ -212,8 +207,7 @@ def _tool(tool: JsonObject, where: str) -> JsonObject:
     if not isinstance(function.get("name"), str):
         raise ClientError(f"{param} must be a string", param=param, code="invalid_type")
     check_name(function["name"], param)
-    if (fault := fault_of(tool)) is not None:
-        raise ClientError(f"{where} {fault}", param=where)
+    check_json(tool, where)
     return {
         **{key: value for key, value in tool.items() if key != "cache_control"},
         "type": "function",

@@ -1,14 +1,9 @@
-"""Errors at the address of OpenAI's older completions."""
+"""The address of OpenAI's older completions, and the field paths that its errors name."""
 
 from __future__ import annotations
 
-from cairn.http.wire.errors import ErrorAnswer, FormatPlaces, describe
+from cairn.http.wire.errors import FormatPlaces
 
 ADDRESS = "/v1/completions"
 
 PLACES = FormatPlaces(prompt="prompt")
-
-
-def completions_error(error: BaseException) -> ErrorAnswer:
-    """The answer to an error. Logs unexpected ones."""
-    return describe(error, PLACES)

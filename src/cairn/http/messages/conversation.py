@@ -37,11 +37,13 @@ from cairn.http.wire.checks import (
     ClientError,
     JsonObject,
     check_count,
+    check_known,
     check_name,
     given,
     missing,
     schema_at,
 )
+from cairn.http.wire.formats import function_tool
 from cairn.http.wire.placeholders import DOCUMENT, OF_PARTS, UNKNOWN, answered, of_server_tools
 
 _ROLES = ("user", "assistant", "system")
@@ -253,13 +255,7 @@ def _tool(wire: WireTool, where: str) -> JsonObject:
         raise missing(f"{where}.name")
     check_name(wire.name, f"{where}.name")
     schema = schema_at(wire.input_schema, f"{where}.input_schema")
-    function: dict[str, object] = {"name": wire.name}
-    if wire.description is not None:
-        function["description"] = wire.description
-    function["parameters"] = schema
-    if wire.strict:
-        function["strict"] = True
-    return {"type": "function", "function": function}
+    return function_tool(wire.name, wire.description, schema, strict=wire.strict)
 
 
 class _MessageReader:
@@ -296,19 +292,15 @@ class _MessageReader:
         Args:
             is_past: whether placeholders replace images and documents.
         """
+        check_known(wire.role, _ROLES, f"{where}.role")
         blocks = _blocks(wire.content)
         match wire.role:
             case "user":
                 yield from self._user(blocks, f"{where}.content", is_past=is_past)
             case "assistant":
                 yield self._assistant(blocks, f"{where}.content")
-            case "system":
+            case _:  # system
                 yield self._inserted(blocks, f"{where}.content")
-            case _:
-                raise ClientError(
-                    f"{where}.role is {wire.role[:40]!r}; it must be one of {', '.join(_ROLES)}",
-                    param=f"{where}.role",
-                )
 
     def _user(self, blocks: Sequence[WireBlock], where: str, *, is_past: bool) -> Iterator[Message]:
         words: list[str] = []

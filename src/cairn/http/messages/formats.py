@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cairn.engine.answer.grammar import Constraint
-from cairn.http.wire.checks import ClientError, JsonObject, missing, schema_at
+from cairn.http.wire.checks import ClientError, JsonObject, check_known, missing, schema_at
 from cairn.http.wire.formats import Choice, constraint_of
 
 _CHOICES = ("auto", "any", "tool", "none")
@@ -33,11 +33,7 @@ def offers_tools(wire: WireToolChoice | None) -> bool:
     """
     if wire is None:
         return True
-    if wire.type not in _CHOICES:
-        raise ClientError(
-            f"tool_choice.type is {wire.type[:40]!r}; it must be one of {', '.join(_CHOICES)}",
-            param="tool_choice.type",
-        )
+    check_known(wire.type, _CHOICES, "tool_choice.type")
     return wire.type != "none"
 
 

@@ -26,7 +26,7 @@ from cairn.http.messages.conversation import (
 )
 from cairn.http.messages.formats import WireToolChoice, offers_tools, read_constraint
 from cairn.http.wire import parameters
-from cairn.http.wire.checks import ClientError, JsonObject, missing
+from cairn.http.wire.checks import JsonObject, check_known, missing
 from cairn.http.wire.formats import ignored_format, ignored_strict
 from cairn.http.wire.json import decode_object, to_struct
 from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, ReadRequest, integer
@@ -201,9 +201,5 @@ def _least_ttl(wire: _Request) -> int:
 def _thinks(wire: _Thinking | None) -> bool:
     if wire is None:
         return False
-    if wire.type not in _THINKS:
-        raise ClientError(
-            f"thinking.type is {wire.type[:40]!r}; it must be one of {', '.join(_THINKS)}",
-            param="thinking.type",
-        )
+    check_known(wire.type, _THINKS, "thinking.type")
     return _THINKS[wire.type]

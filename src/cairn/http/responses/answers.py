@@ -19,7 +19,7 @@ from cairn.actors.requests.messages import Accepted, Finished, StoredTurn
 from cairn.engine.answer.parts import AnswerPart, Called, Calling, Said, Thought
 from cairn.engine.prompt.turns import joined
 from cairn.http.responses.conversation import SEALED
-from cairn.http.responses.errors import responses_error
+from cairn.http.responses.errors import PLACES
 from cairn.http.responses.form import PREFIX, Form, ResponsesRequest, form_of
 from cairn.http.responses.objects import (
     Event,
@@ -36,6 +36,7 @@ from cairn.http.responses.objects import (
     SummaryText,
 )
 from cairn.http.wire.answers import StreamedAnswer, WholeAnswer, cairn_object, named_event
+from cairn.http.wire.errors import describe
 
 _KINDS = {Thought: "rs", Said: "msg", Called: "fc"}
 
@@ -76,7 +77,7 @@ class ResponsesStream(StreamedAnswer):
 
     def failed(self, error: Exception) -> bytes:
         """The end of a stream that broke off, so that the client sees it is incomplete."""
-        answer = responses_error(error)
+        answer = describe(error, PLACES)
         if self._response is None:
             return self._event(
                 "error", code=answer.code, message=answer.message, param=answer.param

@@ -18,7 +18,6 @@ import msgspec
 
 from cairn.actors.requests.messages import StoredTurn
 from cairn.engine.answer.parts import AnswerPart, Called, Said, Thought
-from cairn.engine.json_text import fault_of
 from cairn.engine.prompt.template import Message, call_arguments
 from cairn.http.wire.checks import (
     CALLS_MAX,
@@ -27,9 +26,12 @@ from cairn.http.wire.checks import (
     ClientError,
     JsonObject,
     check_count,
+    check_json,
+    check_known,
     check_name,
     given,
 )
+from cairn.http.wire.formats import function_tool
 from cairn.http.wire.json import to_struct
 from cairn.http.wire.placeholders import OF_PARTS, answered
 
@@ -170,16 +172,9 @@ def read_tools(
 def _tool(tool: JsonObject, where: str) -> JsonObject:
     wire = _at(tool, WireTool, where)
     check_name(wire.name, f"{where}.name")
-    if wire.parameters is not None and (fault := fault_of(wire.parameters)) is not None:
-        raise ClientError(f"{where}.parameters {fault}", param=f"{where}.parameters")
-    function: dict[str, object] = {"name": wire.name}
-    if wire.description is not None:
-        function["description"] = wire.description
     if wire.parameters is not None:
-        function["parameters"] = wire.parameters
-    if wire.strict:
-        function["strict"] = True
-    return {"type": "function", "function": function}
+        check_json(wire.parameters, f"{where}.parameters")
+    return function_tool(wire.name, wire.description, wire.parameters, strict=wire.strict)
 
 
 class _ItemReader:
@@ -241,11 +236,7 @@ class _ItemReader:
                 self.ignored.add(f"input.{kind}")
 
     def _message(self, wire: WireMessage, where: str, placeholders: Mapping[str, str]) -> None:
-        if wire.role not in _ROLES:
-            raise ClientError(
-                f"{where}.role is {wire.role[:40]!r}; it must be one of {', '.join(_ROLES)}",
-                param=f"{where}.role",
-            )
+        check_known(wire.role, _ROLES, f"{where}.role")
         text = self._text(wire.content, f"{where}.content", placeholders)
         if wire.role == "assistant":
             self._acts = True

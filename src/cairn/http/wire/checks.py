@@ -7,7 +7,7 @@ delay the others while its prompt is rendered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -89,8 +89,7 @@ def schema_at(found: Any, where: str) -> JsonObject:
         ClientError: it is missing, or cannot be read.
     """
     schema = object_at(found, where)
-    if (fault := fault_of(dict(schema))) is not None:
-        raise ClientError(f"{where} {fault}", param=where)
+    check_json(schema, where)
     return schema
 
 
@@ -106,6 +105,31 @@ def object_at(found: Any, where: str) -> JsonObject:
     if not isinstance(found, Mapping):
         raise ClientError(f"{where} must be an object", param=where, code="invalid_type")
     return found
+
+
+def check_json(value: JsonObject, where: str) -> None:
+    """
+    Refuse JSON that cannot be passed on unchanged.
+
+    Raises:
+        ClientError: it is nested too deeply, or has an integer that is too large.
+    """
+    if (fault := fault_of(value)) is not None:
+        raise ClientError(f"{where} {fault}", param=where)
+
+
+def check_known(value: str, known: Iterable[str], where: str) -> None:
+    """
+    Refuse a value that is not among the known ones.
+
+    Raises:
+        ClientError: it is unknown.
+    """
+    known = tuple(known)
+    if value not in known:
+        raise ClientError(
+            f"{where} is {value[:40]!r}; it must be one of {', '.join(known)}", param=where
+        )
 
 
 def check_count(items: Sized, where: str, most: int) -> None:

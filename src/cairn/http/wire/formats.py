@@ -37,6 +37,20 @@ class Choice:
     one_call: bool = False
 
 
+def function_tool(
+    name: str, description: str | None, parameters: JsonObject | None, *, strict: bool | None
+) -> Tool:
+    """A tool in canonical form. What is left out does not appear in the prompt."""
+    function: dict[str, object] = {"name": name}
+    if description is not None:
+        function["description"] = description
+    if parameters is not None:
+        function["parameters"] = parameters
+    if strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
 def constraint_of(
     schema: JsonObject | None,
     choice: Choice,

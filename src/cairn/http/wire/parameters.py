@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TypedDict, get_args
+from typing import TypedDict, cast, get_args
 
 import attrs
 import msgspec
@@ -16,7 +16,7 @@ from cairn.engine.names import NAME_MAX, is_name
 from cairn.engine.prompt.template_settings import GRADES
 from cairn.engine.sampling import Sampling
 from cairn.engine.ttl import seconds_of
-from cairn.http.wire.checks import ClientError, JsonObject, check_count
+from cairn.http.wire.checks import ClientError, JsonObject, check_count, check_known
 from cairn.http.wire.suggestions import meant
 from cairn.journal.agents import SESSIONS
 from cairn.journal.events import CacheMode
@@ -186,10 +186,7 @@ def thinking(
     """
     if effort is None:
         return {}, frozenset()
-    if effort not in EFFORTS:
-        raise ClientError(
-            f"{where} is {effort[:40]!r}; it must be one of {', '.join(EFFORTS)}", param=where
-        )
+    check_known(effort, EFFORTS, where)
     settings: dict[str, object] = {}
     if "enable_thinking" in facts.switches:
         settings["enable_thinking"] = effort != "none"
@@ -282,17 +279,10 @@ def _cache_mode(value: str | None) -> CacheMode:
     Raises:
         ClientError: the mode is unknown.
     """
-    match value:
-        case None:
-            return "full"
-        case "full" | "prefix":
-            return value
-        case _:
-            pass
-    raise ClientError(
-        f"cache_mode is {value[:40]!r}; it must be one of {', '.join(get_args(CacheMode))}",
-        param="cache_mode",
-    )
+    if value is None:
+        return "full"
+    check_known(value, get_args(CacheMode), "cache_mode")
+    return cast(CacheMode, value)
 
 
 def group(headers: Mapping[str, str]) -> str | None:
