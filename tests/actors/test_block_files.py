@@ -55,7 +55,7 @@ class Setup:
         """All files in the folder."""
         return [path for path in self.folder.rglob("*") if path.is_file()]
 
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether the journal has no violation, recorded or not."""
         return replay(self.store.read()).findings == ()
 
@@ -97,7 +97,7 @@ async def test_a_stop_writes_all_blocks(setup: Setup):
         now.disk_bytes,
         now.disk_bytes_total,
     )
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_stop_writes_chains_from_their_beginning(
@@ -163,7 +163,7 @@ async def test_a_client_that_disconnects_stops_the_loading(setup: Setup):
         setup.events(ev.RequestRejected)[0].status,
         setup.events(ev.RequestRejected)[0].code,
     )
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_others_decode_while_blocks_are_loaded(setup: Setup):
@@ -239,7 +239,7 @@ async def test_files_stay_within_their_budget(setup: Setup):
         assert last.accepted.cached_tokens >= last.accepted.prompt_tokens // 64 * 64 - 64
     async with setup.serving(disk_bytes=MIB) as server:
         assert 0 < server.statistics().disk_bytes <= MIB
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_no_budget_means_no_files(setup: Setup):
@@ -252,7 +252,7 @@ async def test_no_budget_means_no_files(setup: Setup):
         said = await ask(server, long_request(1))
         assert 0 == said.accepted.cached_tokens
     assert [] == setup.files()
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_full_disk(setup: Setup, monkeypatch: pytest.MonkeyPatch):
@@ -281,7 +281,7 @@ async def test_a_full_disk(setup: Setup, monkeypatch: pytest.MonkeyPatch):
         assert one.tokens == again.tokens
         await ask(server, long_request(3))
     assert setup.events(ev.BlockSpilled)
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 def flip_in_memory(engine: Any, key: str) -> str:
@@ -390,7 +390,7 @@ async def test_many_conversations_over_little_memory(setup: Setup):
     assert before < len(setup.events(ev.BlockLoaded))
     for said in answers.values():
         assert 1 == len({one.tokens for one in said})
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_chain_keeps_its_beginning_on_disk(setup: Setup):
@@ -440,7 +440,7 @@ async def test_foreign_files_stay(setup: Setup, budget: int, capsys: pytest.Capt
         await ask(server, long_request(1))
     assert ("weights", "mine") == (mine.read_text(), (setup.folder / "notes.txt").read_text())
     assert "has files that this journal does not know" in capsys.readouterr().out
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_another_journals_files_stay(setup: Setup):
@@ -457,8 +457,8 @@ async def test_another_journals_files_stay(setup: Setup):
         again = await ask(server, long_request(1))
     assert [] == setup.events(ev.BlockFileRejected)
     assert 0 < again.accepted.cached_tokens
-    assert setup.holds()
-    assert other.holds()
+    assert setup.is_valid()
+    assert other.is_valid()
 
 
 async def test_a_file_without_a_row_is_removed(setup: Setup):
@@ -472,7 +472,7 @@ async def test_a_file_without_a_row_is_removed(setup: Setup):
         pass
     assert 1 == setup.events(ev.BlockFilesScanned)[-1].removed_files
     assert len(spilled) - 1 == len(setup.files())
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 @pytest.mark.parametrize(
@@ -522,7 +522,7 @@ async def test_files_that_cannot_be_removed(
     assert files == setup.files()
     assert 1 == capsys.readouterr().out.count("a block file could not be removed")
     assert [] == setup.events(ev.BlockFileRemoved)
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 @pytest.mark.parametrize("where", ["save_safetensors", "digest"])
@@ -550,7 +550,7 @@ async def test_mlx_fails_while_writing(setup: Setup, monkeypatch: pytest.MonkeyP
     assert len(set(failed)) == len(failed)
     assert [] == setup.events(ev.InvariantViolated)
     assert isinstance(decode(setup.store.rows[-1]).event, ev.ServerStopped)
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 def _digest_fails(engine: Any) -> Any:

@@ -161,8 +161,8 @@ async def test_each_tenant_has_a_session_of_a_name(model_directory: Any) -> None
             assert ("new_session", "cold_start") == path(said)
         assert 0 == theirs.accepted.cached_tokens
         assert ["mine", "mine", "new"] == [said.accepted.session for said in (first, theirs, fresh)]
-        goes_on = await ask_as(server, "alice", first.text, "And then?", session_name="mine")
-        assert ("continuation", None) == path(goes_on)
+        next_turn = await ask_as(server, "alice", first.text, "And then?", session_name="mine")
+        assert ("continuation", None) == path(next_turn)
 
     opened = events(store, ev.SessionOpened)
     assert [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cairn.engine.model.builtin import builtin_directory
-from tests.support.subprocess_server import Serving, assert_holds, started, user
+from tests.support.subprocess_server import Serving, assert_valid, started, user
 
 Start = Callable[..., Serving]
 
@@ -46,7 +46,7 @@ def servers(folder: Path, model_directory: Path) -> Iterator[Start]:
                 health = server.wait_idle()
                 assert {"queued": 0, "running": 0} == health["queue"]
                 assert 0 == server.stop()
-                assert_holds(server.data_dir)
+                assert_valid(server.data_dir)
             assert "Traceback" not in server.stderr()
 
 

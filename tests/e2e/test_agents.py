@@ -10,7 +10,7 @@ import httpx
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
-from tests.support.subprocess_server import DEADLINE_S, Serving, ask, assert_holds, run_ops, user
+from tests.support.subprocess_server import DEADLINE_S, Serving, ask, assert_valid, run_ops, user
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 
@@ -90,7 +90,7 @@ def test_an_agent_outlives_a_restart_and_a_prune(start: Start):
     where = ("--data-dir", again.data_dir)
     code, out, _ = run_ops("journal", "prune", *where, "--before", "0s", "--recent", "--close-idle")
     assert (0, True) == (code, "the history of agent aside" in out), out
-    assert_holds(again.data_dir)
+    assert_valid(again.data_dir)
     code, out, _ = run_ops("agents", "show", "aside", *where)
     assert (0, True) == (code, "You are a guide." in out)
     assert "And then?" in out

@@ -23,7 +23,7 @@ from tests.support.subprocess_server import (
     Listener,
     Serving,
     ask,
-    assert_holds,
+    assert_valid,
     eventually,
     recorded,
     started,
@@ -146,7 +146,7 @@ def test_a_full_disk_and_room_again(server: Serving, cold: Serving, lengthy):
     assert ask(cold, **lengthy[0], max_tokens=250, cache_prompt=False).bits == again.bits
     assert before.bits == ask(server, user(PATH * 12)).bits
     server.wait_idle()
-    assert_holds(copied(server))
+    assert_valid(copied(server))
     assert "Traceback" not in server.stderr()
     assert 0 == server.stop()
 

@@ -13,7 +13,7 @@ from tests.support.subprocess_server import (
     Listener,
     Serving,
     ask,
-    assert_holds,
+    assert_valid,
     assistant,
     eventually,
     user,
@@ -74,7 +74,7 @@ def test_killed_while_it_serves(start: Start, cold: Serving, lengthy: Any):
         assert not client.end().done
     taken = [client for client in clients if client.chunks]
     assert clients[:4] == taken
-    assert_holds(server.data_dir)
+    assert_valid(server.data_dir)
     for client in taken:
         assert_journaled(server, client)
     known = {event.request for event in server.events(ev.RequestReceived)}

@@ -27,7 +27,7 @@ from tests.support.subprocess_server import (
     Listener,
     Serving,
     ask,
-    assert_holds,
+    assert_valid,
     assistant,
     eventually,
     killed_at,
@@ -199,4 +199,4 @@ def test_killed_twenty_times(tmp_path: Path, model_directory: Path, cold: Servin
         server.wait_idle()
         assert 0 == server.stop()
     assert_nothing_is_open(home)
-    assert_holds(home)
+    assert_valid(home)

@@ -16,7 +16,7 @@ from cairn.journal import events as ev
 from tests.e2e.conftest import Start, servers
 from tests.e2e.test_tools import CHUNK, SCRIPT
 from tests.support.scripted_model import make_scripted_model
-from tests.support.subprocess_server import DEADLINE_S, Serving, assert_holds, run_ops
+from tests.support.subprocess_server import DEADLINE_S, Serving, assert_valid, run_ops
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 TOOLS: list[Any] = [
@@ -117,7 +117,7 @@ def test_a_prune_keeps_the_texts_of_later_responses(start: Start):
     )
     assert 0 == code, err
     assert "1 session removed" in out
-    assert_holds(server.data_dir)
+    assert_valid(server.data_dir)
 
     again = start(data_dir=server.data_dir)
     with pytest.raises(openai.NotFoundError):

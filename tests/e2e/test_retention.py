@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
-from tests.support.subprocess_server import Serving, ask, assert_holds, assistant, run_ops, user
+from tests.support.subprocess_server import Serving, ask, assert_valid, assistant, run_ops, user
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 
@@ -37,7 +37,7 @@ def test_a_pruned_journal_still_serves(start: Start, cold: Serving):
     assert 0 == code, err
     assert "1 session closed" in out
     assert "1 session removed" in out
-    assert_holds(server.data_dir)
+    assert_valid(server.data_dir)
     code, _, err = run_ops("replay", old.session, *where)
     assert 2 == code
     assert "was pruned" in err

@@ -17,7 +17,7 @@ from tests.support.subprocess_server import (
     Listener,
     Serving,
     ask,
-    assert_holds,
+    assert_valid,
     assistant,
     eventually,
     run_ops,
@@ -60,7 +60,7 @@ def test_two_models_take_turns(tmp_path: Path, other_directory: Path, cold: Serv
 
     assert ["pebble", "random", "pebble"] == [e.name for e in server.events(ev.ModelLoaded)]
     assert 2 == len(server.events(ev.ModelUnloaded))
-    assert_holds(server.data_dir)
+    assert_valid(server.data_dir)
     for session in (first.session, beside.session):
         code, out, err = run_ops("replay", session, "--engine", "--data-dir", server.data_dir)
         assert 0 == code, out + err
@@ -97,7 +97,7 @@ def test_a_stop_while_a_model_is_loaded(tmp_path: Path, other_directory: Path) -
     assert ["pebble"] == [event.name for event in server.events(ev.ModelLoaded)]
     assert ["slow"] == [event.name for event in server.events(ev.ModelLoadFailed)]
     assert isinstance(server.recorded()[-1].event, ev.ServerStopped)
-    assert_holds(server.data_dir)
+    assert_valid(server.data_dir)
 
     with started(tmp_path / "home", *options) as again:
         answer = ask(again, *talk, assistant(first.text), user("And then?"))

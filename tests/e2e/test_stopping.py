@@ -14,7 +14,7 @@ from tests.e2e.conftest import Start
 from tests.support.subprocess_server import (
     Listener,
     Serving,
-    assert_holds,
+    assert_valid,
     eventually,
     stopped_at,
     user,
@@ -57,7 +57,7 @@ def test_a_running_answer_is_completed(start: Start, cold: Serving, lengthy: Any
     last = server.recorded()[-1].event
     assert isinstance(last, ev.ServerStopped)
     assert 2 == len(server.events(ev.RequestFinished))
-    assert_holds(server.data_dir)
+    assert_valid(server.data_dir)
 
 
 def test_an_idle_server_stops_while_clients_are_connected(start: Start):
@@ -79,7 +79,7 @@ def test_a_second_signal_ends_at_once(start: Start, lengthy: Any, number: signal
     server.signal(number)
     assert 130 == server.wait()
     assert not running.end().done
-    assert_holds(server.data_dir)
+    assert_valid(server.data_dir)
     assert [] == server.events(ev.RequestFinished) + server.events(ev.ServerStopped)
     emitted = server.events(ev.TokensEmitted, request=running.request)
     assert "".join(event.text for event in emitted).startswith(running.text)
@@ -105,7 +105,7 @@ def test_a_request_longer_than_the_drain_gets_an_error(start: Start, lengthy: An
     assert 1 == len(server.events(ev.RequestCancelled, stage="server_stopped"))
     assert 1 == len(server.events(ev.RequestRejected, status=503, code="server_stopping"))
     assert isinstance(server.recorded()[-1].event, ev.ServerStopped)
-    assert_holds(server.data_dir)
+    assert_valid(server.data_dir)
 
 
 def test_a_start_that_is_given_up_is_not_a_lost_server(
@@ -126,4 +126,4 @@ def test_a_start_that_is_given_up_is_not_a_lost_server(
     ]
     assert "did not stop" not in server.stderr()
     assert 0 == server.stop()
-    assert_holds(home)
+    assert_valid(home)

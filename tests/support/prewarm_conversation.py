@@ -57,7 +57,7 @@ class Journaled:
         found = (decode(row).event for row in self.store.rows)
         return [event for event in found if isinstance(event, kinds)]
 
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether the journal has no violation, recorded or not."""
         return replay(self.store.read()).findings == ()
 

@@ -250,7 +250,7 @@ def run_ops(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[i
     return done.returncode, done.stdout, done.stderr
 
 
-def assert_holds(data_dir: Path) -> None:
+def assert_valid(data_dir: Path) -> None:
     """
     Assert that `ops verify` finds no violation, recorded or not. Runs in this process, because it
     does not need a server's environment and starting a process would take most of the time.

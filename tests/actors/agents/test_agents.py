@@ -274,8 +274,8 @@ async def test_a_fork_reuses_the_blocks_of_its_agent(model_directory: Path):
             (await history(server, "two")).turns,
         )
 
-        wanted = await command(server, "two", "And the wood?")
-        said = await ask(server, wanted)
+        request = await command(server, "two", "And the wood?")
+        said = await ask(server, request)
         # It reuses as much as the agent's own third turn, whose prompt is as long.
         assert (third.accepted.prompt_tokens, third.accepted.cached_tokens) == (
             said.accepted.prompt_tokens,
@@ -284,12 +284,12 @@ async def test_a_fork_reuses_the_blocks_of_its_agent(model_directory: Path):
         assert said.accepted.cached_tokens > 96
         assert ("agent/two", "cold_start") == (said.accepted.session, said.accepted.reason)
         plain: Any = {"keep": None, "session_name": None, "cache_prompt": False}
-        cold = await ask(server, attrs.evolve(wanted, **plain))
+        cold = await ask(server, attrs.evolve(request, **plain))
         assert cold.tokens == said.tokens
         last = await go_on(server, "last", "And the wood?")
-        goes_on = await go_on(server, "notes", "And the wood?")
+        next_turn = await go_on(server, "notes", "And the wood?")
         assert last.accepted.cached_tokens >= said.accepted.cached_tokens
-        assert goes_on.tokens == last.tokens
+        assert next_turn.tokens == last.tokens
         first = await go_on(server, "none", "Who?")
         assert first.accepted.prompt_tokens < 40
         assert [3, 4, 4, 1] == [

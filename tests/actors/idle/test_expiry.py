@@ -108,7 +108,7 @@ async def test_everything_expires_after_a_day(filed: Journaled, tmp_path: Path) 
         order = [starts[event.key] for event in found]
         assert sorted(order, reverse=True) == order
         assert held.blocks == len(order)
-    assert filed.holds()
+    assert filed.is_valid()
 
 
 async def test_a_ttl_of_zero_is_never_written(filed: Journaled, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ async def test_a_ttl_of_zero_is_never_written(filed: Journaled, tmp_path: Path) 
     evicted = [event.key for event in filed.events(ev.BlockEvicted)]
     assert evicted
     assert not set(evicted) & set(spilled)
-    assert filed.holds()
+    assert filed.is_valid()
 
 
 async def test_a_ttl_of_zero_after_the_clock_was_set_back(
@@ -156,7 +156,7 @@ async def test_a_ttl_of_zero_after_the_clock_was_set_back(
     assert [] == filed.events(ev.BlockSpilled)
     assert [] == files(tmp_path)
     assert filed.events(ev.BlockSealed)
-    assert filed.holds()
+    assert filed.is_valid()
 
 
 async def test_a_file_that_cannot_be_removed_delays_no_other(
@@ -188,7 +188,7 @@ async def test_a_file_that_cannot_be_removed_delays_no_other(
         for _ in range(len(held)):
             await later(server, 25 * HOUR_S)
         assert [] == files(tmp_path)
-    assert filed.holds()
+    assert filed.is_valid()
 
 
 async def test_a_use_renews_the_ttl(setup: Journaled) -> None:
@@ -211,7 +211,7 @@ async def test_a_use_renews_the_ttl(setup: Journaled) -> None:
         assert HOUR_S == session.ttl_s
         await later(server, 2 * HOUR_S)
         assert 0 == server.statistics().blocks
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_hint_of_the_client_may_lengthen_the_ttl(setup: Journaled) -> None:
@@ -237,7 +237,7 @@ async def test_a_ttl_outlasts_a_restart(filed: Journaled, tmp_path: Path) -> Non
         assert 0 == server.statistics().disk_blocks
         assert {} == server.statistics().sessions
     assert {"expired"} == {event.reason for event in filed.events(ev.BlockFileRemoved)}
-    assert filed.holds()
+    assert filed.is_valid()
 
 
 async def test_nothing_is_removed_while_a_request_is_in_flight(setup: Journaled) -> None:
@@ -253,7 +253,7 @@ async def test_nothing_is_removed_while_a_request_is_in_flight(setup: Journaled)
             assert 0 == await server.loaded.memory.remove_expired(lambda: False)
         await done(server)
         assert 0 == server.statistics().blocks
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_two_tasks_ask_for_the_slab_and_one_closes_the_session(
@@ -284,4 +284,4 @@ async def test_two_tasks_ask_for_the_slab_and_one_closes_the_session(
 
     assert [] == setup.events(ev.InvariantViolated)
     assert 1 == len(setup.events(ev.SlabReleased))
-    assert setup.holds()
+    assert setup.is_valid()

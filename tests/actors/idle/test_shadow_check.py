@@ -340,18 +340,18 @@ def test_a_check_that_requests_interrupt_every_time_is_skipped(
             assert server.loaded.shadow is not None
             settle, ends = server.loaded.engine.settle, list[bool]()
 
-            async def disturbed(run: Any, record: Any, wanted: Any) -> Any:
+            async def interrupted(run: Any, record: Any, still_needed: Any) -> Any:
                 if not watch.of(ev.ShadowStarted) or watch.of(ev.ShadowSkipped):
-                    return await settle(run, record, wanted)
+                    return await settle(run, record, still_needed)
                 ends.append(len(ends) < 4)
                 if not ends[-1]:
                     server.loaded.activity.arrivals += (
                         1  # a request that came and was answered meanwhile
                     )
-                assert ends[-1] or not wanted()
+                assert ends[-1] or not still_needed()
                 return None
 
-            monkeypatch.setattr(server.loaded.engine, "settle", disturbed)
+            monkeypatch.setattr(server.loaded.engine, "settle", interrupted)
             await ask(server, command(LONG, max_tokens=4))
             (skipped,) = await watch.until(ev.ShadowSkipped)
             assert "interrupted" == skipped.reason
@@ -714,18 +714,18 @@ def test_an_answer_on_kv_that_changed_is_found(model_directory: Path) -> None:
                 Message(role="assistant", content=first.text),
                 Message(role="user", content="And then?"),
             )
-            goes_on = generate(Conversation(messages=onward), session_name="s")
-            await ask(server, goes_on)
+            next_turn = generate(Conversation(messages=onward), session_name="s")
+            await ask(server, next_turn)
             _, ended = await watch.until(ev.ShadowEnded, 2)
             assert "differs" == ended.result
             (out,) = await watch.until(ev.SessionQuarantined)
             with pytest.raises(Broken) as caught:
-                await ask(server, goes_on)
+                await ask(server, next_turn)
             assert out.bug_id == caught.value.bug_id
             with trio.fail_after(60):
                 while server.loaded.sequencer.state.sessions[SessionId("s")].slab is not None:
                     await trio.testing.wait_all_tasks_blocked()
-            cold = await ask(server, attrs.evolve(goes_on, session_name=None))
+            cold = await ask(server, attrs.evolve(next_turn, session_name=None))
             await watch.until(ev.ShadowEnded, 3)
             assert "same" == watch.of(ev.ShadowEnded)[-1].result
             assert cold.accepted.path == "new_session"
@@ -810,10 +810,10 @@ def test_a_request_that_is_served_when_a_check_differs_gets_the_bug(
                 Message(role="assistant", content=first.text),
                 Message(role="user", content="And then?"),
             )
-            goes_on = generate(Conversation(messages=onward), session_name="s", max_tokens=200)
+            next_turn = generate(Conversation(messages=onward), session_name="s", max_tokens=200)
 
             async def read() -> None:
-                async with local(server).generate(goes_on) as replies:
+                async with local(server).generate(next_turn) as replies:
                     async for reply in replies:
                         if not isinstance(reply, Accepted):
                             go.set()

@@ -107,7 +107,7 @@ class Setup:
         """The models that were loaded, in order."""
         return [event.name for event in self.events(ev.ModelLoaded)]
 
-    def holds(self) -> None:
+    def verify(self) -> None:
         """Verify the whole journal."""
         assert () == replay(self.store.read()).findings
 
@@ -155,7 +155,7 @@ async def engine_held(server: Server) -> AsyncIterator[threading.Event]:
             go_on.set()
 
 
-async def under_way(server: Server, requests: int) -> None:
+async def wait_in_flight(server: Server, requests: int) -> None:
     """Wait until a number of requests are running or in the queue."""
     with trio.fail_after(60):
         while (now := server.statistics()).queued + now.running < requests:
@@ -184,10 +184,10 @@ async def test_a_model_that_is_loaded_again_finds_its_sessions(
     monkeypatch.setattr(Memory, "write_through", not_now)
     async with setup.serving() as server:
         first = await ask(server, to("one", OPENING))
-        goes_on = (OPENING, first.text, "And then?")
-        beside = await ask(server, to("other-alias", *goes_on))
-        again = await ask(server, to("one-alias", *goes_on))
-        cold = await ask(server, to("one", *goes_on, cache_prompt=False))
+        onward = (OPENING, first.text, "And then?")
+        beside = await ask(server, to("other-alias", *onward))
+        again = await ask(server, to("one-alias", *onward))
+        cold = await ask(server, to("one", *onward, cache_prompt=False))
 
     assert beside.tokens != again.tokens
     assert ("new_session", "fingerprint_changed") == (beside.accepted.path, beside.accepted.reason)
@@ -205,7 +205,7 @@ async def test_a_model_that_is_loaded_again_finds_its_sessions(
     assert [*loaded, loaded[0]] == [
         said.accepted.fingerprint for said in (first, beside, again, cold)
     ]
-    setup.holds()
+    setup.verify()
 
 
 async def test_the_memory_of_a_model_that_left_is_free(setup: Setup) -> None:
@@ -225,7 +225,7 @@ async def test_the_memory_of_a_model_that_left_is_free(setup: Setup) -> None:
     assert max(left) <= before.active_bytes - before.weights_bytes
 
 
-async def gone(server: Server, command: Generate) -> None:
+async def disconnect(server: Server, command: Generate) -> None:
     """A client that sends a request and disconnects at once."""
     async with local(server).generate(command):
         pass
@@ -251,7 +251,7 @@ async def test_the_queue_is_fair(setup: Setup) -> None:
     assert ["one", "other", "one"] == setup.swaps()
     ends = [event.kind for event in setup.events(ev.RequestFinished, ev.ModelUnloaded)]
     assert ["request_finished", "model_unloaded"] == ends[:2]
-    setup.holds()
+    setup.verify()
 
 
 async def test_a_client_that_disconnects_causes_no_swap(setup: Setup) -> None:
@@ -265,10 +265,10 @@ async def test_a_client_that_disconnects_causes_no_swap(setup: Setup) -> None:
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(ask, server, to("one", OPENING, seed=1))
-        await under_way(server, 1)
+        await wait_in_flight(server, 1)
         async with local(server).generate(to("other", OPENING)):
             nursery.start_soon(ask, server, to("one", OPENING, seed=2))
-            await under_way(server, 3)
+            await wait_in_flight(server, 3)
         go_on.set()
 
     assert ["one"] == setup.swaps()
@@ -276,7 +276,7 @@ async def test_a_client_that_disconnects_causes_no_swap(setup: Setup) -> None:
     (rejected,) = setup.events(ev.RequestRejected)
     assert (499, "client_gone") == (rejected.status, rejected.code)
     assert [1, 2] == [event.seed for event in setup.events(ev.RequestReceived)]
-    setup.holds()
+    setup.verify()
 
 
 async def test_a_count_times_out_and_has_a_queue(
@@ -331,7 +331,7 @@ async def test_a_request_that_waits_for_its_model_gets_keep_alives(
 
         async with engine_held(server) as go_on, trio.open_nursery() as nursery:
             nursery.start_soon(late)
-            await under_way(server, 1)
+            await wait_in_flight(server, 1)
             async with local(server).generate(to("other", OPENING)) as replies:
                 assert Waiting(queued=True, prefilled_tokens=0) == await anext(replies)
                 monkeypatch.setattr(RequestContext, "is_over", True)
@@ -354,7 +354,7 @@ async def test_the_queue_is_bounded(setup: Setup) -> None:
             command = to("other", OPENING, choices=choices)
             await clients.enter_async_context(local(server).generate(command))
         with pytest.raises(QueueFull) as caught:
-            await gone(server, to("other", OPENING))
+            await disconnect(server, to("other", OPENING))
         assert caught.value.request is not None
     rejected = setup.events(ev.RequestRejected)
     assert [429, 499, 499] == [event.status for event in rejected]
@@ -368,7 +368,7 @@ async def test_more_answers_than_places(setup: Setup) -> None:
     async with setup.serving(limits=Limits(queue=1)) as server:  # and two rows
         for name in ("one", "other"):
             with pytest.raises(TooManyAnswers, match="at most 3 answers"):
-                await gone(server, attrs.evolve(to(name, OPENING), choices=4))
+                await disconnect(server, attrs.evolve(to(name, OPENING), choices=4))
     assert ["one"] == setup.swaps()
 
 
@@ -392,7 +392,7 @@ async def test_a_model_whose_directory_is_broken(setup: Setup, tmp_path: Path) -
     assert ("other", True) == (failed.name, "config.json" in failed.reason)
     assert [503, 503] == [event.status for event in setup.events(ev.RequestRejected)]
     assert ["one"] == setup.swaps()
-    setup.holds()
+    setup.verify()
 
 
 async def test_a_model_that_cannot_be_loaded(
@@ -423,7 +423,7 @@ async def test_a_model_that_cannot_be_loaded(
 
     assert ["one", "one", "other"] == setup.swaps()
     assert 1 == len(setup.events(ev.ModelLoadFailed))
-    setup.holds()
+    setup.verify()
 
 
 async def test_neither_model_can_be_loaded(
@@ -454,7 +454,7 @@ async def test_neither_model_can_be_loaded(
 
     assert ["one", "other"] == setup.swaps()
     assert ["other", "one"] == [event.name for event in setup.events(ev.ModelLoadFailed)]
-    setup.holds()
+    setup.verify()
 
 
 async def test_a_stop_refuses_requests_in_the_queue(setup: Setup) -> None:
@@ -470,20 +470,20 @@ async def test_a_stop_refuses_requests_in_the_queue(setup: Setup) -> None:
 
         async with engine_held(server) as go_on:
             nursery.start_soon(run)
-            await under_way(server, 1)
+            await wait_in_flight(server, 1)
             async with local(server).generate(to("other", OPENING)) as replies:
                 nursery.start_soon(server.drain)
                 with pytest.raises(Stopping):
                     await anext(replies)
             with pytest.raises(Stopping):
-                await gone(server, to("other", OPENING))
+                await disconnect(server, to("other", OPENING))
             go_on.set()
         await running.wait()
 
     assert ["one"] == setup.swaps()
     assert 1 == len(setup.events(ev.RequestFinished))
     assert isinstance(decode(setup.store.rows[-1]).event, ev.ServerStopped)
-    setup.holds()
+    setup.verify()
 
 
 async def test_a_stop_does_not_wait_for_a_load(setup: Setup) -> None:
@@ -527,7 +527,7 @@ async def test_a_stop_does_not_wait_for_a_load(setup: Setup) -> None:
     ends = [event.kind for event in setup.events(ev.ModelUnloaded, ev.ModelLoadFailed)]
     assert ["model_unloaded", "model_load_failed"] == ends
     assert isinstance(decode(setup.store.rows[-1]).event, ev.ServerStopped)
-    setup.holds()
+    setup.verify()
     async with setup.serving() as server:
         again = await ask(server, to("one", OPENING, first.text, "And then?"))
         assert first.accepted.session == again.accepted.session
@@ -571,7 +571,7 @@ async def test_a_stop_before_a_load(
     assert ["one"] == setup.swaps()
     assert [] == setup.events(ev.ModelLoadFailed)
     assert (step == "unload") == bool(setup.events(ev.ModelUnloaded))
-    setup.holds()
+    setup.verify()
 
 
 async def test_a_named_session_outlives_its_model(
@@ -596,7 +596,7 @@ async def test_a_named_session_outlives_its_model(
     assert said[1].tokens == said[2].tokens != said[0].tokens
     opened = [event.session for event in setup.events(ev.SessionOpened)]
     assert ["@alice/mine", "@bob/mine"] == opened
-    setup.holds()
+    setup.verify()
     capsys.readouterr()
     rows = list(setup.store.read())
     for session, models in (("@alice/mine", ["one", "other"]), ("@bob/mine", ["other"])):
@@ -737,7 +737,7 @@ async def test_checks_that_wait_when_a_model_leaves_are_skipped(
     order = [event.kind for event in setup.events(*kinds)]
     skip = "shadow_skipped"
     assert [skip, skip, "model_unloaded", skip, "server_stopped"] == order
-    setup.holds()
+    setup.verify()
 
 
 async def test_a_bias_of_a_token_that_the_model_does_not_know(setup: Setup) -> None:
@@ -776,7 +776,7 @@ async def test_an_agent_that_waits_for_its_model_is_busy(setup: Setup) -> None:
         ):
             for model in ("other", "one"):
                 with pytest.raises(AgentBusy, match="answering another request"):
-                    await gone(server, turn(model, "And?", previous=None))
+                    await disconnect(server, turn(model, "And?", previous=None))
             with pytest.raises(AgentBusy):
                 await local(server).agents.delete("notes")
             assert [1] == [one.waiting for one in server.models if one.waiting]
@@ -791,7 +791,7 @@ async def test_an_agent_that_waits_for_its_model_is_busy(setup: Setup) -> None:
 
     assert ["one", "other", "one"] == setup.swaps()
     assert [] == setup.events(ev.RequestRejected)
-    setup.holds()
+    setup.verify()
 
 
 async def test_an_agent_whose_request_leaves_the_queue_is_free(setup: Setup) -> None:
@@ -806,14 +806,14 @@ async def test_an_agent_whose_request_leaves_the_queue_is_free(setup: Setup) -> 
             server.loaded.sequencer.append(ev.OperatorActed(action="accept_unstable", detail=""))
             await until(server, journal_full=True)
             with pytest.raises(JournalFull):
-                await gone(server, turn("other", OPENING, previous=None))
+                await disconnect(server, turn("other", OPENING, previous=None))
             setup.store.full = False
             await until(server, journal_full=False)
-            await gone(server, turn("other", OPENING, previous=None))
+            await disconnect(server, turn("other", OPENING, previous=None))
             for _ in range(2):
                 await clients.enter_async_context(local(server).generate(to("other", OPENING)))
             with pytest.raises(QueueFull):
-                await gone(server, turn("other", OPENING, previous=None))
+                await disconnect(server, turn("other", OPENING, previous=None))
         strange = Sampling(temperature=0.0, logit_bias=((1 << 20, 1.0),))
         with pytest.raises(PromptRefused, match="no token of this model"):
             await ask(server, turn("other", OPENING, previous=None, sampling=strange))
@@ -841,7 +841,7 @@ async def test_an_agent_changes_its_model(setup: Setup) -> None:
         assert () == local(server).agents.all()
 
     assert [second.accepted.session] == [e.session for e in setup.events(ev.SessionClosed)]
-    setup.holds()
+    setup.verify()
 
 
 async def test_a_stop_while_the_model_of_an_agent_is_unloaded(
@@ -874,9 +874,9 @@ async def test_a_stop_while_the_model_of_an_agent_is_unloaded(
 
     assert [True] == deleted
     assert [] == setup.events(ev.SessionClosed, ev.InvariantViolated)
-    setup.holds()
+    setup.verify()
     async with setup.serving() as server:
         assert () == local(server).agents.all()
         await local(server).agents.create(NewAgent(name="notes", model="one"))
     assert [said.accepted.session] == [e.session for e in setup.events(ev.SessionClosed)]
-    setup.holds()
+    setup.verify()

@@ -54,7 +54,7 @@ async def test_a_new_session_is_built_on_shared_blocks(setup: Journaled) -> None
     assert path.blocks_from_pool >= said.finished.prompt_tokens // C
     assert path.blocks_from_pool * C == apart.finished.cached_tokens > 0
     assert said.accepted.session == path.nearest
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_named_session_serves_it_without_reusing_its_slab(setup: Journaled) -> None:
@@ -78,7 +78,7 @@ async def test_a_named_session_serves_it_without_reusing_its_slab(setup: Journal
     assert 0 < path.blocks_from_pool
     (shared,) = (one for one in setup.events(ev.BlocksRestored) if one.request == path.request)
     assert (0, path.reused_tokens) == (shared.start, shared.end)
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_cache_prompt_false_overrides_the_mode(setup: Journaled) -> None:
@@ -90,4 +90,4 @@ async def test_cache_prompt_false_overrides_the_mode(setup: Journaled) -> None:
             said = await ask(server, first(cache_prompt=False, cache_mode=mode))
             assert ("new_session", "cache_disabled") == path_of(said)
             assert 0 == said.finished.cached_tokens
-    assert setup.holds()
+    assert setup.is_valid()

@@ -65,7 +65,7 @@ class LoggingEngine(FakeEngine):
 
 
 @attrs.frozen
-class Shop:
+class HeldThread:
     """A thread that is held in its first job, and then runs what was requested meanwhile."""
 
     thread: EngineThread
@@ -89,10 +89,10 @@ class Shop:
 
 
 @contextlib.asynccontextmanager
-async def shop() -> AsyncIterator[Shop]:
+async def held_thread() -> AsyncIterator[HeldThread]:
     """A thread that is held in its first job."""
     thread, device = EngineThread(), LoggingEngine()
-    made = Shop(thread, device)
+    made = HeldThread(thread, device)
     async with trio.open_nursery() as nursery:
         await nursery.start(thread.run)
         thread.install(device)
@@ -114,7 +114,7 @@ async def shop() -> AsyncIterator[Shop]:
 
 async def test_decode_passes_run_between_two_parts_and_no_prefill() -> None:
     """One part at a time; a prefill pass that was requested earlier waits for a few of them."""
-    async with shop() as made:
+    async with held_thread() as made:
         made.decodes(6)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.thread.prefill, *made.part("chunk"))
@@ -131,7 +131,7 @@ async def test_decode_passes_run_between_two_parts_and_no_prefill() -> None:
 
 async def test_a_long_copy_lets_prefill_passes_in() -> None:
     """The first token of another request does not wait for all of a long history."""
-    async with shop() as made:
+    async with held_thread() as made:
         names = [str(number) for number in range(2 * COPIES_PER_PREFILL + 1)]
         async with trio.open_nursery() as nursery:
             for chunk in ("first chunk", "second chunk"):
@@ -148,7 +148,7 @@ async def test_a_long_copy_lets_prefill_passes_in() -> None:
 
 async def test_a_copy_that_is_no_longer_needed_is_dropped_at_once() -> None:
     """Its parts are dropped at once, not one after each decode pass."""
-    async with shop() as made:
+    async with held_thread() as made:
         made.decodes(50)
         async with trio.open_nursery() as nursery:
             parts = [made.part(str(number)) for number in range(20)]
@@ -163,7 +163,7 @@ async def test_a_copy_that_is_no_longer_needed_is_dropped_at_once() -> None:
 
 async def test_copies_run_one_after_the_other() -> None:
     """Two copies do not alternate between passes."""
-    async with shop() as made:
+    async with held_thread() as made:
         made.decodes(8)
         async with trio.open_nursery() as nursery:
             for copy in ("a", "b"):
@@ -181,7 +181,7 @@ async def test_a_copy_ends_once_it_is_no_longer_needed() -> None:
     A part that has begun is recorded, and no further one begins, even if the predicate changes
     back.
     """
-    async with shop() as made:
+    async with held_thread() as made:
         done = list[bool]()
         parts = [made.part(name) for name in ("one", "two", "three", "four")]
 
@@ -206,7 +206,7 @@ async def test_a_failed_part_ends_the_copy(where: str) -> None:
     def fails(_: Any) -> Any:
         raise RuntimeError("a part went wrong")
 
-    async with shop() as made:
+    async with held_thread() as made:
         first, (run, record), last = (made.part(name) for name in ("one", "two", "three"))
         second = (fails, record) if where == "run" else (run, fails)
         made.go.set()
@@ -219,7 +219,7 @@ async def test_a_failed_part_ends_the_copy(where: str) -> None:
 
 async def test_a_cancelled_copy_ends_after_the_running_part() -> None:
     """The running part is recorded, and none begins after it."""
-    async with shop() as made:
+    async with held_thread() as made:
         held, reached = threading.Event(), threading.Event()
 
         def waits(_: Engine) -> str:
@@ -233,7 +233,7 @@ async def test_a_cancelled_copy_ends_after_the_running_part() -> None:
             nursery.start_soon(made.thread.copy, parts, lambda: True)
             assert await trio.to_thread.run_sync(reached.wait, 60)
             nursery.cancel_scope.cancel()
-            nursery.start_soon(_set_behind, held)
+            nursery.start_soon(_set_later, held)
 
         assert ["one"] == made.recorded
         assert [] == made.device.did
@@ -243,25 +243,25 @@ async def test_a_copy_that_is_cancelled_before_its_first_part() -> None:
     """
     No part begins afterwards, even if the engine's thread is notified that the copy is needed.
     """
-    async with shop() as made:
+    async with held_thread() as made:
         held, reached = threading.Event(), threading.Event()
 
-        def wanted() -> bool:
+        def still_needed() -> bool:
             reached.set()
             assert held.wait(60)
             return True
 
         made.go.set()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.thread.copy, [made.part("one"), made.part("two")], wanted)
+            nursery.start_soon(made.thread.copy, [made.part("one"), made.part("two")], still_needed)
             assert await trio.to_thread.run_sync(reached.wait, 60)
             nursery.cancel_scope.cancel()
-            nursery.start_soon(_set_behind, held)
+            nursery.start_soon(_set_later, held)
 
         assert [] == made.device.did == made.recorded
 
 
-async def _set_behind(held: threading.Event) -> None:
+async def _set_later(held: threading.Event) -> None:
     with trio.CancelScope(shield=True):
         await trio.testing.wait_all_tasks_blocked(0.01)
         held.set()
@@ -360,7 +360,7 @@ async def test_others_decode_while_a_history_is_copied(setup: Journaled) -> None
     places = [place for place, what in enumerate(order.did) if what == "part"]
     assert len(places) == len(parts) == -(-copied.blocks_from_pool // 2)
     assert all(later - one > 1 for one, later in itertools.pairwise(places))
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_client_that_disconnects_between_two_parts_leaves_the_first_ones(
@@ -396,7 +396,7 @@ async def test_a_client_that_disconnects_between_two_parts_leaves_the_first_ones
     assert ("prefill", 2, 4 * 64) == (cancelled.stage, len(parts), settled.canonical_tokens)
     assert ("continuation", 4) == (chosen.path, chosen.blocks_from_slab)
     assert second.finished.cached_tokens == (4 + chosen.blocks_from_pool) * 64
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_block_that_is_quarantined_during_its_copy(setup: Journaled) -> None:
@@ -412,13 +412,13 @@ async def test_a_block_that_is_quarantined_during_its_copy(setup: Journaled) -> 
         )
         between, bug_ids = hold_in_copy(server), list[str]()
 
-        async def meets() -> None:
+        async def ask_and_fail() -> None:
             with pytest.raises(Broken) as bug:
                 await ask(server, onward(question(), first))
             bug_ids.append(bug.value.bug_id)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(meets)
+            nursery.start_soon(ask_and_fail)
             await between.wait()
             request = server.loaded.sequencer.session(first.accepted.session).request
             assert request is not None
@@ -476,7 +476,7 @@ async def test_a_request_ends_a_prewarming_copy(setup: Journaled) -> None:
     chosen = setup.events(ev.PathSelected)[-1]
     assert prewarm[-1].end == chosen.blocks_from_slab * 64
     assert answers[0].finished.cached_tokens >= chosen.blocks_from_slab * 64
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_quarantined_block_ends_a_prewarming_copy(setup: Journaled) -> None:

@@ -46,7 +46,7 @@ def question(place: int = 1, count: int = 60) -> Generate:
     return generate(Conversation(messages=(Message(role="user", content=words(place, count)),)))
 
 
-def rests(seconds: float) -> Limits:
+def limits(seconds: float) -> Limits:
     """Limits that keep the slabs of idle sessions for so long."""
     return Limits(slab_idle_s=seconds)
 
@@ -71,7 +71,7 @@ async def test_an_idle_conversation_is_in_memory_once(setup: Journaled) -> None:
     With an idle limit of 0 the slab is released when the session becomes idle, and the freed memory
     is returned. The blocks remain: no more bytes than the tokens take.
     """
-    async with setup.serving(limits=rests(0)) as server:
+    async with setup.serving(limits=limits(0)) as server:
         said = await ask(server, question())
         await without_slabs(server)
         now = server.statistics()
@@ -83,14 +83,14 @@ async def test_an_idle_conversation_is_in_memory_once(setup: Journaled) -> None:
     assert chunks * BLOCK == now.block_bytes == now.kv_live_bytes == now.kv_expected_bytes
     (released,) = setup.events(ev.SlabReleased)
     assert AT_REST == released.reason
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_before_the_limit_memory_has_it_twice(setup: Journaled) -> None:
     """
     The control: with a longer idle limit slab and blocks both exist, and the statistics show it.
     """
-    async with setup.serving(limits=rests(60)) as server:
+    async with setup.serving(limits=limits(60)) as server:
         await ask(server, question())
         await unmoved(server)
         now = server.statistics()
@@ -100,7 +100,7 @@ async def test_before_the_limit_memory_has_it_twice(setup: Journaled) -> None:
     assert now.slab_bytes + now.block_bytes == now.kv_live_bytes
     assert now.kv_expected_bytes == now.blocks * BLOCK < now.kv_live_bytes / 1.05
     assert [] == setup.events(ev.SlabReleased)
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 @pytest.mark.parametrize(("seconds", "keeps"), [(60, True), (0, False)])
@@ -108,7 +108,7 @@ async def test_the_next_turn_continues_from_the_blocks(
     setup: Journaled, seconds: float, keeps: bool
 ) -> None:
     """It reuses as many tokens as from a kept slab, on the same path; they are copied."""
-    async with setup.serving(limits=rests(seconds)) as server:
+    async with setup.serving(limits=limits(seconds)) as server:
         first = await ask(server, question())
         await (unmoved if keeps else without_slabs)(server)
         second = await ask(server, onward(question(), first))
@@ -119,7 +119,7 @@ async def test_the_next_turn_continues_from_the_blocks(
     assert there >= first.finished.prompt_tokens // C
     assert ("continuation", None) == (chosen.path, chosen.reason)
     assert (there, 0) == (chosen.blocks_from_slab, chosen.blocks_from_pool)[:: 1 if keeps else -1]
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_the_slab_is_released_after_the_limit(
@@ -129,7 +129,7 @@ async def test_the_slab_is_released_after_the_limit(
     The slab exists until the limit and is gone after it. A request before that uses it, and the
     time starts again when the session is idle again.
     """
-    async with setup.serving(limits=rests(60)) as server:
+    async with setup.serving(limits=limits(60)) as server:
         asked = question()
         said = await ask(server, asked)
         await unmoved(server)
@@ -148,7 +148,7 @@ async def test_the_slab_is_released_after_the_limit(
 
     assert all(event.blocks_from_slab for event in setup.events(ev.PathSelected)[1:])
     assert [AT_REST] == [event.reason for event in setup.events(ev.SlabReleased)]
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_no_request_waits_while_memory_is_returned(
@@ -158,7 +158,7 @@ async def test_no_request_waits_while_memory_is_returned(
     A slab that is given up while a request is in flight leaves its memory to other sessions, and
     the session's own next turn is served meanwhile. The memory is returned when the server is idle.
     """
-    async with setup.serving(limits=rests(60)) as server:
+    async with setup.serving(limits=limits(60)) as server:
         first = await ask(server, question())
         await unmoved(server)
         with server.loaded.activity.preparing():
@@ -179,12 +179,12 @@ async def test_no_request_waits_while_memory_is_returned(
                     await trio.testing.wait_all_tasks_blocked()
         await without_slabs(server)
         assert 1 == server.loaded.engine.device.gave_back
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_session_that_needs_the_slab_gets_it_at_once(setup: Journaled) -> None:
     """A different session that finds no slab does not wait for the end of the idle limit."""
-    async with setup.serving(limits=rests(3600), pool_slabs=1) as server:
+    async with setup.serving(limits=limits(3600), pool_slabs=1) as server:
         first = await ask(server, question())
         await unmoved(server)
         second = await ask(server, question(7))
@@ -193,7 +193,7 @@ async def test_a_session_that_needs_the_slab_gets_it_at_once(setup: Journaled) -
         assert slab_of(server, second) is not None
 
     assert ["room for another session"] == [e.reason for e in setup.events(ev.SlabReleased)]
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 @pytest.mark.parametrize("blocks", [3, 100])
@@ -202,7 +202,7 @@ async def test_tokens_without_a_block_stay_in_the_slab(setup: Journaled, blocks:
     If memory for blocks does not hold a whole conversation, its slab is the only place of the rest,
     and is kept.
     """
-    async with setup.serving(limits=rests(0), blocks_bytes=blocks * BLOCK) as server:
+    async with setup.serving(limits=limits(0), blocks_bytes=blocks * BLOCK) as server:
         said = await ask(server, question())
         await unmoved(server)
         if blocks == 3:
@@ -214,7 +214,7 @@ async def test_tokens_without_a_block_stay_in_the_slab(setup: Journaled, blocks:
             assert session.cached_tokens * TOKEN_BYTES == now.kv_expected_bytes > now.block_bytes
         else:
             await without_slabs(server)
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_the_slab_stays_if_a_block_is_evicted_meanwhile(
@@ -223,7 +223,7 @@ async def test_the_slab_stays_if_a_block_is_evicted_meanwhile(
     """
     The session checks again after the wait: by then a different conversation has evicted a block.
     """
-    async with setup.serving(limits=rests(60), blocks_bytes=8 * BLOCK) as server:
+    async with setup.serving(limits=limits(60), blocks_bytes=8 * BLOCK) as server:
         first = await ask(server, question())
         await unmoved(server)
         mock_clock.jump(30)
@@ -235,7 +235,7 @@ async def test_the_slab_stays_if_a_block_is_evicted_meanwhile(
         await unmoved(server)
         assert slab_of(server, first) is not None
     assert [] == setup.events(ev.SlabReleased)
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_slab_that_cannot_be_released_ends_one_session(
@@ -245,7 +245,7 @@ async def test_a_slab_that_cannot_be_released_ends_one_session(
     The failure is a bug of that session alone, which is quarantined. Other sessions are served,
     from its blocks too, and the totals are right.
     """
-    async with setup.serving(limits=rests(0)) as server:
+    async with setup.serving(limits=limits(0)) as server:
 
         def fails() -> None:
             raise RuntimeError("the device gave up")
@@ -278,7 +278,7 @@ async def test_an_answer_from_blocks_has_the_same_bits(model_directory: Path) ->
     """
     store = MemoryStore()
     settings: dict[str, Any] = {"block_tokens": 16, "shadow_share": 1.0}
-    async with serving(model_directory, store, limits=rests(0), **settings) as server:
+    async with serving(model_directory, store, limits=limits(0), **settings) as server:
         first = await ask(server, story(1))
         await without_slabs(server)
         asked = onward(story(1), first)
@@ -307,7 +307,7 @@ async def test_files_are_written_before_the_slab_is_released(
     """
     store = MemoryStore()
     settings: dict[str, Any] = {"blocks_folder": tmp_path / "blocks", "disk_bytes": 64 * MIB}
-    async with serving(model_directory, store, limits=rests(0), **settings) as server:
+    async with serving(model_directory, store, limits=limits(0), **settings) as server:
         await ask(server, story(1))
         await without_slabs(server)
         now = server.statistics()

@@ -92,7 +92,7 @@ async def test_the_next_turn_prefills_its_own_tokens_and_at_most_a_block(
     chosen = setup.events(ev.PathSelected)[1]
     assert done.computed_tokens == chosen.prewarmed_tokens
     assert chosen.rerendered_tokens > 200
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_switched_off_the_next_turn_prefills_what_was_dropped(setup: Journaled) -> None:
@@ -108,7 +108,7 @@ async def test_switched_off_the_next_turn_prefills_what_was_dropped(setup: Journ
     assert "settle" in steps
     assert [] == setup.events(ev.PrewarmStarted, ev.PrewarmFinished, ev.PrewarmAbandoned)
     assert [0, 0] == [event.prewarmed_tokens for event in setup.events(ev.PathSelected)]
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_an_empty_thought_is_dropped_too(setup: Journaled) -> None:
@@ -131,7 +131,7 @@ async def test_an_empty_thought_is_dropped_too(setup: Journaled) -> None:
         new = new_tokens(server) + 8  # the empty thought of the new turn
     assert second.finished.prompt_tokens > 3 * C
     assert prefilled(second) < new + C
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_existing_blocks_are_not_computed_again(setup: Journaled) -> None:
@@ -156,7 +156,7 @@ async def test_existing_blocks_are_not_computed_again(setup: Journaled) -> None:
     assert [("third", third.blocks_from_pool)] == [(e.session, len(e.keys)) for e in shared]
     sealed = [event.key for event in setup.events(ev.BlockSealed)]
     assert len(sealed) == len(set(sealed))
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_request_goes_first(setup: Journaled, gated: Callable[[Server], Hold]) -> None:
@@ -194,7 +194,7 @@ async def test_a_request_goes_first(setup: Journaled, gated: Callable[[Server], 
     assert not settled.complete
     assert C == setup.events(ev.PathSelected)[1].prewarmed_tokens
     assert 2 == answers[0].finished.completion_tokens
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_other_sessions_go_first(setup: Journaled, gated: Callable[[Server], Hold]) -> None:
@@ -230,7 +230,7 @@ async def test_other_sessions_go_first(setup: Journaled, gated: Callable[[Server
     assert len(between) <= 1
     done = [e.session for e in setup.events(ev.PrewarmFinished)]
     assert session in done
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_session_that_needs_the_slab_gets_it(
@@ -253,7 +253,7 @@ async def test_a_session_that_needs_the_slab_gets_it(
         await wait_idle(server)
     given_up = setup.events(ev.PrewarmAbandoned)[0]
     assert ("slab_needed", C) == (given_up.reason, given_up.computed_tokens)
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_rendering_does_not_delay_the_release_of_a_slab(
@@ -290,7 +290,7 @@ async def test_a_rendering_does_not_delay_the_release_of_a_slab(
         go.set()
     assert [False] == [event.complete for event in setup.events(ev.SessionSettled)]
     assert [] == setup.events(ev.PrewarmStarted)
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_patience_ends_under_a_load_that_never_pauses(setup: Journaled) -> None:
@@ -308,7 +308,7 @@ async def test_patience_ends_under_a_load_that_never_pauses(setup: Journaled) ->
                 assert said.accepted.session not in server.loaded.sequencer.state.pins
     assert [False, False] == [event.complete for event in setup.events(ev.SessionSettled)]
     assert "settle" not in [event.step for event in setup.events(ev.CacheExtended)]
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_prewarming_is_abandoned_under_a_load_that_does_not_end(
@@ -327,7 +327,7 @@ async def test_prewarming_is_abandoned_under_a_load_that_does_not_end(
             await wait_idle(server)
     (given_up,) = setup.events(ev.PrewarmAbandoned)
     assert ("busy", C) == (given_up.reason, given_up.computed_tokens)
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_quarantined_block_ends_prewarming(
@@ -403,7 +403,7 @@ async def test_the_next_role_is_a_guess(setup: Journaled) -> None:
     assert "tool" == begun.next_role
     assert begun.tokens > second.finished.cached_tokens
     assert "continuation" == second.accepted.path
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_stop_goes_first(setup: Journaled, gated: Callable[[Server], Hold]) -> None:
@@ -421,7 +421,7 @@ async def test_a_stop_goes_first(setup: Journaled, gated: Callable[[Server], Hol
             gate.go.set()
     (given_up,) = setup.events(ev.PrewarmAbandoned)
     assert ("closing", C) == (given_up.reason, given_up.computed_tokens)
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_several_sessions_at_once(setup: Journaled) -> None:
@@ -445,7 +445,7 @@ async def test_several_sessions_at_once(setup: Journaled) -> None:
         new = new_tokens(server)
     assert 4 == len(second)
     assert all(prefilled(said) < new + C for said in second.values())
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_prewarmed_blocks_outlive_a_restart(model_directory: Path, tmp_path: Path) -> None:
@@ -464,7 +464,7 @@ async def test_prewarmed_blocks_outlive_a_restart(model_directory: Path, tmp_pat
     assert prefilled(second) < new + C
     computed = setup.events(ev.PrewarmFinished)[0].computed_tokens
     assert computed == setup.events(ev.PathSelected)[1].prewarmed_tokens > 0
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_prewarming_evicts_no_block_in_use(setup: Journaled) -> None:
@@ -486,14 +486,14 @@ async def test_prewarming_evicts_no_block_in_use(setup: Journaled) -> None:
         second = await ask(server, onward(thinking(), first))
         new = new_tokens(server)
     begun = setup.events(ev.PrewarmStarted)[0]
-    wanted = begun.tokens // C - begun.blocks_from_slab - begun.blocks_from_pool
+    missing = begun.tokens // C - begun.blocks_from_slab - begun.blocks_from_pool
     prompts_take = first.accepted.prompt_tokens // C + len(ready)
     assert len(ready) >= 2
-    assert prompts_take <= room < prompts_take + wanted
+    assert prompts_take <= room < prompts_take + missing
     sealed = [event for event in setup.events(ev.BlockSealed) if event.key in begun.new_keys]
     assert any(not event.stored for event in sealed)
     assert prefilled(second) < new + C
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_raw_prompt_is_settled_as_it_is(setup: Journaled) -> None:
@@ -506,7 +506,7 @@ async def test_a_raw_prompt_is_settled_as_it_is(setup: Journaled) -> None:
         await wait_idle(server)
     assert [] == setup.events(ev.PrewarmStarted)
     assert "settle" in [event.step for event in setup.events(ev.CacheExtended)]
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_conversation_that_cannot_be_rendered_is_not_prewarmed(
@@ -527,7 +527,7 @@ async def test_a_conversation_that_cannot_be_rendered_is_not_prewarmed(
     (given_up,) = setup.events(ev.PrewarmAbandoned)
     assert ("render_failed", 0) == (given_up.reason, given_up.computed_tokens)
     assert "settle" in [event.step for event in setup.events(ev.CacheExtended)]
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_nothing_follows_an_answer_that_was_cut_off(
@@ -560,4 +560,4 @@ async def test_nothing_follows_an_answer_that_was_cut_off(
     assert setup.events(ev.RequestCancelled)
     assert [] == setup.events(ev.PrewarmStarted, ev.PrewarmAbandoned)
     assert "settle" not in [event.step for event in setup.events(ev.CacheExtended)]
-    assert setup.holds()
+    assert setup.is_valid()

@@ -61,7 +61,7 @@ async def test_turns_with_and_without_thoughts_are_one_session(setup: Journaled)
         said = await ask(server, onward(without_thoughts(second), said, None))
         assert ("continuation", session) == (said.accepted.path, said.accepted.session)
         assert said.finished.cached_tokens >= before // C * C
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_a_turn_that_may_call_nothing(setup: Journaled) -> None:
@@ -90,7 +90,7 @@ async def test_a_turn_that_may_call_nothing(setup: Journaled) -> None:
             assert said.finished.cached_tokens >= before // C * C
     biases = [event.sampling["logit_bias"] for event in setup.events(ev.RequestReceived)]
     assert [[], [[ord("y"), -100.0]], []] == [[list(one) for one in bias] for bias in biases]
-    assert setup.holds()
+    assert setup.is_valid()
 
 
 async def test_thinking_that_is_switched(setup: Journaled) -> None:
@@ -112,4 +112,4 @@ async def test_thinking_that_is_switched(setup: Journaled) -> None:
             said = await ask(server, asked)
             assert ("continuation", session) == (said.accepted.path, said.accepted.session)
             assert said.finished.cached_tokens >= before // C * C - C
-    assert setup.holds()
+    assert setup.is_valid()
