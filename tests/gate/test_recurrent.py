@@ -146,12 +146,12 @@ def spoiled_cut(cache: StateCache, end: int) -> None:
     cache.tokens = end
 
 
+put = StateCache.put
+
+
 def spoiled_put(cache: StateCache, arrays: Sequence[mx.array], end: int) -> None:
     """``StateCache.put`` of an empty state."""
-    cache.cache = [mx.zeros_like(array) for array in arrays]
-    cache._spare = []
-    cache.tokens = end
-    cache.keep()
+    put(cache, [mx.zeros_like(array) for array in arrays], end)
 
 
 @pytest.mark.parametrize("way", ["cut back", "a block"])
@@ -251,16 +251,16 @@ def test_why_nothing_is_reused(
     The log names the finding, and the exception with its stack, even if that is no fault of the
     model's or came in a check that need not pass. It gives no other reason.
     """
-    store, before = MemoryStore(), getattr(mlx_selftest._Test, check)
+    store, before = MemoryStore(), getattr(mlx_selftest.SelfTest, check)
 
-    def fails(test: mlx_selftest._Test) -> bool:
+    def fails(test: mlx_selftest.SelfTest) -> bool:
         if test.loaded.is_simple:  # served cold
             return bool(before(test))
         if raises:
             raise MemoryError("no room for a slab")
         return False
 
-    monkeypatch.setattr(mlx_selftest._Test, check, fails)
+    monkeypatch.setattr(mlx_selftest.SelfTest, check, fails)
 
     async def main() -> None:
         async with serving(made("lfm2", model_directory, tmp_path), store):

@@ -69,12 +69,12 @@ def run_self_test(loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> 
     findings: dict[str, bool] = {}
     if not loaded.is_simple:
         try:
-            return _found(_Test(loaded, engine, block_tokens), findings, began)
+            return _found(SelfTest(loaded, engine, block_tokens), findings, began)
         except Exception as error:  # a model's code may raise anything; nothing is reused then
             check = next(name for name in CHECKS if name not in findings)
             return _ended({**findings, check: False}, SelfTestFault.of(error), began)
     try:
-        test = _Test(loaded, engine, block_tokens)
+        test = SelfTest(loaded, engine, block_tokens)
     except Exception as error:  # likewise
         if engine.decode_rows > 1:  # it may work with one row
             return _ended({"rows_do_not_matter": False}, SelfTestFault.of(error), began)
@@ -93,7 +93,7 @@ def _ended(
     )
 
 
-def _found(test: _Test, findings: dict[str, bool], began: int) -> SelfTestReport:
+def _found(test: SelfTest, findings: dict[str, bool], began: int) -> SelfTestReport:
     """
     Run all checks in order. Each finding is put into ``findings`` at once, so that it is kept if
     the next check raises.
@@ -124,7 +124,7 @@ class _Answer:
     kv: str
 
 
-class _Test:
+class SelfTest:
     """
     The checks, on one synthetic prompt of two and a half chunks.
 
