@@ -10,6 +10,7 @@ import structlog
 
 from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.idle.activity import Activity
+from cairn.actors.measured import measured
 from cairn.actors.requests.admission import Admission
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.settings import BootRefused, Progress, Settings
@@ -179,18 +180,11 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: StartedEng
             )
         sequencer.append(ev.OperatorActed(action="accept_unstable", detail=failed))
     sequencer.append(
-        ev.ModelLoaded(
-            name=facts.name,
+        measured(
+            ev.ModelLoaded,
+            facts,
             directory=str(started.directory.resolve()),
             adapter=str(started.adapter.resolve()) if started.adapter else "",
-            fingerprint=facts.fingerprint,
-            fields=facts.fields,
-            dtype=facts.dtype,
-            layers=facts.layers,
-            block_tokens=facts.block_tokens,
-            decode_rows=facts.decode_rows,
-            context_tokens=facts.context_tokens,
-            reusable=facts.reusable,
             pool_slabs=settings.pool_slabs,
             pool_bytes=started.budgets.pool_bytes,
             blocks_bytes=started.budgets.blocks_bytes,
@@ -240,11 +234,10 @@ def _memory_words(facts: ModelFacts) -> str:
 
 
 def _self_test(fingerprint: str, tested: SelfTestReport) -> ev.SelfTestFinished:
-    return ev.SelfTestFinished(
+    return measured(
+        ev.SelfTestFinished,
+        tested,
         fingerprint=fingerprint,
-        findings=tested.findings,
         passed=tested.passed,
-        error_max=tested.error_max,
-        duration_us=tested.duration_us,
         from_cache=False,
     )
