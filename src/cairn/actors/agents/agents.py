@@ -68,7 +68,7 @@ class StoredAgents:
 
     # --- which agents are busy --------------------------------------------------------------------
 
-    def begin(self, command: Generate, arrival: RequestContext) -> None:
+    def begin(self, command: Generate, context: RequestContext) -> None:
         """
         Mark the agent of a request as busy, if the request has one. It may be marked already for
         this request, which waited for its model.
@@ -80,15 +80,15 @@ class StoredAgents:
         keep = command.keep
         if keep is None or keep.agent is None:
             return
-        key = arrival.tenant, keep.agent
-        if self._requests.get(arrival.request) == key:
+        key = context.tenant, keep.agent
+        if self._requests.get(context.request) == key:
             return
-        agent = self.agents.find(keep.agent, arrival.tenant)
+        agent = self.agents.find(keep.agent, context.tenant)
         is_another = agent is not None and keep.created not in (None, agent.created)
         if agent is None or is_another or agent.head != keep.previous:
             raise AgentBusy(keep.agent, "has answered another request meanwhile")
         self._mark(key, _ANSWERING)
-        self._requests[arrival.request] = key
+        self._requests[context.request] = key
 
     def leave(self, request: str) -> None:
         """A request has ended without a turn, or its turn is committed: free its agent."""

@@ -178,10 +178,6 @@ class ModelServer:
         """The replies to a request that was admitted."""
         return Replies(tickets, self.writer, context)
 
-    async def close_session(self, session: str, reason: str) -> None:
-        """See ``Sessions.close_session``."""
-        await self.sessions.close_session(session, reason)
-
     async def find_blocks(
         self, folder: Path, budget_bytes: int, run: str, earlier: Collection[str]
     ) -> None:

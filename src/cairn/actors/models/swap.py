@@ -186,7 +186,7 @@ class Models:
         while self._loading is not None and not self._stopping:
             await self._activity.wait_change()
         if self._server is not None:
-            await self._server.close_session(session, reason)
+            await self._server.sessions.close_session(session, reason)
             return
         held = self._run.sequencer.state.sessions.get(SessionId(session))
         # If the server stops while a model is unloaded, slabs exist until that is recorded. Such a
