@@ -143,7 +143,7 @@ async def test_a_session_that_is_opened_again(store: MemoryStore):
     """The new session stores its texts again, because the rows of the old one may be pruned."""
     async with setup(store) as server:
         first = await say(server, "Hello", session_id="talk")
-        await server.loaded.close_session("talk", "-")
+        await server.loaded.sessions.close_session("talk", "-")
         second = await say(server, "And then?", first, session_id="talk")
         for answer in (first, second):
             assert as_stored(answer) == await found(server, answer)
