@@ -224,8 +224,11 @@ def test_a_sound_server_gives_a_result(name: str):
 @pytest.mark.parametrize(
     ("fake", "words"),
     [
-        (Fake("a hit has other words"), "a warm answer is not the cold one: token 1 of 24"),
-        (Fake("a hit has other bits"), "a warm answer is not the cold one: the same tokens, but"),
+        (Fake("a hit has other words"), "a warm answer differs from the cold one: token 1 of 24"),
+        (
+            Fake("a hit has other bits"),
+            "a warm answer differs from the cold one: the same tokens, but",
+        ),
         (Fake(reuses=0), "nothing was reused"),
         (Fake(hides=["cached_tokens"]), "nothing was reused"),
         (Fake(reuses=16), "the cache was hardly hit: 16 of"),
@@ -280,7 +283,7 @@ def test_only_a_text_that_was_timed_is_wrong():
                 self.fault = ""
             return super().cached(prompt, body)
 
-    with pytest.raises(NoResult, match="a warm answer is not the cold one: the text differs"):
+    with pytest.raises(NoResult, match="a warm answer differs from the cold one: the text differs"):
         held(Once("a hit has other words", prefill_s=0))
 
 
@@ -321,7 +324,7 @@ def test_a_server_that_goes_on_and_on_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(servers, "_READY_S", 0.0)
     fake = Fake(settles=1000)
     fake.settling = 1000
-    with serving(fake) as url, pytest.raises(NeverAtRest, match="fake did not come to rest"):
+    with serving(fake) as url, pytest.raises(NeverAtRest, match="fake was not idle"):
         server_at(url).wait_at_rest()
 
 
@@ -693,7 +696,7 @@ def test_a_kind_is_started_with_further_options(tmp_path: Path):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("a hit has other bits", "a warm answer is not the cold one"),
+        ("a hit has other bits", "a warm answer differs from the cold one"),
         ("streams have no end", "cairn: the stream ended without [DONE]"),
     ],
 )

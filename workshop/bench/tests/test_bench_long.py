@@ -355,17 +355,17 @@ def test_a_record_reads_as_it_was_written(tmp_path: Path):
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("", "its first line says not of what"),
-        ('{"kind": "look", "at_s": 1}\n', "its first line says not of what"),
-        ("[]\n", "line 1 is none"),
-        ('{"kind": "other"}\n', "line 1 is none"),
-        ('{"kind": "turn", "at_s": 1}\n', "line 1 is none"),
-        ("{\n", "line 1 is none"),
+        ("", "its first line does not name one"),
+        ('{"kind": "look", "at_s": 1}\n', "its first line does not name one"),
+        ("[]\n", "line 1 is invalid"),
+        ('{"kind": "other"}\n', "line 1 is invalid"),
+        ('{"kind": "turn", "at_s": 1}\n', "line 1 is invalid"),
+        ("{\n", "line 1 is invalid"),
     ],
 )
 def test_what_is_no_record_is_refused(lines: str, words: str):
     """A file of something else, or with a line that is none, is named with the line."""
-    with pytest.raises(NoRecord, match=f"^it is no record of a long session: {words}"):
+    with pytest.raises(NoRecord, match=f"^it is not a record of a long session: {words}"):
         read(lines.encode(), "it")
 
 
@@ -526,7 +526,7 @@ def test_a_journal_that_does_not_hold_is_a_missed_goal(checked: Checked, words: 
 def test_a_session_of_nothing_has_a_report():
     """One that ended before its first turn has figures and a picture too."""
     ET.fromstring(chart(session_of()))
-    assert "cannot be told" in told(session_of())[-1]
+    assert "is unknown" in told(session_of())[-1]
     json.dumps(long_report.as_json({}, session_of(), HOLDS))
 
 

@@ -250,7 +250,7 @@ def test_what_is_no_hit_is_no_row(name: str, tmp_path: Path):
 @pytest.mark.parametrize("fault", ["a hit has other bits", "a hit has other words"])
 def test_a_hit_that_is_not_the_miss_is_no_row(name: str, fault: str, tmp_path: Path):
     """A server whose warm answers are not the cold ones gives no row."""
-    with pytest.raises(NoResult, match="a warm answer is not the cold one"):
+    with pytest.raises(NoResult, match="a warm answer differs from the cold one"):
         rows_on(tmp_path, name, Fake(fault, prefill_s=0))
 
 
@@ -261,7 +261,7 @@ def test_a_server_besides_is_held_to_the_same(name: str, tmp_path: Path):
     def beside(kind: Kind) -> Fake:
         return changed(sound_beside(kind), fault="a hit has other bits")
 
-    with pytest.raises(NoResult, match="a warm answer is not the cold one"):
+    with pytest.raises(NoResult, match="a warm answer differs from the cold one"):
         rows_on(tmp_path, name, beside=beside)
 
 
@@ -318,7 +318,7 @@ def test_other_bits_are_missed(name: str, fault: str, tmp_path: Path):
 @pytest.mark.parametrize("name", ["warm and cold", "among others"])
 def test_where_the_control_is_the_same_nothing_is_shown(name: str, tmp_path: Path):
     """A machine on which passes of other shapes give the same bits proves nothing."""
-    with pytest.raises(NoResult, match="this machine shows nothing"):
+    with pytest.raises(NoResult, match="proves nothing on this machine"):
         rows_on(tmp_path, name, beside=lambda _: quick())
 
 
@@ -425,7 +425,7 @@ def test_a_block_that_left_was_there():
 
 def test_a_journal_that_cannot_be_read_is_no_result(tmp_path: Path):
     """Without a journal nothing is known of what was computed again."""
-    with staged(tmp_path, quick()) as scene, pytest.raises(NoResult, match="the journal is not"):
+    with staged(tmp_path, quick()) as scene, pytest.raises(NoResult, match="the journal cannot be read"):
         first_token.again(scene)
 
 
@@ -461,7 +461,7 @@ def test_an_answer_that_is_too_short_has_no_rate(told: Any):
     request = Request(messages=(), warm=True)
     whole = Sample(request=request, answer=attrs.evolve(answer, completion_tokens=5))
     assert 2.0 == rate(whole)
-    with pytest.raises(NoResult, match="too short to tell"):
+    with pytest.raises(NoResult, match="too short to measure"):
         rate(Sample(request=request, answer=attrs.evolve(answer, **told)))
 
 
@@ -496,14 +496,14 @@ def test_a_slab_that_stays_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def beside(kind: Kind) -> Fake:
         return changed(sound_beside(kind), holds=1 << 20)
 
-    with pytest.raises(NeverAtRest, match="holds a slab for longer"):
+    with pytest.raises(NeverAtRest, match="did not release a slab"):
         rows_on(tmp_path, "given up", beside=beside)
 
 
 def test_an_answer_that_ends_too_soon_has_no_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A client that was not in the middle of an answer did not wait."""
     monkeypatch.setattr(given_up, "_SPOKEN_TOKENS", 4)
-    with pytest.raises(NoResult, match="did not last as long"):
+    with pytest.raises(NoResult, match="ended too early"):
         rows_on(tmp_path, "beside others")
 
 
@@ -678,13 +678,13 @@ def test_a_shared_prompt_is_held_once(tmp_path: Path):
 def test_nothing_leaves_and_nothing_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A budget that is never full says nothing of how much fits."""
     monkeypatch.setattr(capacity, "_MOST", 5)
-    with pytest.raises(NoResult, match="5 conversations were opened, and no block had to leave"):
+    with pytest.raises(NoResult, match="5 conversations were opened, and no block was evicted"):
         rows_on(tmp_path, "capacity", beside=lambda _: Bounded(1000))
 
 
 def test_what_left_has_to_be_missed(tmp_path: Path):
     """A server that counts blocks as gone and has them still is not full."""
-    with pytest.raises(NoResult, match="did not miss it"):
+    with pytest.raises(NoResult, match="lost nothing"):
         rows_on(tmp_path, "capacity", beside=lambda _: Bounded(200, forgetful=False))
 
 
@@ -750,7 +750,7 @@ def test_a_turn_that_keeps_less_is_no_result():
     key = index.session.last.prompt_keys[20]
     doubted = attrs.evolve(index.state.blocks[key], bug_id="bug")
     state = attrs.evolve(index.state, blocks=index.state.blocks.set(key, doubted))
-    with pytest.raises(NoResult, match="not all of 56 blocks were kept"):
+    with pytest.raises(NoResult, match="not all of 56 blocks stayed in memory"):
         Conversation(state, index.session, matching.SECRET).turn()
 
 
@@ -815,7 +815,7 @@ def test_a_server_that_counts_nothing_cannot_be_measured(tmp_path: Path):
     """Lengths are in tokens, and only the server knows them."""
     with (
         staged(tmp_path, Fake(hides=["usage"], prefill_s=0)) as scene,
-        pytest.raises(NoResult, match="cairn does not tell how long a prompt is"),
+        pytest.raises(NoResult, match="cairn does not report the length of a prompt"),
     ):
         stage.words_of(scene.ours(), scene.drawn("lengths"))
 

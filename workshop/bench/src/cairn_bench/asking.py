@@ -137,9 +137,9 @@ def compared_with_cold(
         cold.append(Sample(request=sample.request, answer=miss))
         for told in (hit, sample.answer):
             if (found := difference(miss, told)) is not None:
-                raise NoResult(f"{what}: a warm answer is not the cold one: {found}")
+                raise NoResult(f"{what}: a warm answer differs from the cold one: {found}")
     if not reused:
-        raise NoResult(f"{what}: no hit was among the answers that were compared")
+        raise NoResult(f"{what}: none of the compared answers was a hit")
     return cold
 
 

@@ -51,8 +51,8 @@ def among(stage: Stage) -> list[Row]:
     for start in range(0, len(found), _AT_ONCE):
         if not _were_together(found[start : start + _AT_ONCE]):
             raise NoResult(
-                "answers among others: of those that were asked at once no two were given at the "
-                "same time, so none had a neighbour"
+                "answers among others: of the answers requested at once, no two ran at the same "
+                "time, so none had a neighbour"
             )
     alone = []
     for request in requests:
@@ -80,7 +80,7 @@ def _rows(
     fails = len(due) - _same(control, due)
     if not fails:
         raise NoResult(
-            f"{name}: this machine shows nothing, since {otherwise} gave the same bits too"
+            f"{name}: proves nothing on this machine: {otherwise} gave the same bits too"
         )
     return [
         Row(

@@ -53,7 +53,7 @@ def _filled(server: Running, drawn: Drawn, words: int, *, shared: bool) -> int:
     talks: list[tuple[Sample, tuple[Message, ...]]] = []
     while not server.counted("cairn_blocks_evicted_total"):
         if len(talks) == _MOST:
-            raise NoResult(f"{_MOST} conversations were opened, and no block had to leave")
+            raise NoResult(f"{_MOST} conversations were opened, and no block was evicted")
         messages = (
             system(prompt if shared else drawn.text(words)),
             user(drawn.text(_QUESTION_WORDS)),
@@ -67,7 +67,7 @@ def _filled(server: Running, drawn: Drawn, words: int, *, shared: bool) -> int:
     checked("the conversation that was opened last", [last], server)
     oldest = ask(server, Request(messages=talks[0][1], warm=True, answer_tokens=4))
     if _computed(oldest) <= _computed(last):
-        raise NoResult("a block left, and the conversation used longest ago did not miss it")
+        raise NoResult("a block was evicted, but the least recently used conversation lost nothing")
     return len(talks) - 1
 
 

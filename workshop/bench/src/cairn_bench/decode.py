@@ -116,7 +116,7 @@ def rate(sample: Sample) -> float:
     """
     answer = sample.answer
     if answer.first_s is None or not answer.completion_tokens or answer.completion_tokens < 2:
-        raise NoResult("an answer is too short to tell how fast it came")
+        raise NoResult("an answer is too short to measure its speed")
     return (answer.completion_tokens - 1) / (answer.ended_s - answer.first_s)
 
 

@@ -101,7 +101,9 @@ def main() -> int:
     """Print the time of each query."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0].strip())
     parser.add_argument("--blocks", type=int, default=100_000, help="in memory, and in files")
-    parser.add_argument("--ever", type=int, default=0, help="blocks besides that were sealed once")
+    parser.add_argument(
+        "--ever", type=int, default=0, help="number of other blocks that were sealed once"
+    )
     parser.add_argument("--depth", type=int, default=128, help="blocks of a conversation")
     parser.add_argument("--common", type=int, default=32, help="of which all have the first ones")
     parser.add_argument("--times", type=int, default=5)
@@ -115,18 +117,18 @@ def main() -> int:
     order = Order(state)
     timed("make the order", lambda: Order(state), asked.times)
     timed(
-        "what leaves memory for a block",
+        "choose the block to evict",
         lambda: eviction.room_for_block(state, SIZE, order=order),
         asked.times,
     )
     timed("the whole order", lambda: deque(order.memory.in_order(), maxlen=0), asked.times)
     timed(
-        "whose files go for one",
+        "choose the file to remove",
         lambda: eviction.room_for_file(state, new, SIZE, order=order),
         asked.times,
     )
     timed(
-        "whose file goes for what is older than all",
+        "the same, if none is older than the block",
         lambda: eviction.room_for_file(state, old, SIZE, order=order),
         asked.times,
     )

@@ -135,14 +135,14 @@ def again(stage: Stage) -> list[Row]:
     """
     data = stage.ours().data
     if data is None:
-        raise NoResult("the journal is not where it could be read")
+        raise NoResult("the journal cannot be read from here")
     store = SqlStore.open(journal_url(data), read_only=True)
     try:
         found, chunk = computed_again(store)
     finally:
         store.close()
     if not found:
-        raise NoResult("no request is on record of whose prompt something was there")
+        raise NoResult("no recorded request had a cached part of its prompt")
     return [
         Row(
             name="tokens prefilled again that were there, at most in a request",

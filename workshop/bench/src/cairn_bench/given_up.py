@@ -132,7 +132,7 @@ class Speaker:
         end_s = time.monotonic() + _WAIT_S
         while len(self._heard_s) < _SPOKEN_FIRST and self._thread.is_alive():
             if time.monotonic() > end_s:
-                raise NoAnswer(self._server.kind.name, "it does not begin to answer")
+                raise NoAnswer(self._server.kind.name, "it did not start to answer")
             time.sleep(_LOOK_S)
 
     def end(self) -> None:
@@ -170,7 +170,7 @@ def longest_s(heard_s: Sequence[float], began_s: float, until_s: float) -> float
         NoResult: the answer did not last for all of that period.
     """
     if not heard_s or heard_s[0] > began_s or heard_s[-1] < until_s:
-        raise NoResult("the answer beside it did not last as long")
+        raise NoResult("the other answer ended too early")
     ends = pairwise(heard_s)
     return max(later - one for one, later in ends if later > began_s and one < until_s)
 
@@ -194,7 +194,7 @@ def _slabs(server: Running) -> int:
     health = server.client.get("/health")
     slabs = health.get("pool", {}).get("slabs") if isinstance(health, dict) else None
     if not isinstance(slabs, int):
-        raise NoResult("the server does not tell how many slabs it holds")
+        raise NoResult("the server does not report how many slabs are in use")
     return slabs
 
 
@@ -208,7 +208,7 @@ def _wait_given_up(server: Running) -> None:
     end_s = time.monotonic() + _WAIT_S
     while _slabs(server):
         if time.monotonic() > end_s:
-            raise NeverAtRest(f"{server.kind.name} holds a slab for longer than {_WAIT_S:g} s")
+            raise NeverAtRest(f"{server.kind.name} did not release a slab within {_WAIT_S:g} s")
         time.sleep(_LOOK_S)
 
 

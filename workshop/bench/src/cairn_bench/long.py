@@ -33,7 +33,7 @@ DEADLINE_S: Final = 120.0
 
 OVER: Final = "it was over"
 STOPPED: Final = "it was stopped by a signal"
-NO_ANSWER: Final = "the server answered no more"
+NO_ANSWER: Final = "the server stopped answering"
 
 _UNANSWERED_MAX: Final = 10
 _COLD_EACH: Final = 8

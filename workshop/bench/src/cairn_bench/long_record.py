@@ -242,7 +242,9 @@ def read(data: bytes, name: str) -> Session:
     """
     found = list(_lines(data, name))
     if not found or not isinstance(found[0], Begun):
-        raise NoRecord(f"{name} is no record of a long session: its first line says not of what")
+        raise NoRecord(
+            f"{name} is not a record of a long session: its first line does not name one"
+        )
     return Session(begun=found[0], lines=tuple(found[1:]))
 
 
@@ -257,7 +259,7 @@ def _lines(data: bytes, name: str) -> Iterator[Line]:
             yield kind(**value)
         except (ValueError, TypeError, KeyError, AttributeError, StopIteration) as error:
             raise NoRecord(
-                f"{name} is no record of a long session: line {place} is none"
+                f"{name} is not a record of a long session: line {place} is invalid"
             ) from error
 
 

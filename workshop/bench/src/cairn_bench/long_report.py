@@ -148,7 +148,7 @@ def goals(session: Session, checked: Checked) -> list[Goal]:
         ),
         Goal(
             name="answers that are the cold ones",
-            value=f"{sum(cold)} of {len(cold)}" if cold else "none was asked cold",
+            value=f"{sum(cold)} of {len(cold)}" if cold else "none was requested cold",
             goal="all",
             reached=all(cold) if cold else None,
         ),
@@ -341,7 +341,7 @@ def _four_hours(session: Session) -> str:
     looks, turns = session.looks, len(session.turns)
     firsts = sum(turn.client == AGENT for turn in session.turns)
     if not firsts or not looks:
-        return "What 4 hours would need cannot be told: nothing was measured."
+        return "What 4 hours would need is unknown, because nothing was measured."
     plan = Plan.of(_FOUR_HOURS, "")
     due = plan.seconds / plan.every_s * turns / firsts
     grown = (looks[-1].journal_bytes or 0) - (looks[0].journal_bytes or 0)

@@ -92,10 +92,10 @@ def main() -> int:
         return prompts.encode(tokenizer, turns[number], special=False)
 
     timed("tokenise the turn, as a whole", at_once, asked.times)
-    timed("tokenise all, nothing remembered", lambda _: cold(tokenizer, text), asked.times)
+    timed("tokenise everything, nothing cached", lambda _: cold(tokenizer, text), asked.times)
     encoder = Encoder(tokenizer)
     if encoder.whole_because is not None:
-        print(f"\nNothing is remembered with this tokenizer: {encoder.whole_because}.")
+        print(f"\nNothing is cached with this tokenizer: {encoder.whole_because}.")
         return 3
     encoder.encode(text, tenant="local")
     turned: dict[int, tuple[int, ...]] = {}
@@ -103,7 +103,7 @@ def main() -> int:
     def remembering(number: int) -> None:
         turned[number] = encoder.encode(turns[number], tenant="local")
 
-    timed("tokenise the turn, the rest remembered", remembering, asked.times)
+    timed("tokenise the turn, the rest cached", remembering, asked.times)
     if wholes != [turned[number] for number in range(asked.times)]:
         print("\nThe ids are not those of the whole text.")
         return 1

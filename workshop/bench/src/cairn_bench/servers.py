@@ -172,7 +172,7 @@ class Running:
         while self.kind.is_ours and looks < _LOOKS:
             looks = looks + 1 if _is_at_rest(self.client.get("/health")) else 0
             if time.monotonic() > end_s:
-                raise NeverAtRest(f"{self.kind.name} did not come to rest in {_READY_S:g} s")
+                raise NeverAtRest(f"{self.kind.name} was not idle within {_READY_S:g} s")
             time.sleep(_LOOK_S)
 
     def counted(self, name: str) -> int:
@@ -278,7 +278,7 @@ def running(
     log = folder / "server.log"
     command = [places.get(part, part) for part in kind.command]
     if shutil.which(command[0]) is None:
-        raise DidNotStart(f"{kind.name} cannot be started: there is no program {command[0]}")
+        raise DidNotStart(f"{kind.name} cannot be started: program not found: {command[0]}")
     with log.open("wb") as said:
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", _WATCHED, *command],

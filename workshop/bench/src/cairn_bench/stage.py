@@ -192,7 +192,7 @@ def words_of(server: Running, drawn: Drawn) -> Callable[[int], int]:
         messages = (system(drawn.text(words)), user(drawn.text(1)))
         answer = asked(server, Request(messages=messages, warm=False, answer_tokens=1))
         if answer.prompt_tokens is None:
-            raise NoResult(f"{server.kind.name} does not tell how long a prompt is")
+            raise NoResult(f"{server.kind.name} does not report the length of a prompt")
         counts.append(answer.prompt_tokens)
     a_word = (counts[1] - counts[0]) / (_LEARNT_WORDS[1] - _LEARNT_WORDS[0])
     rest = counts[0] - _LEARNT_WORDS[0] * a_word

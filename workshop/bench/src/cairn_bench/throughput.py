@@ -115,7 +115,7 @@ def _tokens(found: Sequence[Sequence[Sample]], name: str) -> int:
     """
     counts = [sample.answer.completion_tokens for samples in found for sample in samples]
     if None in counts:
-        raise NoAnswer(name, "it does not tell how long its answers are")
+        raise NoAnswer(name, "it does not report the length of its answers")
     return sum(count or 0 for count in counts)
 
 

@@ -88,7 +88,7 @@ class Conversation:
         self._took["begin"] += self._clock() - began_s
         request = self._session.request
         if request is None or request.path is None or request.path.blocks_from_slab != held:
-            raise NoResult(f"a turn: not all of {held} blocks were kept")
+            raise NoResult(f"a turn: not all of {held} blocks stayed in memory")
         self._answer(received.request, ids, held * self._chunk)
         self._settle()
         return self._took
