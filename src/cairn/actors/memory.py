@@ -124,8 +124,8 @@ class Memory:
         still_needed: Callable[[], bool],
     ) -> bool | None:
         """
-        Open a slab for a check that no request waits for: in free room, else in that of one idle
-        session that can spare its slab. No lock is held while that is released. There is one such
+        Open a slab for a shadow check, in free memory or in that of one idle session that can
+        spare its slab. No lock is held while that session releases it. There is at most one such
         slab at a time.
 
         Args:

@@ -130,7 +130,7 @@ class TenantServer:
 
     def generate(self, command: Generate) -> AbstractAsyncContextManager[AsyncIterator[Reply]]:
         """
-        Ask for an answer. Leaving the context early cancels the request.
+        Answer a request. Leaving the context early cancels it.
 
         Raises:
             RefusalError: on entering, if the request is refused; from the iteration, if it ends

@@ -45,7 +45,7 @@ class Growth:
     layers: tuple[LayerGrowth, ...]
 
     def bytes_at(self, tokens: int) -> int:
-        """The most that they take for a number of tokens."""
+        """The most bytes that the caches take for a number of tokens."""
         return sum(layer.bytes_at(tokens) for layer in self.layers)
 
     def context_within(self, size: int, most_tokens: int, block_tokens: int) -> int:

@@ -83,7 +83,7 @@ class Decision:
 
 
 def ask_of(event: ev.RequestReceived, chain: tuple[Part, ...]) -> Ask:
-    """The ask that a recorded request made."""
+    """What choosing a session read of a recorded request."""
     return Ask(
         tenant=event.tenant,
         fingerprint=event.fingerprint,

@@ -425,7 +425,10 @@ def test_a_block_that_left_was_there():
 
 def test_a_journal_that_cannot_be_read_is_no_result(tmp_path: Path):
     """Without a journal nothing is known of what was computed again."""
-    with staged(tmp_path, quick()) as scene, pytest.raises(NoResult, match="the journal cannot be read"):
+    with (
+        staged(tmp_path, quick()) as scene,
+        pytest.raises(NoResult, match="the journal cannot be read"),
+    ):
         first_token.again(scene)
 
 

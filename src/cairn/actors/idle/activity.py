@@ -77,7 +77,7 @@ class Activity:
             self.changed()
 
     def changed(self) -> None:
-        """Wake all tasks that wait, to look again."""
+        """Wake all waiting tasks, so that they check again."""
         self.changes += 1
         self._waiting.unpark_all()
 

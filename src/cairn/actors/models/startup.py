@@ -28,7 +28,7 @@ class Starting:
     _abandon: Callable[[], None] | None = None
 
     def give_up(self) -> None:
-        """Give the start up. A step that takes long is not waited for."""
+        """Abandon the start. Does not wait for a long step."""
         self.given_up = True
         if self._abandon is not None:
             self._abandon()

@@ -151,7 +151,7 @@ class Models:
         return self._server
 
     def statistics(self) -> Statistics:
-        """The server at this moment."""
+        """The server's statistics at this moment."""
         run, server = self._run, self._server
         if server is not None:
             now = server.statistics()
@@ -210,7 +210,7 @@ class Models:
     @contextlib.asynccontextmanager
     async def generate(self, command: Generate, tenant: str) -> AsyncIterator[AsyncIterator[Reply]]:
         """
-        Ask for an answer from the model that the command names. As ``ModelServer.generate``, but
+        Answer a request with the model that the command names. As ``ModelServer.generate``, but
         a request that waits for its model yields ``Waiting``, and is refused, in the iteration.
         """
         choice = self._choice_of(command.requested_model)

@@ -70,6 +70,8 @@ class Admission:
 
     def check_open(self, *, stopping: bool) -> None:
         """
+        Check that requests are admitted at all.
+
         Raises:
             Stopping: the server takes no more requests.
             JournalFull: nothing can be recorded now.

@@ -126,7 +126,7 @@ class Inbox:
                 return commands
 
     def keep_slab(self) -> None:
-        """End the wait of those that asked for the slab: a request needs it."""
+        """End the waits of sessions that requested the slab, because a request needs it."""
         while self.slab_requests:
             self.slab_requests.pop().set()
 

@@ -51,8 +51,8 @@ class Settle:
 
     async def outlasts_idle_limit(self) -> bool:
         """
-        Wait with a slab that the session can do without. Whether no command came for so long that
-        it should be released.
+        Wait until a command comes or the idle limit is over. Whether the slab should be released,
+        because the limit is over and the session can do without it.
         """
         if not self._can_spare_slab():
             return False

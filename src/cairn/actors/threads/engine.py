@@ -158,7 +158,7 @@ class EngineThread:
         return await self._do(lambda _: make(), _identity, JobKind.CALL)
 
     def install(self, device: Engine) -> None:
-        """Give the thread the engine that it serves."""
+        """Set the engine that the thread runs."""
         self.device = device
 
     async def unload(self, measure: Callable[[], T]) -> T:
