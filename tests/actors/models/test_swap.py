@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -677,7 +678,7 @@ async def test_a_few_tokenizers_stay_loaded(setup: Setup, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(mlx_tokenizer, "load_tokenizer", counted)
     one, other = setup.choices()
-    third = attrs.evolve(other, entry=attrs.evolve(other.entry, name="third"))
+    third = attrs.evolve(other, entry=msgspec.structs.replace(other.entry, name="third"))
     async with setup.serving() as server:
         counter = TokenCounter(server.loaded.engine, Limits())
         for choice, is_loaded in ((one, 1), (other, 1), (one, 0), (third, 1), (one, 0), (other, 1)):

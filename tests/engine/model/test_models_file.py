@@ -82,8 +82,8 @@ FAULTS = [
     ("[models.a]\nbuiltin = true\nblock_tokens = 4", "block_tokens is 4; it must be a number"),
     ("[models.a]\nbuiltin = true\ndecode_rows = true", "decode_rows is True"),
     ("[models.a]\nbuiltin = true\naliases = 'b'", "aliases is 'b'; it must be a list of texts"),
-    ("[models.a]\nbuiltin = true\naliases = ['']", "the alias '' is not a valid name"),
-    ("[models.'']\nbuiltin = true", "a name has 1 to 200"),
+    ("[models.a]\nbuiltin = true\naliases = ['']", "[models.a]: '' is not a valid name. Write"),
+    ("[models.'']\nbuiltin = true", "'' is not a valid name. Write one of 1 to 200"),
     (
         "[models.a]\nbuiltin = true\naliases = ['b']\n[models.b]\nbuiltin = true",
         "'b' is a name or an alias of both 'a' and 'b'",
@@ -164,7 +164,7 @@ def test_metadata_is_read_from_a_directory():
 
 def test_a_home_that_does_not_exist():
     """The path cannot be resolved."""
-    with pytest.raises(ModelsFault, match="is not a usable path"):
+    with pytest.raises(ModelsFault, match=r"begins with ~: .* Write it in full"):
         parse_models('[models.a]\npath = "~no-such-user/model"', PATH)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -39,24 +39,7 @@ _FILE_BYTES_MAX = 1 << 20
 _MIB = 1024 * 1024
 
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
-_TOP = ("default", "models")
 _Megabytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
-
-
-class _Table(msgspec.Struct, kw_only=True):
-    """A table ``[models.NAME]``, as the file has it."""
-
-    path: str = ""
-    builtin: bool = False
-    adapter: str | None = None
-    aliases: tuple[str, ...] = ()
-    dtype: Dtype | None = None
-    block_tokens: Annotated[int, msgspec.Meta(ge=8, le=4096)] | None = None
-    decode_rows: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
-    pool_mb: _Megabytes | None = None
-    blocks_mb: _Megabytes | None = None
-
-
 _MUST_BE: Mapping[str, str] = {
     "path": "a text: the model's directory",
     "builtin": "true or false",
@@ -87,32 +70,44 @@ class ModelsFault(Exception):
         return "\n".join(self.faults)
 
 
-@attrs.frozen(kw_only=True)
-class ModelEntry:
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, rename={"directory": "path"}):
     """
-    A model that may be loaded. A setting that is None has the value of the command's option.
+    A model that may be loaded: a table ``[models.NAME]``. A setting that is None has the value of
+    the command's option.
 
     Attributes:
         name: the name that clients see.
         directory: the model's.
+        builtin: whether the table says ``builtin = true`` in place of a path.
         adapter: the directory of an adapter over it, if there is one.
         aliases: further names that clients may use for it.
         dtype: see ``Settings``.
         block_tokens: C.
         decode_rows: W.
-        pool_bytes: the budget of slabs.
-        blocks_bytes: the budget of sealed blocks in memory.
+        pool_mb: the budget of slabs, in MiB.
+        blocks_mb: the budget of sealed blocks in memory, in MiB.
     """
 
     name: str
-    directory: str
+    directory: str = ""
+    builtin: bool = False
     adapter: str | None = None
     aliases: tuple[str, ...] = ()
     dtype: Dtype | None = None
-    block_tokens: int | None = None
-    decode_rows: int | None = None
-    pool_bytes: int | None = None
-    blocks_bytes: int | None = None
+    block_tokens: Annotated[int, msgspec.Meta(ge=8, le=4096)] | None = None
+    decode_rows: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+    pool_mb: _Megabytes | None = None
+    blocks_mb: _Megabytes | None = None
+
+    @property
+    def pool_bytes(self) -> int | None:
+        """The budget of slabs."""
+        return None if self.pool_mb is None else self.pool_mb * _MIB
+
+    @property
+    def blocks_bytes(self) -> int | None:
+        """The budget of sealed blocks in memory."""
+        return None if self.blocks_mb is None else self.blocks_mb * _MIB
 
 
 @attrs.frozen(kw_only=True)
@@ -160,43 +155,66 @@ def read_models(path: Path) -> ModelList:
     Raises:
         ModelsFault: it cannot be used, or one of its models cannot be served.
     """
-    return _models(_text_of(path), path, entry_fault)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_FILE_BYTES_MAX + 1)
+        text = raw.decode("utf-8")
+    except OSError as error:
+        raise ModelsFault(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ModelsFault(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}."
+        ) from error
+    if len(raw) > _FILE_BYTES_MAX:
+        raise ModelsFault(f"{path} is larger than {_FILE_BYTES_MAX} bytes; is it the right file?")
+    return parse_models(text, path, entry_fault)
 
 
-def parse_models(text: str, path: Path) -> ModelList:
+def parse_models(
+    text: str, path: Path, fault_of: Callable[[ModelEntry], str | None] = lambda _: None
+) -> ModelList:
     """
-    The models of a file's text. Does not check their directories.
+    The models of a file's text. Faults are reported for all tables at once, so that the operator
+    can correct them together.
 
     Args:
         path: the file's, for messages; paths are relative to its folder.
+        fault_of: why a model cannot be served, if it cannot. Without it, only the text is checked.
 
     Raises:
         ModelsFault: it cannot be used.
     """
-    return _models(text, path, lambda _: None)
-
-
-def _models(text: str, path: Path, look: Callable[[ModelEntry], str | None]) -> ModelList:
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ModelsFault(f"{path} is not TOML: {error}.") from error
-    _check_known(found, _TOP, str(path))
-    tables = found.get("models", {})
+    _check_known(found, ("default", "models"), str(path))
+    tables = found.get("models")
     if not isinstance(tables, dict) or not tables:
         raise ModelsFault(
             f"{path} names no model. Write a table for each: [models.NAME] with path = "
             '"DIRECTORY", or builtin = true for Pebble.'
         )
-    entries = _entries(tables, text, path, look)
+    entries: list[ModelEntry] = []
+    faults: list[str] = []
+    for name, table in tables.items():
+        try:
+            entries.append(_entry(name, table, text, path))
+        except ModelsFault as wrong:
+            faults += wrong.faults
+        else:
+            if (fault := fault_of(entries[-1])) is not None:
+                faults.append(f"{_where(path, name, text)}: {fault}")
+    if faults:
+        raise ModelsFault(*faults)
     _check_names(entries, path)
+    models = ModelList(entries=tuple(entries), default=entries[0])
     default = found.get("default", entries[0].name)
-    models = ModelList(entries=entries, default=entries[0])
     chosen = models.named(default) if isinstance(default, str) else None
     if chosen is None:
         raise ModelsFault(
             f"{path}: default is {default!r}, but no model has that name. Choose one of "
-            f"{_list(one.name for one in entries)}."
+            f"{', '.join(entry.name for entry in entries)}."
         )
     return attrs.evolve(models, default=chosen)
 
@@ -249,158 +267,96 @@ def _count(config: Any, name: str) -> int:
     return 0
 
 
-def _text_of(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_FILE_BYTES_MAX + 1)
-        if len(raw) > _FILE_BYTES_MAX:
-            raise ModelsFault(
-                f"{path} is larger than {_FILE_BYTES_MAX} bytes; is it the right file?"
-            )
-        return raw.decode("utf-8")
-    except OSError as error:
-        raise ModelsFault(f"{path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ModelsFault(
-            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}."
-        ) from error
-
-
-def _entries(
-    tables: Mapping[str, Any], text: str, path: Path, look: Callable[[ModelEntry], str | None]
-) -> tuple[ModelEntry, ...]:
-    """
-    The models of all tables. Faults are reported for all of them at once, so that the operator can
-    correct them together.
-    """
-    entries: list[ModelEntry] = []
-    faults: list[str] = []
-    for name, table in tables.items():
-        try:
-            entries.append(_entry(name, table, text, path))
-        except ModelsFault as wrong:
-            faults += wrong.faults
-        else:
-            if (fault := look(entries[-1])) is not None:
-                faults.append(f"{_where(path, name, text)}: {fault}")
-    if faults:
-        raise ModelsFault(*faults)
-    return tuple(entries)
-
-
 def _entry(name: str, table: Any, text: str, path: Path) -> ModelEntry:
     where = _where(path, name, text)
     if not isinstance(table, dict):
         raise ModelsFault(
             f"{where} is not a table. Write [models.{_key(name)}] on a line of its own."
         )
-    if not is_name(name):
-        raise ModelsFault(f"{where}: a name has 1 to {NAME_MAX} printable characters.")
-    if dotted := [one for one in _names_within(name, table) if one != name]:
+    if dotted := [one for one in _split_names(name, table) if one != name]:
         raise ModelsFault(
             *(
-                f"{_line_of(path, one, text)}, [models.{one}]: {one.removeprefix(f'{name}.')!r} is "
-                f"not known. Put a name with a dot in quotes: [models.{_key(one)}]."
+                f"{_where(path, one, text, one)}: {one.removeprefix(f'{name}.')!r} is not known. "
+                f"Put a name with a dot in quotes: [models.{_key(one)}]."
                 for one in dotted
             )
         )
     _check_known(table, tuple(_MUST_BE), where)
-    read = _read_table(table, where)
-    if read.builtin and "path" in table:
+    try:
+        entry = msgspec.convert({**table, "name": name}, ModelEntry)
+    except msgspec.ValidationError as error:
+        # It ends with the place of the value: "... - at `$.aliases[0]`".
+        key = str(error).partition("`$.")[2].rstrip("`").partition("[")[0]
+        raise ModelsFault(
+            f"{where}: {key} is {table[key]!r}; it must be {_MUST_BE[key]}."
+        ) from None
+    if bad := [one for one in (name, *entry.aliases) if not is_name(one)]:
+        raise ModelsFault(
+            f"{where}: {bad[0][:80]!r} is not a valid name. Write one of 1 to {NAME_MAX} printable "
+            "characters."
+        )
+    if entry.builtin and "path" in table:
         raise ModelsFault(f"{where} has both path and builtin. Leave one of them out.")
-    if not (read.builtin or read.path):
+    if not (entry.builtin or entry.directory):
         raise ModelsFault(
             f'{where} does not say where the model is. Write path = "DIRECTORY", or builtin = true '
             "for Pebble."
         )
-    return ModelEntry(
-        name=name,
-        directory=str(builtin_directory()) if read.builtin else _place(read.path, path),
-        adapter=None if read.adapter is None else _place(read.adapter, path),
-        aliases=read.aliases,
-        dtype=read.dtype,
-        block_tokens=read.block_tokens,
-        decode_rows=read.decode_rows,
-        pool_bytes=None if read.pool_mb is None else read.pool_mb * _MIB,
-        blocks_bytes=None if read.blocks_mb is None else read.blocks_mb * _MIB,
-    )
-
-
-def _read_table(table: Mapping[str, Any], where: str) -> _Table:
-    for key, value in table.items():
-        try:
-            msgspec.convert({key: value}, _Table)
-        except msgspec.ValidationError:
-            raise ModelsFault(f"{where}: {key} is {value!r}; it must be {_MUST_BE[key]}.") from None
-    read = msgspec.convert(table, _Table)
-    if bad := [alias for alias in read.aliases if not is_name(alias)]:
-        raise ModelsFault(
-            f"{where}: the alias {bad[0][:80]!r} is not a valid name. Write one of 1 to {NAME_MAX} "
-            "printable characters."
+    try:
+        folder, adapter = path.absolute().parent, entry.adapter
+        return msgspec.structs.replace(
+            entry,
+            directory=str(
+                builtin_directory()
+                if entry.builtin
+                else folder / Path(entry.directory).expanduser()
+            ),
+            adapter=None if adapter is None else str(folder / Path(adapter).expanduser()),
         )
-    return read
+    except RuntimeError as error:
+        raise ModelsFault(f"{where}: a path begins with ~: {error} Write it in full.") from error
 
 
-def _names_within(name: str, table: Mapping[str, Any]) -> Iterator[str]:
+def _split_names(name: str, table: Mapping[str, Any]) -> list[str]:
     """
     The names of tables that TOML split at their dots, as they were meant; else the table's own.
     """
     within = [(k, v) for k, v in table.items() if isinstance(v, dict) and k not in _MUST_BE]
-    for key, value in within:
-        yield from _names_within(f"{name}.{key}", value)
-    if not within:
-        yield name
+    return [one for k, v in within for one in _split_names(f"{name}.{k}", v)] or [name]
 
 
 def _check_known(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            meant = f"Did you mean {near[0]}?" if near else f"Known are {_list(known)}."
+            meant = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}."
             raise ModelsFault(f"{where}: {key!r} is not known. {meant}")
 
 
-def _check_names(entries: tuple[ModelEntry, ...], path: Path) -> None:
+def _check_names(entries: Sequence[ModelEntry], path: Path) -> None:
     """Raise ModelsFault if two models have the same name or alias."""
     owners: dict[str, str] = {}
     for entry in entries:
         for name in (entry.name, *entry.aliases):
-            if owners.get(name, entry.name) != entry.name:
+            if owners.setdefault(name, entry.name) != entry.name:
                 raise ModelsFault(
                     f"{path}: {name!r} is a name or an alias of both {owners[name]!r} "
                     f"and {entry.name!r}. Remove it from one of them."
                 )
-            owners[name] = entry.name
 
 
-def _place(where: str, path: Path) -> str:
-    try:
-        return str(path.absolute().parent / Path(where).expanduser())
-    except RuntimeError as error:
-        raise ModelsFault(f"{path}: {where} is not a usable path: {error}.") from error
-
-
-def _where(path: Path, name: str, text: str) -> str:
-    """The place of a model's table in the file, for messages."""
-    return f"{_line_of(path, name, text)}, [models.{_key(name)}]"
-
-
-def _line_of(path: Path, name: str, text: str) -> str:
+def _where(path: Path, name: str, text: str, shown: str | None = None) -> str:
     """
-    The file and the line of a model's table; without the line if it is written in an unusual way.
+    The place of a model's table in the file, for messages; without the line if it is written in an
+    unusual way.
     """
     spelled = "|".join(re.escape(one) for one in (name, f'"{name}"', f"'{name}'"))
     head = re.compile(rf"\s*\[\s*models\s*\.\s*(?:{spelled})\s*\]")
-    lines = (n for n, line in enumerate(text.splitlines(), start=1) if head.match(line))
-    found = next(lines, None)
-    return str(path) if found is None else f"{path}, line {found}"
+    lines = (f", line {n}" for n, line in enumerate(text.splitlines(), 1) if head.match(line))
+    return f"{path}{next(lines, '')}, [models.{shown or _key(name)}]"
 
 
 def _key(name: str) -> str:
     """A name as a TOML key, in quotes if it needs them."""
-    shown = name[:80]
-    return shown if re.fullmatch(r"[A-Za-z0-9_-]+", shown) else f'"{shown}"'
-
-
-def _list(names: Iterator[str] | tuple[str, ...]) -> str:
-    return ", ".join(names)
+    short = name[:80]
+    return short if re.fullmatch(r"[A-Za-z0-9_-]+", short) else f'"{short}"'
