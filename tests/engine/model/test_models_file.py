@@ -82,6 +82,8 @@ FAULTS = [
     ("[models.a]\nbuiltin = true\nblock_tokens = 4", "block_tokens is 4; it must be a number"),
     ("[models.a]\nbuiltin = true\ndecode_rows = true", "decode_rows is True"),
     ("[models.a]\nbuiltin = true\naliases = 'b'", "aliases is 'b'; it must be a list of texts"),
+    ("[models.a]\nbuiltin = true\naliases = ['b', 1]", "aliases is ['b', 1]; it must be a list"),
+    ("[models.a]\nbuiltin = true\npool_mb = 99999999999999999999", "it must be a number above 0"),
     ("[models.a]\nbuiltin = true\naliases = ['']", "[models.a]: '' is not a valid name. Write"),
     ("[models.'']\nbuiltin = true", "'' is not a valid name. Write one of 1 to 200"),
     (

@@ -8,23 +8,51 @@ ignores what it cannot read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from cairn.engine.json_text import parsed
 from cairn.engine.prompt.template_settings import RENDERED
 from cairn.engine.sampling import Sampling
 
-T = TypeVar("T")
+NAME: Final = "generation_config.json"
 
-NAME = "generation_config.json"
-
-_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
+_USUAL = Sampling()
+_TokenId = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class GenerationConfigFault(Exception):
     """The file cannot be used. The message says what, where and what to do."""
+
+
+class _GenerationConfig(msgspec.Struct, kw_only=True):
+    """The fields of the file that are used. A field that is null counts as left out."""
+
+    temperature: float = _USUAL.temperature
+    top_p: float = _USUAL.top_p
+    top_k: int = _USUAL.top_k
+    min_p: float = _USUAL.min_p
+    repetition_penalty: float = _USUAL.repetition_penalty
+    do_sample: bool = True
+    eos_token_id: _TokenId | list[_TokenId] = []
+    chat_template_kwargs: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        self.sampling()
+        if taken := sorted(RENDERED & self.chat_template_kwargs.keys()):
+            raise ValueError(f"chat_template_kwargs.{taken[0]} belongs to the server")
+
+    def sampling(self) -> Sampling:
+        return Sampling(
+            temperature=self.temperature if self.do_sample else 0.0,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+        )
 
 
 def read_defaults(directory: Path) -> Sampling:
@@ -35,7 +63,7 @@ def read_defaults(directory: Path) -> Sampling:
     Raises:
         GenerationConfigFault: the file exists and cannot be used.
     """
-    return _read(directory, _defaults, Sampling())
+    return _read(directory).sampling()
 
 
 def read_template_settings(directory: Path) -> Mapping[str, Any]:
@@ -46,60 +74,19 @@ def read_template_settings(directory: Path) -> Mapping[str, Any]:
     Raises:
         GenerationConfigFault: the file exists and cannot be used.
     """
-    return _read(directory, _template_settings, {})
+    return _read(directory).chat_template_kwargs
 
 
-def _read(directory: Path, what: Callable[[Mapping[str, Any]], T], otherwise: T) -> T:
+def _read(directory: Path) -> _GenerationConfig:
     path = directory / NAME
     try:
         if not path.is_file():
-            return otherwise
+            return _GenerationConfig()
         found = parsed(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
-        return what({name: value for name, value in found.items() if value is not None})
+        if isinstance(found, dict):
+            found = {name: value for name, value in found.items() if value is not None}
+        return msgspec.convert(found, _GenerationConfig)
     except (OSError, ValueError) as error:
         raise GenerationConfigFault(
-            f"{path} cannot be used: {error}. Correct it, or remove it to have the usual defaults."
+            f"{path} cannot be used: {error}. Correct it, or remove it to use OpenAI's defaults."
         ) from error
-
-
-def _template_settings(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    settings = found.get("chat_template_kwargs", {})
-    if not isinstance(settings, dict):
-        raise ValueError("chat_template_kwargs must be an object")
-    if taken := sorted(RENDERED & settings.keys()):
-        raise ValueError(f"chat_template_kwargs.{taken[0]} belongs to the server")
-    return settings
-
-
-def _defaults(found: Mapping[str, Any]) -> Sampling:
-    _check_ends(found.get("eos_token_id", []))
-    given: dict[str, Any] = {}
-    for name in _NUMBERS:
-        if name in found:
-            given[name] = _number(name, found[name])
-    if "top_k" in found:
-        if type(found["top_k"]) is not int:
-            raise ValueError(f"top_k must be an integer, not {found['top_k']!r}")
-        given["top_k"] = found["top_k"]
-    if not isinstance(found.get("do_sample", True), bool):
-        raise ValueError(f"do_sample must be true or false, not {found['do_sample']!r}")
-    if found.get("do_sample") is False:
-        given["temperature"] = 0.0
-    return Sampling(**given)
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} must be a number, not {value!r}")
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"{name} is no number that can be meant: it is too large") from None
-
-
-def _check_ends(value: Any) -> None:
-    ids = value if isinstance(value, list) else [value]
-    if not all(type(token) is int and token >= 0 for token in ids):
-        raise ValueError(f"eos_token_id must be a token id or a list of them, not {value!r}")
