@@ -163,7 +163,7 @@ def test_caches_larger_than_expected_are_a_bug(
 
     found = replay(store.read()).findings
     assert ["CRASH", "INV-5"] == [one.invariant for one in found]
-    assert "were set apart for" in found[0].message
+    assert "were reserved for" in found[0].message
     assert "a slab of another size" == found[1].message
 
 

@@ -123,7 +123,7 @@ def test_alone_is_among_others(model_directory: Path) -> None:
         same_bits(one, other)
 
 
-def test_control_a_guide_that_others_lead_astray_differs(
+def test_control_a_matcher_that_saw_other_tokens_differs(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """

@@ -82,7 +82,7 @@ class Case:
     async def is_the_cold_one(self, said: Said, talk: Sequence[Message]) -> None:
         """Assert that an answer has the bits of a cold server's."""
         async with self.cold() as cold:
-            missed = await ask(cold, told(talk))
+            missed = await ask(cold, request_of(talk))
         assert 0 == missed.accepted.cached_tokens
         same_bits(said, missed)
 
@@ -98,7 +98,7 @@ class Case:
         )
 
 
-def told(talk: Sequence[Message], **changes: Any) -> Any:
+def request_of(talk: Sequence[Message], **changes: Any) -> Any:
     """A conversation's request."""
     return generate(Conversation(messages=tuple(talk)), session_name="one", **changes)
 
@@ -109,9 +109,9 @@ def says(place: int, count: int) -> Message:
 
 
 async def paused(server: Server) -> list[Message]:
-    """A conversation whose slab was given up after its first answer, and the next message."""
+    """A conversation whose slab was released after its first answer, and the next message."""
     talk = [says(1, WORDS)]
-    first = await ask(server, told(talk))
+    first = await ask(server, request_of(talk))
     await wait_idle(server)
     await server.loaded.sessions.actors["one"].give_up_slab("room for another session")
     return [*talk, Message(role="assistant", content=first.text), says(2, 8)]
@@ -127,7 +127,7 @@ def test_a_continuation_without_its_slab(kind: str, model_directory: Path, tmp_p
         cases.append(case)
         async with case.serving() as server:
             talk = await paused(server)
-            second = await ask(server, told(talk))
+            second = await ask(server, request_of(talk))
             await wait_idle(server)
         assert second.accepted.cached_tokens > 8 * C
         await case.is_the_cold_one(second, talk)
@@ -167,7 +167,7 @@ def test_a_client_that_leaves_between_two_parts(
 
                 async def leave() -> None:
                     with leaving:
-                        await ask(server, told(talk))
+                        await ask(server, request_of(talk))
 
                 nursery.start_soon(leave)
                 await between.wait()
@@ -176,7 +176,7 @@ def test_a_client_that_leaves_between_two_parts(
                 between.go.set()
             await wait_idle(server)
             held.append(server.loaded.sequencer.session("one").cached_tokens)
-            second = await ask(server, told(talk))
+            second = await ask(server, request_of(talk))
             await wait_idle(server)
         await case.is_the_cold_one(second, talk)
 

@@ -42,9 +42,9 @@ def test_every_kind_is_tried_every_day() -> None:
 
 def test_the_page_has_every_family_and_no_other() -> None:
     """A new family is on the page, and one that is not served is listed with a reason."""
-    told = [re.findall(r"`([^`]+)`", line)[0] for line in lines()]
+    documented = [re.findall(r"`([^`]+)`", line)[0] for line in lines()]
 
-    assert [family for families in FAMILIES.values() for family in families] == told
+    assert [family for families in FAMILIES.values() for family in families] == documented
     for line in lines():
         *_, served, rows, bits, _ = (cell.strip() for cell in line.split("|"))
         assert (served, rows != "", bits) in {("warm", True, "yes"), ("cold", True, "yes")} or (

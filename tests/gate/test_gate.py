@@ -123,7 +123,7 @@ def test_alone_is_among_others(model_directory: Path) -> None:
 
     trio.run(main)
 
-    assert largest > 1, "nobody was served beside another"
+    assert largest > 1, "no two requests were decoded together"
 
 
 def test_control_the_naive_way_differs(model_directory: Path) -> None:

@@ -269,19 +269,19 @@ def test_why_nothing_is_reused(
     with capture_logs() as lines:
         trio.run(main)
 
-    told, line = cold_for(lines)
-    assert "did not give the bits of a cold answer" not in told
+    banner, line = cold_for(lines)
+    assert "did not give the bits of a cold answer" not in banner
     events = [decode(row).event for row in store.rows]
     found, *_ = [event for event in events if isinstance(event, ev.SelfTestFinished)]
     assert (False, True) == (found.passed, found.findings["warm_equals_cold"])
     assert [name for name, held in found.findings.items() if not held] == line["failed"]
     assert line["failed"][0].startswith(check)
     if raises:
-        assert "nothing is reused: the self-test broke off" == told
+        assert "nothing is reused: the self-test broke off" == banner
         assert "MemoryError: no room for a slab" == line["fault"]
         assert "in fails" in line["exception"]
     else:
-        assert "nothing is reused: a larger slab did not give the same bits" == told
+        assert "nothing is reused: a larger slab did not give the same bits" == banner
         assert "fault" not in line
 
 

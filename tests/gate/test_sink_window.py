@@ -52,7 +52,7 @@ def turn(place: int, messages: tuple[Message, ...] = ()) -> Conversation:
 
 
 @attrs.frozen
-class Told:
+class Conversed:
     """
     Two conversations and their journal.
 
@@ -70,7 +70,7 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(model_directory: Path) -> Told:
+def conversed(model_directory: Path) -> Conversed:
     """
     Two conversations in parallel run to more than twice their window, one of them with an answer
     after which the slab cannot be cut back. Each answer is shadow checked.
@@ -111,12 +111,12 @@ def told(model_directory: Path) -> Told:
                 await checked.wait()
 
     trio.run(main)
-    return Told(heard, store.rows)
+    return Conversed(heard, store.rows)
 
 
-def test_a_hit_past_the_window_is_a_miss(told: Told, model_directory: Path) -> None:
+def test_a_hit_past_the_window_is_a_miss(conversed: Conversed, model_directory: Path) -> None:
     """The last answers have the bits of a cold server that serves no other request."""
-    last = [one for one in told.heard if one[2].finished.prompt_tokens > 2 * WINDOW]
+    last = [one for one in conversed.heard if one[2].finished.prompt_tokens > 2 * WINDOW]
     empty = MemoryStore()
 
     async def main() -> None:
@@ -135,30 +135,32 @@ def test_a_hit_past_the_window_is_a_miss(told: Told, model_directory: Path) -> N
     assert all(said.accepted.cached_tokens > WINDOW for *_, said in last)
 
 
-def test_what_is_held_is_what_the_policy_gives(told: Told) -> None:
+def test_slabs_hold_what_the_policy_gives(conversed: Conversed) -> None:
     """
     The journal verifies; slabs are no larger than the policy allows, the window moves, and what
     cannot be cut back is removed and copied in again.
     """
-    (loaded,) = told.events(ev.ModelLoaded)
-    slabs = told.events(ev.SlabAcquired)
+    (loaded,) = conversed.events(ev.ModelLoaded)
+    slabs = conversed.events(ev.SlabAcquired)
     token_bytes = 4 * 2 * 4 * 32 * 4  # layers, keys and values, heads, their width, float32
 
-    assert () == replay(told.rows).findings
+    assert () == replay(conversed.rows).findings
     assert (SINKS, WINDOW, ROWS) == (loaded.kv_sinks, loaded.kv_window, loaded.kv_rows)
     assert f"sink_window {SINKS}+{WINDOW}" == loaded.fields["kv_policy"]
     assert {ROWS * token_bytes} == {slab.bytes for slab in slabs if slab.capacity_tokens > ROWS}
-    assert max(event.coverage[0][1] for event in told.events(ev.CacheExtended)) > WINDOW
-    assert any("the window has moved on" in trim.reason for trim in told.events(ev.CacheTrimmed))
+    assert max(event.coverage[0][1] for event in conversed.events(ev.CacheExtended)) > WINDOW
+    assert any(
+        "the window has moved on" in trim.reason for trim in conversed.events(ev.CacheTrimmed)
+    )
 
 
-def test_a_window_that_moves_otherwise_is_found(told: Told) -> None:
+def test_a_window_that_moves_otherwise_is_found(conversed: Conversed) -> None:
     """
     A pass that drops more or fewer tokens than the policy says breaks INV-2, and so does a trim to
     a point at which tokens of the window are missing.
     """
     state, broken = State(), Counter[str]()
-    for row in told.rows:
+    for row in conversed.rows:
         recorded = decode(row)
         event = recorded.event
         moved: list[ev.Event] = []
@@ -178,15 +180,15 @@ def test_a_window_that_moves_otherwise_is_found(told: Told) -> None:
     assert {"cache_extended", "blocks_restored", "cache_trimmed"} == set(broken)
 
 
-def test_what_was_computed_can_be_computed_again(told: Told) -> None:
+def test_a_shadow_check_gives_the_same(conversed: Conversed) -> None:
     """
     The shadow checks found the same, and so does a replay on the model, for blocks, trims and
     coverage.
     """
-    ended = [event.result for event in told.events(ev.ShadowEnded)]
+    ended = [event.result for event in conversed.events(ev.ShadowEnded)]
 
     assert {"same"} == set(ended) - {"interrupted"}
-    assert SAME == rerun(told.rows, NAMES[1], None)
+    assert SAME == rerun(conversed.rows, NAMES[1], None)
 
 
 def test_within_the_window_nothing_changes(model_directory: Path) -> None:
@@ -213,13 +215,13 @@ def test_within_the_window_nothing_changes(model_directory: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "settings", "why"),
     [
-        ("gpt_oss", {}, "layers of it have windows of their own"),
+        ("gpt_oss", {}, "some of its layers have windows of their own"),
         ("mamba2", {}, "other things than keys and values"),
         ("llama", {"kv_cache": "mlx-lm"}, "do not keep sinks and a window apart"),
-        ("llama", {"window": (4, 255)}, "A window of 255 tokens is too short for chunks of 64"),
+        ("llama", {"window": (4, 255)}, "A window of 255 tokens is too short for blocks of 64"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(
+def test_unsupported_settings_are_refused(
     family: str, settings: dict[str, Any], why: str, model_directory: Path, tmp_path: Path
 ) -> None:
     """The server does not start, and says why and what to do."""
@@ -281,7 +283,7 @@ def test_a_turn_costs_no_more_for_a_longer_history(
             for number in range(8):
                 said = await ask(server, generate(conversation, session_name="one"))
                 await without_slabs(server)
-                copies = Told([], store.rows).events(ev.BlocksRestored)
+                copies = Conversed([], store.rows).events(ev.BlocksRestored)
                 held = server.statistics()
                 turns.append(
                     Turn(
@@ -317,11 +319,11 @@ def test_a_turn_costs_no_more_for_a_longer_history(
     assert max(one.live_bytes for one in late) <= 2 * at_most * token_bytes
     # For the request, and where more was prewarmed than the slab could be cut back to.
     assert max(one.copied_tokens for one in late) <= 2 * at_most
-    left = Told([], store.rows).events(ev.BlockEvicted)
+    left = Conversed([], store.rows).events(ev.BlockEvicted)
     assert {"window"} == {block.reason for block in left}
 
 
-def test_what_a_long_answer_left_behind_is_written(model_directory: Path, tmp_path: Path) -> None:
+def test_blocks_of_a_long_answer_are_written(model_directory: Path, tmp_path: Path) -> None:
     """
     The window moved on within the answer, so the slab was emptied after it. Still, the blocks from
     which the next request continues have files when the session is idle.

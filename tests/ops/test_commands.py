@@ -547,7 +547,7 @@ def test_doctor_checks_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(doctor, "builtin_directory", lambda: tmp_path / "pebble")
     found = doctor.check_model()
     assert "fail" == found.status
-    assert "holds no weights" in found.fact
+    assert "has no weights" in found.fact
     assert "install Cairn again" in found.advice
 
 

@@ -147,8 +147,8 @@ def test_any_way_through_calls_ends_in_them(model: Model, seed: int, once: bool)
     matcher = model.matcher(Constraint(calls=calls, one_call=once), tools=TOOLS)
     tokens = model.walk(matcher, seed, most=200)
     parts = AnswerParts(model.form(tools=TOOLS), name="a")
-    told = [parts.add(model.said(tokens)), parts.finish(complete=True)]
-    found = [part for one in told for part in one.parts]
+    steps = [parts.add(model.said(tokens)), parts.finish(complete=True)]
+    found = [part for one in steps for part in one.parts]
     whole = [part for part in found if isinstance(part, Called)]
     assert {one.name for one in whole} <= set(calls)
     assert whole
@@ -224,8 +224,8 @@ def test_thoughts_before_the_answer(
 
 def test_a_thought_ends_where_its_reader_sees_the_end(model: Model) -> None:
     """
-    At random, with markers in pieces too: what is told as said is the JSON, and where a call may
-    follow no thought has one in it.
+    At random, with markers in pieces too: what is reported as said is the JSON, and where a call
+    may follow no thought has one in it.
     """
     for seed in range(8):
         drawn, answer = random.Random(seed), list[int]()
@@ -320,7 +320,7 @@ REFUSED: dict[str, tuple[Constraint, dict[str, Any], str, int | None, str]] = {
         None,
         "minimum (5) is greater than maximum (3)",
     ),
-    "itself": (Constraint(schema={"$ref": "#"}), {}, "schema", None, "no answer can begin"),
+    "itself": (Constraint(schema={"$ref": "#"}), {}, "schema", None, "no answer can satisfy it"),
     "pattern": (
         Constraint(schema={"type": "string", "pattern": "((("}),
         {},
@@ -375,7 +375,7 @@ REFUSED: dict[str, tuple[Constraint, dict[str, Any], str, int | None, str]] = {
         {},
         "schema",
         None,
-        "has 481 properties that may be left out",
+        "has 481 optional properties",
     ),
     "many that may be left out, of alternatives": (
         Constraint(
@@ -388,7 +388,7 @@ REFUSED: dict[str, tuple[Constraint, dict[str, Any], str, int | None, str]] = {
         {},
         "schema",
         None,
-        "has 482 properties that may be left out",
+        "has 482 optional properties",
     ),
     "a multiple of nothing": (
         Constraint(schema={"type": "integer", "multipleOf": True}),
@@ -421,35 +421,35 @@ REFUSED: dict[str, tuple[Constraint, dict[str, Any], str, int | None, str]] = {
         {"tools": ({"function": {"name": "look", "parameters": []}},)},
         "schema",
         0,
-        "it is no object",
+        "it is not an object",
     ),
-    "nobody": (Constraint(calls=("leap",)), {"tools": TOOLS}, "calls", None, "on offer"),
+    "no tool": (Constraint(calls=("leap",)), {"tools": TOOLS}, "calls", None, "is in `tools`"),
     "another format": (
         Constraint(calls=BOTH),
         {"tools": TOOLS, "markers": Markers(calling=("[", "]"), format="glm47")},
         "calls",
         None,
-        "(glm47) is not known here; that of json_tools is",
+        "(glm47) is not supported; supported are json_tools",
     ),
     "states of its own": (
         Constraint(schema=STONE),
         {"markers": Markers(edges={SAYING: (("<eom>", "header"),)}, first="header")},
         "answer",
         None,
-        "answers is not known here",
+        "answers is not supported",
     ),
     "too long": (
         Constraint(schema={"enum": ["a" * 100 + str(n) for n in range(2000)]}),
         {},
         "answer",
         None,
-        f"at most {answer_grammar.GRAMMAR_BYTES_MAX}",
+        f"the limit is {answer_grammar.GRAMMAR_BYTES_MAX}",
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_nothing_can_be_held_to(model: Model, name: str) -> None:
+def test_what_cannot_be_enforced(model: Model, name: str) -> None:
     """
     It is refused before the answer begins, and it is said what is wrong and with which schema.
     """
@@ -499,7 +499,7 @@ def test_as_many_that_may_be_left_out_as_are_taken(model: Model) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_schema_that_is_not_strict_is_held_as_far_as_it_can_be(
+def test_a_schema_that_is_not_strict_is_enforced_as_far_as_possible(
     model: Model, strict: bool
 ) -> None:
     """A keyword that the library does not know is passed over, but where the client insists."""

@@ -103,7 +103,7 @@ WHOLE = f"<think>\nTwo cities.\n</think>\n\nI look.\n{call('look', city='Öslo')
 
 
 def test_thoughts_words_and_calls():
-    """Each is told by itself, without markers and the ends of lines around them."""
+    """Each is reported by itself, without markers and the ends of lines around them."""
     parts, rejected = apart([WHOLE])
     assert [Thought("Two cities."), Said("I look.")] == parts[:2]
     assert [(0, "look", {"city": "Öslo"}), (1, "go", {})] == names(parts)
@@ -340,7 +340,7 @@ def test_thoughts_come_before_words(text: str, wanted: list[AnswerPart], tools: 
     assert wanted == apart([text], tools=tools)[0]
 
 
-def test_thoughts_behind_a_call():
+def test_thoughts_after_a_call():
     """A call is no word: thoughts may follow it, and stay apart from those before."""
     parts, _ = apart([f"<think>A</think>{call('look')}\n<think>\nB</think>Yes."])
     assert [Thought("A"), Thought("\nB"), Said("Yes.")] == [parts[0], *parts[2:]]
@@ -408,7 +408,7 @@ def test_what_is_certain_comes_at_once():
 
 
 def test_without_tools_text_is_text():
-    """Where none are on offer, what looks like a call is said as it is; thoughts are thoughts."""
+    """If none are available, what looks like a call is said as it is; thoughts are thoughts."""
     text = f"I look.\n{call('look', city='Rom')} \n"
     assert ([Said(text)], []) == apart([text], tools=())
     assert [Thought("Hm."), Said("Well.")] == apart(["<think>Hm.</think>\n\nWell."], tools=())[0]
@@ -435,7 +435,7 @@ def test_without_tools_text_is_text():
     ],
 )
 def test_what_is_no_call_is_text(words: str, reason: str):
-    """It is said as the model wrote it, markers and all, and why it is none is told."""
+    """It is said as the model wrote it, including markers; the reason is reported."""
     text = f"I look.\n<tool_call>\n{words}\n</tool_call>\nDone."
     parts, rejected = apart([text])
     assert [Said(text)] == parts
@@ -598,7 +598,7 @@ HELD = '<tool_call>\n{"name": "go", "arguments": {"a": "} \\\\\\" {", "b": [{}]}
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 200])
-def test_arguments_of_a_call_that_is_held_are_told_as_they_come(size: int) -> None:
+def test_arguments_of_a_held_call_are_reported_as_they_come(size: int) -> None:
     """
     From the name on, behind the words before it; joined they are those of the call, which are what
     the model wrote, and what stands behind them is none.
@@ -608,9 +608,9 @@ def test_arguments_of_a_call_that_is_held_are_told_as_they_come(size: int) -> No
     found = [parts.add(text[place : place + size]) for place in range(0, len(text), size)]
     found.append(parts.finish(complete=True))
 
-    told = [part for one in found for part in one.parts]
-    assert "I go." == "".join(part.text for part in told if isinstance(part, Said))
-    (call,) = [part for part in told if isinstance(part, Called)]
+    reported = [part for one in found for part in one.parts]
+    assert "I go." == "".join(part.text for part in reported if isinstance(part, Said))
+    (call,) = [part for part in reported if isinstance(part, Called)]
     assert '{"a": "} \\\\\\" {", "b": [{}]}' == call.arguments
     came = [one.calling for one in found if one.calling is not None]
     assert bool(came) == (size < len(text))
@@ -627,8 +627,8 @@ def test_arguments_of_a_call_that_is_held_are_told_as_they_come(size: int) -> No
 @pytest.mark.parametrize("held", [True, False])
 def test_a_call_that_is_held_and_cut_off_stays_one(held: bool) -> None:
     """
-    Its arguments are as far as they came, since they were told; the journal has it as cut. A free
-    one is told when it is complete, so it is text.
+    Its arguments are as far as they came, since they were reported; the journal has it as cut. A
+    free one is reported when it is complete, so it is text.
     """
     parts = AnswerParts(AnswerForm(markers=QWEN, tools=TOOLS, held=held), name="a")
     half = HELD[: HELD.index(', "b"')]
@@ -650,7 +650,7 @@ def test_a_call_that_is_held_and_cut_off_stays_one(held: bool) -> None:
 
 
 def test_a_call_that_is_held_and_cut_off_before_its_name_is_text() -> None:
-    """Nothing of it was told yet."""
+    """Nothing of it was reported before."""
     parts = AnswerParts(AnswerForm(markers=QWEN, tools=TOOLS, held=True), name="a")
     half = HELD[: HELD.index(', "arguments"')]
     assert None is parts.add(half).calling

@@ -191,7 +191,7 @@ def test_what_waits_is_released_at_the_end() -> None:
 
 @pytest.mark.parametrize("stop", [("ab", "b", "zz"), ("zz", "b", "ab"), ("b", "ab")])
 def test_several_stop_texts(stop: tuple[str, ...]) -> None:
-    """The one that begins first ends the answer, in whichever order they were given; it is told."""
+    """The one that begins first ends the answer and is reported, whatever their order."""
     pieces = spelled(["x", "ab", "y"], *stop)
     assert ("x", "ab") == (said(pieces), pieces[-2].stop)
 
@@ -199,7 +199,7 @@ def test_several_stop_texts(stop: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("words", [["x", "abc"], ["x", "a", "b", "c"]], ids=["once", "by letter"])
 @pytest.mark.parametrize("stop", [("ab", "abc"), ("abc", "ab")])
 def test_stop_texts_that_begin_alike(stop: tuple[str, ...], words: list[str]) -> None:
-    """The shorter one is told, however the text comes: letter by letter it is complete first."""
+    """The shorter one is reported, because letter by letter it is complete first."""
     assert ["ab"] == [piece.stop for piece in spelled(words, *stop) if piece.stopped]
 
 

@@ -122,7 +122,7 @@ print("mlx" in sys.modules)
     assert "False" == python(code, preload=None)
 
 
-def test_preload_harms_nobody_else(built: Path):
+def test_preload_does_not_affect_other_libraries(built: Path):
     """numpy, TLS and child processes work as they do without it."""
     code = """
 import ssl, subprocess

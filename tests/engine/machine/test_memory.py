@@ -19,7 +19,7 @@ from cairn.engine.mlx import start as mlx_start
 GIB = 1 << 30
 
 
-def test_a_model_that_fits_is_told_nothing() -> None:
+def test_a_model_that_fits_has_no_fault() -> None:
     """Up to the last byte it fits."""
     budgets = Budgets(pool_bytes=2 * GIB, blocks_bytes=1 * GIB)
 
@@ -27,7 +27,7 @@ def test_a_model_that_fits_is_told_nothing() -> None:
     assert memory_fault(weights_bytes=5 * GIB + 1, memory_bytes=8 * GIB, budgets=budgets)
 
 
-def test_the_figures_are_told() -> None:
+def test_the_fault_has_the_figures() -> None:
     """The size of the weights, the budgets, and the memory of the machine."""
     budgets = Budgets(pool_bytes=2 * GIB, blocks_bytes=512 << 20)
     fault = memory_fault(weights_bytes=(3 << 40) // 2, memory_bytes=16 * GIB, budgets=budgets)
@@ -100,7 +100,7 @@ def test_the_limit_of_control_groups(
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("reported", "expected"),
     [
         ({}, 16),
         ({"max_recommended_working_set_size": 11 * GIB, "memory_size": 16 * GIB}, 11),
@@ -109,11 +109,11 @@ def test_the_limit_of_control_groups(
     ],
     ids=["cpu", "metal", "metal in a small group", "cuda"],
 )
-def test_the_memory_of_a_device(told: dict[str, int], expected: int) -> None:
+def test_the_memory_of_a_device(reported: dict[str, int], expected: int) -> None:
     """
     Metal recommends a share of the machine's memory; a device with memory of its own has that.
     """
-    assert expected * GIB == device_memory(16 * GIB, told)
+    assert expected * GIB == device_memory(16 * GIB, reported)
 
 
 @pytest.mark.parametrize("accept", [False, True])

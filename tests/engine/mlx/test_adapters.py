@@ -60,15 +60,15 @@ def weights(**arrays: mx.array) -> Callable[[Path], None]:
     ("damage", "says"),
     [
         (shutil.rmtree, "There is no adapter directory"),
-        (without(WEIGHTS), "there is no adapters.safetensors in it (mlx_lm.lora writes it)"),
-        (peft, "PEFT's adapters have to be converted"),
-        (without(CONFIG), "there is no adapter_config.json in it"),
+        (without(WEIGHTS), "it has no adapters.safetensors (mlx_lm.lora writes it)"),
+        (peft, "convert PEFT adapters first"),
+        (without(CONFIG), "it has no adapter_config.json"),
         (cut, "is cut off"),
         (configured(num_layers=None), "lacks num_layers"),
         (configured(lora_parameters={"rank": 4}), "does not fit the model"),
         (configured(lora_parameters={**PARAMETERS, "rank": 8}), "adapter"),
         (weights(model__embed__lora_a=mx.zeros((2, 2))), "model.embed.lora_a"),
-        (weights(), "holds no tensor"),
+        (weights(), "it has no tensors"),
     ],
 )
 def test_a_broken_adapter_is_refused_with_a_sentence(

@@ -73,8 +73,14 @@ def test_what_is_written_comes_back(
     assert size == path_of(folder, key).stat().st_size
     assert [path_of(folder, key)] == [path for path in folder.rglob("*") if path.is_file()]
     loaded: Any = mx.load(str(path_of(folder, key)), return_metadata=True)
-    told = {"key": key, "fingerprint": FINGERPRINT, "digest": found, "tokens": "0-16", "run": RUN}
-    assert told == loaded[1]
+    expected = {
+        "key": key,
+        "fingerprint": FINGERPRINT,
+        "digest": found,
+        "tokens": "0-16",
+        "run": RUN,
+    }
+    assert expected == loaded[1]
 
 
 def test_files_are_their_owners_alone(folder: Path, files: BlockFiles):

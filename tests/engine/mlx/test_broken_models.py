@@ -164,19 +164,22 @@ def unknown_type(model: Path) -> None:
         (cut_weights, "cannot be read as safetensors: its header is cut off"),
         (cut_data, "is cut off: it has"),
         (no_header, "cannot be read as safetensors"),
-        (missing_shard, "lacks 1 of the 2 files of weights"),
+        (missing_shard, "lacks 1 of the 2 weights files"),
         (other_shapes, "cannot be loaded as a model"),
         (only_gguf, "`mlx_lm.convert --hf-path"),
         *((offsets(text), "does not say where layer begins and ends") for text in OFFSETS),
-        (header("[]"), "its header is no JSON object"),
+        (header("[]"), "its header is not a JSON object"),
         (header('{"layer": 5}'), "does not say where layer begins and ends"),
         (header(DEEP), "it is nested too deeply"),
         (index(DEEP), "it is nested too deeply"),
         (index("[]"), "it has no weight_map"),
         (index('{"weight_map": ["a"]}'), "it has no weight_map"),
-        (index('{"weight_map": {"a": 5, "b": "c"}}'), "the file of a is no name, but 5"),
-        (index(f'{{"weight_map": {{"a": "{LONG}"}}}}'), f"its index names, {LONG[:80]}... for one"),
-        (index('{"weight_map": {"a": ""}}'), "lacks 1 of the 1 files of weights"),
+        (index('{"weight_map": {"a": 5, "b": "c"}}'), "the file of a is 5, not a name"),
+        (
+            index(f'{{"weight_map": {{"a": "{LONG}"}}}}'),
+            f"in its index, for example {LONG[:80]}....",
+        ),
+        (index('{"weight_map": {"a": ""}}'), "lacks 1 of the 1 weights files"),
         (config(DEEP), "config.json cannot be read: it is nested too deeply"),
         (config('{"model_type": ["llama"]}'), "cannot be loaded as a model"),
         (generation_config(DEEP), "it is nested too deeply"),
@@ -222,7 +225,7 @@ def test_a_broken_model_is_refused_with_a_sentence(
     assert str(model) in str(refused.value)
 
 
-def test_a_gguf_file_is_told_from_a_hubs_model(tmp_path: Path) -> None:
+def test_a_gguf_file_is_not_taken_for_a_name(tmp_path: Path) -> None:
     """A name with that suffix is a path, even if missing; the message says how to convert it."""
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")

@@ -22,7 +22,7 @@ from tests.support.lora_adapters import make_adapter
 MIB = 1 << 20
 LOADING = "loading the model"
 HASHING = "reading the weights for the fingerprint"
-TESTING = "self-test: same bits on this device? (once a fingerprint)"
+TESTING = "self-test: same bits on this device? (once per fingerprint)"
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_the_adapter(model: Path, tmp_path: Path) -> None:
         start(model, at((HASHING, True), lambda: put_another(weights)), adapter=str(adapter))
 
 
-def test_what_nobody_reads_may_change(model: Path) -> None:
+def test_unread_files_may_change(model: Path) -> None:
     """
     A change of a file that is not part of the model is ignored, and so is reading a file.
     """
@@ -183,10 +183,10 @@ def test_a_disk_that_fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     with pytest.raises(
         ModelRefused, match=r"cannot be read: .* Unable to read from file\."
-    ) as told:
+    ) as refused:
         start(model, unwatched)
 
-    assert str(model) in str(told.value)
+    assert str(model) in str(refused.value)
 
 
 def test_a_look_reads_nothing_and_misses_nothing(model: Path) -> None:

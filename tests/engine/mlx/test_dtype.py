@@ -69,9 +69,9 @@ def test_a_cpu_has_float32(load: Callable[[str], Any], kind: str, asked: DtypeSe
     model, own = load(kind), load(kind)
     expected_bytes = float32_bytes(model)
 
-    told = settled(model, asked)
+    dtype = settled(model, asked)
 
-    assert told.startswith(f"float32, made of {OWN[kind]}, ")
+    assert dtype.startswith(f"float32, converted from {OWN[kind]}, ")
     assert ["float32"] == own_dtypes(model)
     assert expected_bytes == size_of(model) > 2 * size_of(own) * 0.9
     layer, before = model.layers[0].mlp.up_proj, own.layers[0].mlp.up_proj
@@ -108,7 +108,7 @@ def test_where_float32_is_not_the_faster_one(
 
 def test_four_bits_are_slow_with_any_blas(load: Callable[[str], Any]) -> None:
     """Quantised weights are unpacked even if float32 has only the reference BLAS."""
-    assert settled(load(FOUR_BITS), real_blas=False).startswith("float32, made of 4-bit")
+    assert settled(load(FOUR_BITS), real_blas=False).startswith("float32, converted from 4-bit")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,7 +117,7 @@ def test_the_models_own_dtype_can_be_asked_for(load: Callable[[str], Any], kind:
     model = load(kind)
     before = size_of(model)
 
-    assert f"{OWN[kind]}, as asked for" == settled(model, "model")
+    assert f"{OWN[kind]}, as requested" == settled(model, "model")
     assert before == size_of(model)
 
 
@@ -134,7 +134,7 @@ def test_what_cannot_be_unpacked_stays_or_is_refused(
 
     monkeypatch.setattr(mlx_dtype, "dequantize_model", fails)
 
-    assert settled(load(FOUR_BITS)).endswith("since it cannot be unpacked: no such mode")
+    assert settled(load(FOUR_BITS)).endswith("because it cannot be unpacked: no such mode")
     with pytest.raises(CannotWiden, match="no such mode"):
         settled(load(FOUR_BITS), "float32")
 

@@ -277,7 +277,7 @@ def test_control_slices_that_hold_what_they_were_cut_from(
         watched.adds_up(slab_tokens=None, block_tokens=0)
 
 
-def test_caches_that_outgrow_what_was_set_apart(cold: LoadedModel) -> None:
+def test_caches_that_outgrow_what_was_reserved(cold: LoadedModel) -> None:
     """
     The pass in which it happens raises, and the slab is larger when it is closed than when it was
     opened, which INV-5 detects.
@@ -302,7 +302,7 @@ def test_caches_that_outgrow_what_was_set_apart(cold: LoadedModel) -> None:
     assert slab.bytes < engine.close_slab(slab.slab).bytes
 
 
-def test_nobody_serves_caches_that_were_not_measured(cold: LoadedModel) -> None:
+def test_caches_that_were_not_measured_are_not_served(cold: LoadedModel) -> None:
     """An engine on growing caches requires their measured size."""
-    with pytest.raises(ValueError, match="nobody has measured"):
+    with pytest.raises(ValueError, match="was not measured"):
         MlxEngine(cold, decode_rows=1)

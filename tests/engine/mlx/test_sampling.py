@@ -42,7 +42,7 @@ def test_no_key_comes_twice() -> None:
     one=st.tuples(st.integers(), st.integers(min_value=0), st.integers(min_value=0)),
     other=st.tuples(st.integers(), st.integers(min_value=0), st.integers(min_value=0)),
 )
-def test_a_key_has_64_bits_and_is_nobody_elses(
+def test_a_key_has_64_bits_and_is_unique(
     one: tuple[int, int, int], other: tuple[int, int, int]
 ) -> None:
     """

@@ -93,5 +93,5 @@ def test_a_slab_of_a_window_does_not_grow() -> None:
 
 def test_a_model_with_a_window_of_its_own_is_no_model_for_it() -> None:
     """Two windows over each other are refused, not guessed at."""
-    with pytest.raises(EngineFault, match="own window of 9"):
+    with pytest.raises(EngineFault, match="a window of its own, of 9 tokens"):
         cache_of(SinkWindow.of(4, 16, CHUNK)).make_mask(4, window_size=9)

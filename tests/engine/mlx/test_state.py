@@ -95,7 +95,7 @@ def test_a_slab_is_cut_back_to_the_state_that_was_kept() -> None:
         slab.trim(C)
 
 
-def test_what_is_kept_stays_whoever_writes_into_the_state() -> None:
+def test_kept_states_do_not_change_with_the_state() -> None:
     """A model that changes its state in place does not change the copy."""
     slab = pool_of(STATE).open(16)
     ran(slab, C, 1.0)
@@ -123,7 +123,7 @@ def test_a_pass_that_leaves_another_state_is_a_fault(fault: str) -> None:
 
 
 def test_a_pass_that_leaves_the_state_as_it_was_is_a_fault() -> None:
-    """The layer's coverage does not move, so that nobody takes the old state for a new one."""
+    """The layer's coverage does not move, so that the old state is not taken for a new one."""
     slab = pool_of(STATE).open(16)
     ran(slab, C, 1.0)
     with pytest.raises(EngineFault):
@@ -176,14 +176,14 @@ def test_nothing_is_gone_on_from_without_a_state() -> None:
     ran(slab, C, 1.0)
     without, carries = (sealed(slab, C, states=states) for states in (False, True))
     other = pool.open(16)
-    with pytest.raises(EngineFault, match="0 states in the last"):
+    with pytest.raises(EngineFault, match="the last block has 0 states"):
         mlx_blocks.paste(other, [without], 0)
     with pytest.raises(EngineFault, match="other tokens"):
         mlx_blocks.paste(other, [carries], C)
 
     assert ((2, 0, 0),) == other.coverage()
     ran(slab, 1, 2.0)
-    with pytest.raises(EngineFault, match="a state of 5 tokens for a block that ends at 4"):
+    with pytest.raises(EngineFault, match="the state covers 5 tokens, but the block ends at 4"):
         sealed(slab, C, states=True)
 
 
@@ -222,7 +222,7 @@ def test_a_file_has_the_states(
 
 
 @pytest.mark.parametrize("layers", [1, 128])
-def test_a_file_takes_no_more_than_was_told_beforehand(layers: int, tmp_path: Path) -> None:
+def test_a_file_is_no_larger_than_reported_before(layers: int, tmp_path: Path) -> None:
     """However many layers have as many arrays as any has, each with a long entry in the header."""
     shape = (1, 1024, 16, 16)
     block = mlx_blocks.SealedBlock(

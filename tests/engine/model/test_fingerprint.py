@@ -317,7 +317,7 @@ def test_a_file_that_two_patterns_name_is_hashed_once(directory: Path) -> None:
 
 def test_progress_ends_at_the_whole(directory: Path) -> None:
     """Progress counts bytes up to those of all files."""
-    told: list[tuple[int, int]] = []
-    hash_files(directory, ("*.safetensors",), lambda done, total: told.append((done, total)))
+    reported: list[tuple[int, int]] = []
+    hash_files(directory, ("*.safetensors",), lambda done, total: reported.append((done, total)))
 
-    assert [(7, 19), (19, 19)] == told
+    assert [(7, 19), (19, 19)] == reported

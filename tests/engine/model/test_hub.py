@@ -45,13 +45,13 @@ def test_a_download_is_shown_by_its_bytes(
     """
     The bytes go to whoever shows progress, not the number of files, and no bar is drawn beside it.
     """
-    told: list[tuple[str, int, int]] = []
+    reported: list[tuple[str, int, int]] = []
 
-    found = download("owner/model", lambda *step: told.append(step), Hub(tmp_path))
+    found = download("owner/model", lambda *step: reported.append(step), Hub(tmp_path))
 
     assert tmp_path == found
-    assert (WHAT, 100, 100) == told[-1]
-    assert (WHAT, 30, 30) in told
+    assert (WHAT, 100, 100) == reported[-1]
+    assert (WHAT, 30, 30) in reported
     assert ("", "") == capfd.readouterr()
 
 
@@ -61,16 +61,16 @@ def test_a_hubs_model_is_loaded_under_its_name(
     """The model with a name is downloaded and loaded, and progress reports each step."""
     hub = Hub(model_directory)
     monkeypatch.setattr(mlx_lm.utils, "snapshot_download", hub)
-    told: list[tuple[str, int, int]] = []
+    reported: list[tuple[str, int, int]] = []
 
-    loaded = load_model("owner/model", progress=lambda *step: told.append(step))
+    loaded = load_model("owner/model", progress=lambda *step: reported.append(step))
 
     assert ("owner/model", model_directory) == (loaded.name, loaded.directory)
     ((name, patterns),) = hub.asked
     assert "owner/model" == name
     assert {"*.json", "model*.safetensors", "*.jinja"} <= set(patterns)
-    assert [WHAT, "loading the model"] == list(dict.fromkeys(step[0] for step in told))
-    assert told[-1][1] == told[-1][2] > 1 << 20
+    assert [WHAT, "loading the model"] == list(dict.fromkeys(step[0] for step in reported))
+    assert reported[-1][1] == reported[-1][2] > 1 << 20
 
 
 def test_a_broken_snapshot_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,5 +78,5 @@ def test_a_broken_snapshot_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(mlx_lm.utils, "snapshot_download", Hub(tmp_path))
 
-    with pytest.raises(ModelRefused, match="names no model_type"):
+    with pytest.raises(ModelRefused, match="has no model_type"):
         load_model("owner/model")

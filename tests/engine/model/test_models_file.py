@@ -63,8 +63,8 @@ def test_the_first_model_is_the_default():
 
 FAULTS = [
     ("[models.a", "is not TOML: Expected"),
-    ("", "names no model. Write a table"),
-    ("models = 1", "names no model"),
+    ("", "lists no models. Write a table"),
+    ("models = 1", "lists no models"),
     ('[model.a]\npath = "a"', "'model' is not known. Did you mean models?"),
     (
         '\n[models.a]\npaht = "a"',

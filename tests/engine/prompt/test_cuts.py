@@ -200,7 +200,7 @@ def test_a_token_that_must_be_a_word_is_refused() -> None:
     assert "single word" in refused(wrapped(bpe(tokens=added(START, single_word=True))))
 
 
-def test_tokens_behind_the_normaliser_are_no_places() -> None:
+def test_tokens_matched_after_the_normaliser_are_no_cuts() -> None:
     """They are matched in text that was already normalised."""
     tokenizer = bpe(tokens=added(START, END, normalized=True))
     assert "matched before normalisation" in refused(wrapped(tokenizer))
@@ -259,7 +259,7 @@ def test_another_form_of_the_json_is_refused() -> None:
     def change(written: dict[str, Any]) -> None:
         del written["added_tokens"][0]["lstrip"]
 
-    assert "another form" in refused(rewritten(like_qwen(), change))
+    assert "an unknown form" in refused(rewritten(like_qwen(), change))
 
 
 def test_a_component_within_sequences_is_looked_at() -> None:
@@ -310,4 +310,4 @@ def test_special_tokens_that_are_text_are_refused() -> None:
 
 def test_something_else_is_refused() -> None:
     """A tokenizer that is not the library's, such as one in Python, is used as a whole."""
-    assert "no tokenizer of the library" in refused(object())
+    assert "not a tokenizer of the library" in refused(object())

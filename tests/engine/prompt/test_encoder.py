@@ -206,7 +206,7 @@ def test_nothing_is_found_for_another_tenant(loaded: Any) -> None:
     assert 2 * encoded == encoder.encoded_characters
 
 
-def test_what_was_not_used_for_the_longest_time_goes() -> None:
+def test_the_least_recently_used_pieces_are_evicted() -> None:
     """With room for two pieces, the third evicts the least recently used one."""
     encoder = Encoder(wrapped(like_qwen()), max_bytes=1000)
     one, two, three = (f"{START}{word}" for word in ("one", "two", "six"))
@@ -220,7 +220,7 @@ def test_what_was_not_used_for_the_longest_time_goes() -> None:
     assert [False, True] == [costs(text) for text in (one, two)]
 
 
-def test_what_is_remembered_is_bounded(loaded: Any) -> None:
+def test_the_cache_is_bounded(loaded: Any) -> None:
     """Texts that go on for ever leave no more than the budget, and one beyond it leaves nothing."""
     encoder = Encoder(loaded, max_bytes=20_000)
     for turn in range(50):
@@ -273,7 +273,7 @@ class Meeting(Encoder):
         return fresh
 
 
-def test_a_piece_that_two_remember_at_once_counts_once() -> None:
+def test_a_piece_that_two_threads_add_counts_once() -> None:
     """
     Two threads that miss the same piece add it only once, and the count of bytes is right.
     """

@@ -68,9 +68,9 @@ def test_it_is_sure_whatever_the_user_says(tokenizer: Any, text: str) -> None:
     prompt = prompt_ids(tokenizer, after(ASKED, THOUGHT, Message(role="user", content=text)))
     assert "user" == found.next_role
     assert found.ids == prompt[: len(found.ids)]
-    told = tokenizer.decode(list(found.ids))
-    assert told.rstrip("\n").endswith("It is heavy.<|im_end|>\n<|im_start|>user")
-    assert "Slate is a stone" not in told
+    rendered = tokenizer.decode(list(found.ids))
+    assert rendered.rstrip("\n").endswith("It is heavy.<|im_end|>\n<|im_start|>user")
+    assert "Slate is a stone" not in rendered
 
 
 def test_it_keeps_the_thought_where_a_tool_is_called(tokenizer: Any) -> None:
@@ -84,13 +84,15 @@ def test_it_keeps_the_thought_where_a_tool_is_called(tokenizer: Any) -> None:
     prompt = prompt_ids(tokenizer, after(conversation, CALL, *results))
     assert "tool" == found.next_role
     assert found.ids == prompt[: len(found.ids)]
-    told = tokenizer.decode(list(found.ids))
-    assert "I weigh it." in told
-    assert '"arguments": {"stone": "slate"}}' in told
-    assert told.rstrip("\n").endswith("</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>")
+    rendered = tokenizer.decode(list(found.ids))
+    assert "I weigh it." in rendered
+    assert '"arguments": {"stone": "slate"}}' in rendered
+    assert rendered.rstrip("\n").endswith(
+        "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>"
+    )
 
 
-def test_who_speaks_next() -> None:
+def test_the_next_role() -> None:
     """A tool, where the answer calls one."""
     assert "tool" == next_role(CALL)
     assert "user" == next_role(THOUGHT)
@@ -121,7 +123,7 @@ def test_every_call_has_its_result(tokenizer: Any) -> None:
     assert beginning(tokenizer, conversation, CALL) == beginning(Strict(), conversation, CALL)
 
 
-def test_who_does_not_want_it_any_more_does_not_render(tokenizer: Any) -> None:
+def test_a_prompt_that_is_no_longer_needed_is_not_rendered(tokenizer: Any) -> None:
     """A rendering that has waited for the tokenizer looks before it begins."""
 
     async def main() -> None:
@@ -138,7 +140,7 @@ def test_who_does_not_want_it_any_more_does_not_render(tokenizer: Any) -> None:
     trio.run(main)
 
 
-def test_a_tokenizer_that_fails_is_told_of_like_a_template() -> None:
+def test_a_tokenizer_that_fails_is_reported_like_a_template() -> None:
     """
     Whatever comes out of the model's code, nothing is known of the next prompt, and nothing else
     follows.

@@ -42,7 +42,7 @@ def test_what_changes_a_prompt_is_heeded(template: Any, expected: set[str]) -> N
     assert expected == switches(template, {})
 
 
-def test_pebble_can_be_told_to_think() -> None:
+def test_thinking_can_be_switched_on_for_pebble() -> None:
     """It has the switch, and its own setting does not stand in the way."""
     loaded = load_model(str(builtin_directory()))
     assert {"enable_thinking"} == switches(loaded.tokenizer, loaded.template)

@@ -132,7 +132,7 @@ def grammar_of(constraint: Constraint, form: AnswerForm) -> Grammar:
     """
     markers = form.markers
     if markers.first is not None or markers.edges:
-        raise CannotConstrain("the grammar of this model's answers is not known here", "answer")
+        raise CannotConstrain("the format of this model's answers is not supported", "answer")
     rules: list[str] = []
     schemas: list[tuple[int | None, str]] = []
     bodies: list[str] = []
@@ -143,16 +143,15 @@ def grammar_of(constraint: Constraint, form: AnswerForm) -> Grammar:
         multiples.update(_multiples(schema))
         if not _is_countable(multiples):
             raise CannotConstrain(
-                "the numbers that stand at multipleOf are too large together; their sum and their "
-                f"least common multiple may be {_MULTIPLES_MAX} at most, without decimal points",
+                "the values of multipleOf are too large together; without decimal points, their "
+                f"sum and their least common multiple may be at most {_MULTIPLES_MAX}",
                 "schema",
                 place,
             )
         if (optional := _optional(schema)[1]) > _OPTIONAL_MAX:
             raise CannotConstrain(
-                f"an object in it has {optional} properties that may be left out, with those of "
-                f"its alternatives; {_OPTIONAL_MAX} may be left out at most, so name others in "
-                "`required`",
+                f"an object in it has {optional} optional properties, including those of its "
+                f"alternatives; the limit is {_OPTIONAL_MAX}, so name others in `required`",
                 "schema",
                 place,
             )
@@ -179,14 +178,13 @@ def grammar_of(constraint: Constraint, form: AnswerForm) -> Grammar:
             parameters = _parameters(function, place)
             schema_rule(f"arguments_{place}", place, parameters, lenient=lenient, **_AS_TEMPLATES)
     if not bodies:
-        raise CannotConstrain("none of the tools that may be called is on offer", "calls")
+        raise CannotConstrain("none of the tools that may be called is in `tools`", "calls")
     lead, thoughts = _thoughts(form)
     start = f"start: {lead}({' | '.join(bodies)})"
     text = "\n".join([_HEAD, start, *thoughts, *rules]) + "\n"
     if len(text) > GRAMMAR_BYTES_MAX:
         raise CannotConstrain(
-            f"its grammar has {len(text)} bytes, most of them of schemas; at most "
-            f"{GRAMMAR_BYTES_MAX} are taken",
+            f"its grammar has {len(text)} bytes, mostly schemas; the limit is {GRAMMAR_BYTES_MAX}",
             "answer",
         )
     return Grammar(text=text, schemas=tuple(schemas))
@@ -228,8 +226,8 @@ def _around(name: str, markers: Markers) -> tuple[str, str]:
     if written is None or markers.calling is None:
         known = ", ".join(sorted(_FORMATS))
         raise CannotConstrain(
-            f"the grammar of this model's calls ({markers.format or 'no format'}) is not known "
-            f"here; that of {known} is",
+            f"the format of this model's calls ({markers.format or 'unknown'}) is not supported; "
+            f"supported are {known}",
             "calls",
         )
     return written(name, markers.calling)
@@ -241,7 +239,7 @@ def _parameters(function: Mapping[str, Any], place: int) -> Mapping[str, Any]:
     if given is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(given, Mapping):
-        raise CannotConstrain("it is no object", "schema", place)
+        raise CannotConstrain("it is not an object", "schema", place)
     return {**given, "type": "object"}
 
 

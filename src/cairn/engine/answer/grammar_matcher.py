@@ -145,7 +145,7 @@ class GrammarCompiler:
         try:
             matcher.allowed(())
         except GrammarDeadEnd as fault:
-            raise CannotConstrain(f"no answer can begin under it: {fault}", "answer") from fault
+            raise CannotConstrain(f"no answer can satisfy it: {fault}", "answer") from fault
         return matcher
 
     def compile(self, grammar: Grammar) -> GrammarMatcher:

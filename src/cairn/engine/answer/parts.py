@@ -324,7 +324,7 @@ class AnswerParts:
         assert markers.parse is not None
         if not ended and markers.calling[1] and not is_json(words):
             # Parsers of other formats turn an incomplete call into one with fewer arguments.
-            raise NoCall("truncated", "the answer ended in it, without the marker behind a call")
+            raise NoCall("truncated", "the answer ended in it, without the marker after a call")
         return read_calls(markers.parse, words, self._form.tools)
 
     def _id(self, given: str | None) -> str:

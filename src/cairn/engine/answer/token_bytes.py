@@ -32,7 +32,7 @@ def bytes_of_tokens(tokenizer: Any) -> list[bytes]:
     """
     backend = library_object(tokenizer)
     if backend is None:
-        raise NotRead("this model's tokenizer is none of the library `tokenizers`")
+        raise NotRead("this model's tokenizer is not from the library `tokenizers`")
     try:
         known = llguidance.LLTokenizer(backend.to_str(), slices=[])
     except Exception as error:  # the libraries raise nothing narrower

@@ -72,14 +72,14 @@ def read_calls(parse: Parser, text: str, tools: Sequence[Mapping[str, Any]]) -> 
         NoCall: it contains no call, or one of them is invalid.
     """
     if not is_json(text) and (tag := _running_away(text)) is not None:
-        raise NoCall("unparsable", f"<{tag}> stands open in it more than {_OPEN_MAX} times")
+        raise NoCall("unparsable", f"<{tag}> is open in it more than {_OPEN_MAX} times")
     try:
         found = parse(text, [_for_parser(tool) for tool in tools])
     except Exception as error:
         raise NoCall("unparsable", f"{type(error).__name__}: {error}") from error
     calls = found if isinstance(found, list) else [found]
     if not calls:
-        raise NoCall("unparsable", "there is no call in it")
+        raise NoCall("unparsable", "it has no call")
     offered = {tool["function"]["name"]: _properties(tool) for tool in tools}
     return tuple(_call(one, text, offered) for one in calls)
 
@@ -130,10 +130,10 @@ def _properties(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _call(found: Any, text: str, offered: Mapping[str, Mapping[str, Any]]) -> Call:
     if not isinstance(found, dict):
-        raise NoCall("unparsable", "it is no object")
+        raise NoCall("unparsable", "it is not an object")
     name, arguments, given_id = found.get("name"), found.get("arguments"), found.get("id")
     if not isinstance(name, str) or not name or not _is_unicode(name):
-        raise NoCall("no_name", "it names no function")
+        raise NoCall("no_name", "it does not name a function")
     if arguments is None and ("arguments" in found or found.keys() <= {"name", "id"}):
         arguments = {}
     # The parser of GLM's format makes a call of any text: the first word is the name, and the rest,
@@ -142,7 +142,7 @@ def _call(found: Any, text: str, offered: Mapping[str, Mapping[str, Any]]) -> Ca
     if is_raw and "raw" not in offered.get(name, ()):
         raise NoCall("unparsable", "the parser found no arguments in it")
     if name not in offered and name == text.strip():
-        raise NoCall("unparsable", "it is a word, and names no tool that is on offer")
+        raise NoCall("unparsable", "it is a word, but not the name of an available tool")
     is_id = isinstance(given_id, str) and bool(given_id) and _is_unicode(given_id)
     return Call(name=name, arguments=_arguments(arguments), id=given_id if is_id else None)
 
@@ -152,12 +152,12 @@ def _arguments(found: Any) -> str:
     try:
         value = json.loads(found) if isinstance(found, str) else found
         if not isinstance(value, dict):
-            raise NoCall("invalid_arguments", f"its arguments are no JSON object: {found}")
+            raise NoCall("invalid_arguments", f"its arguments are not a JSON object: {found}")
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         # An unpaired surrogate can only be written as an escape.
         return text if _is_unicode(text) else json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise NoCall("invalid_arguments", f"its arguments are no JSON: {error}") from error
+        raise NoCall("invalid_arguments", f"its arguments are not JSON: {error}") from error
 
 
 def _is_unicode(text: str) -> bool:

@@ -49,8 +49,8 @@ def memory_fault(*, weights_bytes: int, memory_bytes: int, budgets: Budgets) -> 
         return None
     return (
         f"its weights take {_size(weights_bytes)}, the KV of sessions may take "
-        f"{_size(budgets.pool_bytes)} and sealed blocks {_size(budgets.blocks_bytes)}, but there "
-        f"are {_size(memory_bytes)} in all"
+        f"{_size(budgets.pool_bytes)} and sealed blocks {_size(budgets.blocks_bytes)}, but the "
+        f"machine has {_size(memory_bytes)}"
     )
 
 

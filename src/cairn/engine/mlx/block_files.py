@@ -157,9 +157,13 @@ class BlockFiles:
         for folder in (self._folder, path.parents[1], path.parent):
             folder.mkdir(exist_ok=True, mode=0o700)
             if folder != self._folder and folder.is_symlink():
-                raise OSError(errno.ENOTDIR, f"{folder.name} is a link, and none of Cairn's")
+                raise OSError(
+                    errno.ENOTDIR, f"{folder.name} is a link, which Cairn does not follow"
+                )
         if os.path.lexists(path) and not self._wrote(path, self._fingerprint, key):
-            raise OSError(errno.EEXIST, "a file that this journal did not write has its place")
+            raise OSError(
+                errno.EEXIST, "its path is taken by a file that this journal did not write"
+            )
         if shutil.disk_usage(path.parent).free < RESERVE_BYTES + size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -219,7 +223,7 @@ class BlockFiles:
             if not is_file(path):  # MLX would follow a link, and block on a pipe
                 raise OSError(errno.EINVAL, "no file")
             if path.lstat().st_size != size:  # checked first: reading it could fill the memory
-                raise OSError(errno.EFBIG, "it has another size than was written")
+                raise OSError(errno.EFBIG, "its size is not the size that was written")
             # MLX reads lazily, so damaged bytes may raise only in mx.eval.
             loaded: Any = mx.load(str(path), return_metadata=True)
             arrays, metadata = loaded

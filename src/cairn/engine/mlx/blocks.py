@@ -79,7 +79,9 @@ def _states(layers: Sequence[StateCache], end: int) -> list[mx.array]:
     found: list[mx.array] = []
     for layer in layers:
         if layer.tokens != end:
-            raise EngineFault(f"a state of {layer.tokens} tokens for a block that ends at {end}")
+            raise EngineFault(
+                f"the state covers {layer.tokens} tokens, but the block ends at {end}"
+            )
         found.extend(mx.contiguous(array) for array in layer.arrays)
     return found
 
@@ -112,7 +114,7 @@ def _rows(cache: Any, start: int, end: int) -> slice:
     if not isinstance(cache, SinkCache):
         return slice(start, end)
     if start < cache.start:
-        raise EngineFault(f"tokens from {start} on of a slab that begins at {cache.start}")
+        raise EngineFault(f"no tokens from {start}: the slab begins at {cache.start}")
     return slice(cache.row_of(start), cache.row_of(end))
 
 
@@ -159,14 +161,12 @@ def paste(slab: HeldSlab, blocks: Sequence[SealedBlock], start: int) -> int:
     end = ends[-1]
     places = sum(state.places for state in slab.states)
     if places != len(blocks[-1].states):
-        raise EngineFault(
-            f"{len(blocks[-1].states)} states in the last of the blocks, not {places}"
-        )
+        raise EngineFault(f"the last block has {len(blocks[-1].states)} states, not {places}")
     if any(state.tokens != start for state in slab.states):
-        raise EngineFault(f"blocks at {start} on a state of other tokens")
+        raise EngineFault(f"blocks begin at {start}, but a state covers other tokens")
     for layer, cache in enumerate(slab.attending):
         if cache.offset != start:
-            raise EngineFault(f"blocks at {start} on a layer that ends at {cache.offset}")
+            raise EngineFault(f"blocks begin at {start}, but a layer ends at {cache.offset}")
         if isinstance(cache, SinkCache):
             for block in blocks:
                 cache.update_and_fetch(block.keys[layer][None], block.values[layer][None])

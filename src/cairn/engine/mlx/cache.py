@@ -154,7 +154,7 @@ class SinkCache(SlabCache):
             )
         self.let_go(self._policy.start_after(self.start, place, end, self._capacity))
         if self.row_of(end) > self.keys.shape[2]:
-            raise EngineFault(f"{keys.shape[2]} rows at {place} do not fit behind their window")
+            raise EngineFault(f"{keys.shape[2]} rows at {place} do not fit after their window")
         self.keys[..., self.row_of(place) : self.row_of(end), :] = keys
         self.values[..., self.row_of(place) : self.row_of(end), :] = values
         self.offset = end
@@ -170,7 +170,7 @@ class SinkCache(SlabCache):
             EngineFault: the model has a window of its own.
         """
         if window_size is not None:
-            raise EngineFault(f"a model's own window of {window_size} under a window by choice")
+            raise EngineFault(f"the model has a window of its own, of {window_size} tokens")
         if rows == 1:
             return None
         policy, place = self._policy, self.offset
@@ -212,7 +212,7 @@ class SinkCache(SlabCache):
             EngineFault: the sinks are not there.
         """
         if self.offset < self._policy.sinks or place < self.offset:
-            raise EngineFault(f"a slab that ends at {self.offset} cannot go on at {place}")
+            raise EngineFault(f"a slab that ends at {self.offset} cannot continue at {place}")
         self.start = self.offset = place
 
     def let_go(self, start: int) -> None:
@@ -359,8 +359,8 @@ class HeldSlab:
         """
         if not self.fixed and (live := self.live_bytes) > self.set_apart_bytes:
             raise EngineFault(
-                f"the caches of {self.end} tokens take {live} bytes, and {self.set_apart_bytes} "
-                f"were set apart for {self.capacity_tokens} tokens"
+                f"the caches of {self.end} tokens take {live} bytes, but only "
+                f"{self.set_apart_bytes} were reserved for {self.capacity_tokens} tokens"
             )
 
     @property
@@ -477,7 +477,7 @@ class SlabPool:
                 layer that keeps one without a list; empty if all do.
         """
         if not shapes and growth is None:
-            raise ValueError("nobody has measured what the model's own caches take")
+            raise ValueError("the memory of the model's own caches was not measured")
         self._growth = growth
         self._together = tuple(together)
         self._policy = policy

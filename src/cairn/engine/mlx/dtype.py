@@ -55,14 +55,14 @@ def settle_dtype(
     if own == "float32":
         return own
     if setting == "model":
-        return f"{own}, as asked for"
+        return f"{own}, as requested"
     if setting == "auto":
         if not on_cpu:
             return f"{own}, as the model has it"
         if not real_blas and not list(_quantised(model)):
-            return f"{own}, since there is no real BLAS for float32; see `ops doctor`"
+            return f"{own}, because there is no real BLAS for float32; see `ops doctor`"
         if (no_room := fault(float32_bytes(model))) is not None:
-            return f"{own}, slow on a CPU, since float32 does not fit: {no_room}"
+            return f"{own}, slow on a CPU, because float32 does not fit: {no_room}"
     try:
         dequantize_model(model)
         model.set_dtype(mx.float32)
@@ -70,9 +70,9 @@ def settle_dtype(
         fact = " ".join(str(error).split())[:300] or type(error).__name__
         if setting == "float32":
             raise CannotWiden(fact) from error
-        return f"{own}, slow on a CPU, since it cannot be unpacked: {fact}"
-    why = "as asked for" if setting == "float32" else "since a CPU computes that faster"
-    return f"{' and '.join(own_dtypes(model))}, made of {own}, {why}"
+        return f"{own}, slow on a CPU, because it cannot be unpacked: {fact}"
+    why = "as requested" if setting == "float32" else "because a CPU computes it faster"
+    return f"{' and '.join(own_dtypes(model))}, converted from {own}, {why}"
 
 
 def own_dtypes(model: Any) -> list[str]:

@@ -55,9 +55,9 @@ def _measured(loaded: LoadedModel, block_tokens: int) -> Growth:
     for layer in first:
         if counts_tokens(layer) and layer.offset and not bytes_of(layer):
             raise ModelRefused(
-                f"{loaded.name} cannot be served: nobody can tell what its {type(layer).__name__} "
-                "takes, so that its context would have no bound in memory. Which families are "
-                "served is in docs/models.md; choose a model of one of them."
+                f"{loaded.name} cannot be served: the memory of its {type(layer).__name__} "
+                "cannot be measured, so its context would have no limit. docs/models.md lists the "
+                "families that are served; choose a model of one of them."
             )
     known = [_known(layer, block_tokens) for layer in first]
     if all(known):

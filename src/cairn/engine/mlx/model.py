@@ -180,8 +180,8 @@ def _loaded(
         model, tokenizer, config = mlx_lm.load(str(directory), lazy=True, return_config=True)
     except (Exception, SystemExit) as error:  # a broken model may raise anything in mlx-lm
         raise ModelRefused(
-            f"{where} cannot be loaded as a model: {_fact(error)}. A model directory of mlx-lm "
-            "holds config.json, *.safetensors and a tokenizer."
+            f"{where} cannot be loaded as a model: {_fact(error)}. An mlx-lm model directory "
+            "has config.json, *.safetensors and a tokenizer."
         ) from error
     if over is not None:
         _adapt(model, over, where)
@@ -189,15 +189,16 @@ def _loaded(
         dtype = settle_dtype(model)
     except CannotWiden as error:
         raise ModelRefused(
-            f"{where} cannot be had in float32: {error}. Start with --dtype model to serve it as "
-            "it is."
+            f"{where} cannot be converted to float32: {error}. Use --dtype model to serve it "
+            "without conversion."
         ) from error
     fits(sum(array.nbytes for _, array in _parameters(model)))
     try:
         _read_weights(model, progress)
     except Exception as error:
         raise ModelRefused(
-            f"The weights of {where} cannot be read: {_fact(error)}. Is their disk sound?"
+            f"The weights of {where} cannot be read: {_fact(error)}. Check the disk, or "
+            "download them again."
         ) from error
     try:
         hello = (Message(role="user", content="Hello"),)
@@ -205,8 +206,8 @@ def _loaded(
         render(tokenizer, Conversation(messages=hello, template=settings))
     except TemplateError as error:
         raise ModelRefused(
-            f"{where} cannot hold a conversation: {error}. It needs a tokenizer with a chat "
-            "template, as instruction-tuned models have it."
+            f"{where} cannot be used for chat: {error}. Choose a model with a chat template; "
+            "instruction-tuned models have one."
         ) from error
     model.eval()
     mlx_rows.install()
@@ -215,8 +216,8 @@ def _loaded(
     except Exception as error:
         with_adapter = f" with the adapter {over}" if over is not None else ""
         raise ModelRefused(
-            f"{where}{with_adapter} cannot run a token: {_fact(error)}. Do its config.json and its "
-            "weights belong together?"
+            f"{where}{with_adapter} cannot run a token: {_fact(error)}. Check that its config.json "
+            "and its weights belong together."
         ) from error
     return LoadedModel(
         model=model,
@@ -241,8 +242,8 @@ def _refuse_changed(directory: Path, adapter: Path | None, before: fingerprint.S
     changed = sorted(path for path, _ in before ^ fingerprint.seen(directory, adapter))
     if changed:
         raise ModelRefused(
-            f"{changed[0]} changed while the model was read, so that nobody can say what is in "
-            "memory now. Start again when nothing writes to its directory any more."
+            f"{changed[0]} changed while the model was being read. Start again when nothing "
+            "writes to its directory any more."
         )
 
 
@@ -253,7 +254,8 @@ def _directory(where: str, progress: Progress) -> Path:
             place = str(download(where, progress, mlx_lm.utils.snapshot_download))
         except Exception as error:  # the hub client raises many kinds of errors
             raise ModelRefused(
-                f"{where} is no directory here, and no hub gave a model of that name: {error}"
+                f"{where} is not a local directory, and no model of that name could be "
+                f"downloaded: {error}"
             ) from error
     fault = directory_fault(place)
     if fault is not None:
@@ -279,9 +281,9 @@ def _adapt(model: Any, adapter: Path, where: str) -> None:
         given: Any = mx.load(str(adapter / ADAPTER_WEIGHTS))
         strange = [name for name in given if name not in there]
         if not given:
-            raise ValueError("it holds no tensor")
+            raise ValueError("it has no tensors")
         if strange:
-            raise ValueError(f"the model has no place for {strange[0]}")
+            raise ValueError(f"the model has no parameter {strange[0]}")
     except Exception as error:  # as with models
         raise ModelRefused(
             f"The adapter {adapter} does not fit the model {where}: {_fact(error)}. Was it trained "
@@ -311,7 +313,7 @@ def _read_weights(model: Any, progress: Progress) -> None:
 def _fact(error: BaseException) -> str:
     """The text of an error, on one line."""
     if isinstance(error, SystemExit):  # a family in mlx-lm exits if a package is missing
-        return "mlx-lm's class for it wants a package that is not installed, as it says above"
+        return "its module in mlx-lm needs a package that is not installed; see the lines above"
     said = " ".join(str(error).split()).rstrip(".")
     return said[:300] or type(error).__name__
 

@@ -101,7 +101,7 @@ class RowsCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
     @offset.setter
     def offset(self, value: int) -> None:
         if value != 0:  # KVCache.__init__ sets 0
-            raise AttributeError("the rows of a pass move by their own caches")
+            raise AttributeError("the position of each row is that of its cache, and cannot be set")
 
     def make_mask(
         self, rows: int, return_array: bool = False, window_size: int | None = None
@@ -157,7 +157,7 @@ def attend(
         )
         return plain
     if mask is not None and not isinstance(mask, RowsScores):
-        raise TypeError("a mask was made for rows of different lengths")
+        raise TypeError("the model made a mask of its own for rows of different lengths")
     scores = mask.rows if mask is not None else [None] * len(keys.rows)
     attended: list[mx.array | None] = []
     for row, (own_keys, own_values) in enumerate(zip(keys.rows, values.rows, strict=True)):

@@ -36,8 +36,8 @@ from cairn.engine.reports import ModelFacts
 from cairn.journal.checkpoints import STATES_A_SLAB, Checkpoints
 from cairn.journal.windows import LEAST_CHUNKS, SinkWindow
 
-_MEASURING = "measuring what its caches take"
-_TESTING = "self-test: same bits on this device? (once a fingerprint)"
+_MEASURING = "measuring the memory of its caches"
+_TESTING = "self-test: same bits on this device? (once per fingerprint)"
 
 
 @attrs.frozen(kw_only=True)
@@ -119,7 +119,7 @@ def start_engine(
             raise ModelRefused(
                 f"{where} does not fit in memory: {tight}. Serve a smaller or quantised model, "
                 "lower --pool-mb and --blocks-mb, or start with --accept-tight-memory to load it "
-                "all the same."
+                "anyway."
             )
 
     loaded = load_model(
@@ -295,20 +295,20 @@ def _policy(
     sinks, tokens = window
     why = None
     if not loaded.shapes or not loaded.is_simple:
-        why = "it has layers that keep other things than keys and values"
+        why = "some of its layers keep more than keys and values"
     elif any(shape.window for shape in loaded.shapes):
-        why = "layers of it have windows of their own"
+        why = "some of its layers have windows of their own"
     elif kv_cache != "slab":
-        why = "mlx-lm's cache classes do not keep sinks and a window apart"
+        why = "mlx-lm's cache classes do not support attention sinks"
     if why is not None:
         raise ModelRefused(
-            f"{loaded.name} cannot be served under --kv-policy sink_window: {why}. Start with "
+            f"{loaded.name} cannot be served under --kv-policy sink_window: {why}. Use "
             "--kv-policy full."
         )
     if tokens < LEAST_CHUNKS * block_tokens:
         raise ModelRefused(
-            f"A window of {tokens} tokens is too short for chunks of {block_tokens}: it takes "
-            f"{LEAST_CHUNKS * block_tokens}. Start with a larger --window-tokens, or a smaller "
+            f"A window of {tokens} tokens is too short for blocks of {block_tokens}: it needs at "
+            f"least {LEAST_CHUNKS * block_tokens}. Use a larger --window-tokens, or a smaller "
             "--block-tokens."
         )
     return SinkWindow.of(sinks, tokens, block_tokens)

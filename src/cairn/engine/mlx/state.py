@@ -90,7 +90,7 @@ class StateCache(ArraysCache):  # type: ignore[misc]  # mlx-lm has no types
         if self._written != set(range(len(found))) or found != list(self._shape.arrays):
             raise EngineFault(f"a pass left {found} as a state, not all of {self._shape.arrays}")
         if self.lengths is not None or self.left_padding is not None:
-            raise EngineFault("a state was told of padding")
+            raise EngineFault("a recurrent state does not support padding")
         self._written.clear()
         # A slice would keep the whole array alive that it was taken from. States from a block are
         # contiguous too.

@@ -54,22 +54,22 @@ def _fault_in(where: str, path: Path) -> str | None:
     if not where or not path.exists():
         return f"There is no model directory at {where!r}."
     if path.is_file():
-        return f"{where} is a file; --model takes a directory in mlx-lm's format."
+        return f"{where} is a file, not a directory in mlx-lm's format."
     endings = {file.suffix for file in path.iterdir()}
     has_weights = ".safetensors" in endings
     if not has_weights and ".gguf" in endings:
-        return f"{where} holds GGUF files, which cannot be served. {_CONVERT}"
+        return f"{where} contains GGUF files, which cannot be served. {_CONVERT}"
     config = path / "config.json"
     if not config.is_file():
-        return f"{where} is no model directory: there is no config.json in it."
+        return f"{where} is not a model directory: it has no config.json."
     try:
         found = parsed(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         return f"{config} cannot be read: {error}."
     if not isinstance(found, dict) or "model_type" not in found:
-        return f"{config} names no model_type, so it is no model of mlx-lm's."
+        return f"{config} has no model_type, so mlx-lm cannot load it."
     if not has_weights:
-        return f"{where} holds no weights (*.safetensors). Was its download complete?"
+        return f"{where} has no weights (*.safetensors). Was its download complete?"
     try:
         read_defaults(path)
         read_template_settings(path)
@@ -82,21 +82,21 @@ def _adapter_fault_in(where: str, path: Path) -> str | None:
     if not where or not path.is_dir():
         return f"There is no adapter directory at {where!r}."
     if not (path / ADAPTER_WEIGHTS).is_file():
-        hint = "PEFT's adapters have to be converted" if any(path.glob("adapter_model.*")) else ""
+        hint = "convert PEFT adapters first" if any(path.glob("adapter_model.*")) else ""
         hint = hint or "mlx_lm.lora writes it"
-        return f"{where} is no adapter of mlx-lm's: there is no {ADAPTER_WEIGHTS} in it ({hint})."
+        return f"{where} is not an mlx-lm adapter: it has no {ADAPTER_WEIGHTS} ({hint})."
     config = path / ADAPTER_CONFIG
     if not config.is_file():
-        return f"{where} is no adapter of mlx-lm's: there is no {ADAPTER_CONFIG} in it."
+        return f"{where} is not an mlx-lm adapter: it has no {ADAPTER_CONFIG}."
     try:
         found = parsed(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         return f"{config} cannot be read: {error}."
     if not isinstance(found, dict):
-        return f"{config} is no JSON object, so {where} is no adapter of mlx-lm's."
+        return f"{config} is not a JSON object, so {where} is not an mlx-lm adapter."
     needed = {"num_layers", "lora_parameters"} if found.get("fine_tune_type") != "full" else set()
     if missing := sorted(needed - found.keys()):
-        return f"{config} lacks {' and '.join(missing)}, so {where} is no adapter of mlx-lm's."
+        return f"{config} lacks {' and '.join(missing)}, so {where} is not an mlx-lm adapter."
     return _cut_off(path / ADAPTER_WEIGHTS)
 
 
@@ -122,8 +122,8 @@ def _incomplete(directory: Path) -> str | None:
         missing = sorted(name for name in named if not _so((directory / name).is_file))
         if missing:
             return (
-                f"{directory} lacks {len(missing)} of the {len(named)} files of weights that its "
-                f"index names, {_short(missing[0])} for one. Was its download complete?"
+                f"{directory} lacks {len(missing)} of the {len(named)} weights files in its index, "
+                f"for example {_short(missing[0])}. Was its download complete?"
             )
     faults = map(_cut_off, sorted(directory.glob("model*.safetensors")))
     return next((fault for fault in faults if fault), None)
@@ -141,7 +141,7 @@ def _named(index: Any) -> set[str]:
         raise ValueError("it has no weight_map")
     for tensor, name in places.items():
         if not isinstance(name, str):
-            raise ValueError(f"the file of {_short(tensor)} is no name, but {_short(repr(name))}")
+            raise ValueError(f"the file of {_short(tensor)} is {_short(repr(name))}, not a name")
     return set(places.values())
 
 
@@ -153,8 +153,7 @@ def _cut_off(path: Path) -> str | None:
     size = path.stat().st_size
     if size < header + data:
         return (
-            f"{path} is cut off: it has {size} bytes, and its header speaks of {header + data}. "
-            "Was its download complete?"
+            f"{path} is cut off: it has {size} of {header + data} bytes. Was its download complete?"
         )
     return None
 
@@ -182,7 +181,7 @@ def _ends(header: Any) -> Iterator[int]:
         ValueError: the header does not say that.
     """
     if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     for name, entry in header.items():
         if name == "__metadata__":
             continue

@@ -192,7 +192,7 @@ def parse_models(
     tables = found.get("models")
     if not isinstance(tables, dict) or not tables:
         raise ModelsFault(
-            f"{path} names no model. Write a table for each: [models.NAME] with path = "
+            f"{path} lists no models. Write a table for each: [models.NAME] with path = "
             '"DIRECTORY", or builtin = true for Pebble.'
         )
     entries: list[ModelEntry] = []

@@ -171,7 +171,7 @@ def cuts_of(tokenizer: Any) -> tuple[Cuts, Any]:
     try:
         written = msgspec.json.decode(text, type=_Serialized)
     except msgspec.MsgspecError as error:
-        raise NotShown(f"the tokenizer's JSON has another form: {error}") from error
+        raise NotShown(f"the tokenizer's JSON has an unknown form: {error}") from error
 
     _only(written.normalizer, "normalizers", _NORMALIZERS)
     _only(written.pre_tokenizer, "pretokenizers", _PRE_TOKENIZERS)
@@ -250,7 +250,7 @@ def _backend(tokenizer: Any) -> Any:
     """
     backend = library_object(tokenizer)
     if backend is None:
-        raise NotShown("it is no tokenizer of the library `tokenizers`")
+        raise NotShown("it is not a tokenizer of the library `tokenizers`")
     owner = _owner(tokenizer)
     for base in type(owner).__mro__:
         if base.__module__.startswith("transformers.tokenization_utils") or base is object:

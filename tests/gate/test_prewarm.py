@@ -55,7 +55,7 @@ def of(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
 @pytest.mark.parametrize(
     "sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"]
 )
-def test_what_was_computed_ahead_gives_the_bits_of_a_miss(
+def test_prewarmed_tokens_give_the_bits_of_a_miss(
     model_directory: Path, sampling: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
@@ -63,47 +63,47 @@ def test_what_was_computed_ahead_gives_the_bits_of_a_miss(
     cold server. All bits are equal. With prewarming a turn computes its new words and at most a
     chunk; without it, more. A replay on the model gives the same passes.
     """
-    ahead_store, plain_store = MemoryStore(), MemoryStore()
+    prewarm_store, plain_store = MemoryStore(), MemoryStore()
     ran: list[tuple[int, int]] = []
 
     async def main() -> None:
         empty = await rows_of_an_empty_server(model_directory)
-        ahead_store.append(empty)
+        prewarm_store.append(empty)
         plain_store.append(empty)
         first = thinking().conversation
         assert first is not None
         talk = list(first.messages)
         async with (
-            serving(model_directory, ahead_store) as foresees,
+            serving(model_directory, prewarm_store) as prewarming,
             serving(model_directory, plain_store, prewarm=False) as does_not,
         ):
             for place, command in enumerate(turns(sampling)):
                 asked = going_on(command, talk)
-                hit, other = await ask(foresees, asked), await ask(does_not, asked)
+                hit, other = await ask(prewarming, asked), await ask(does_not, asked)
                 async with serving(model_directory, MemoryStore(empty)) as cold:
                     missed = await ask(cold, asked)
                 assert 0 == missed.accepted.cached_tokens
                 same_bits(hit, missed)
                 same_bits(other, missed)
                 ran.append((prefilled(hit), prefilled(other)))
-                await wait_idle(foresees)
+                await wait_idle(prewarming)
                 await wait_idle(does_not)
                 talk.append(Message(role="assistant", content=hit.text))
                 talk.append(Message(role="user", content=words(60 + place, 2)))
-            ran.append((new_tokens(foresees), 0))
+            ran.append((new_tokens(prewarming), 0))
 
     trio.run(main)
 
     _, second, _, (new, _) = ran
     assert second[0] < new + C + 20  # two words of numbers are some tokens more
     assert second[1] > second[0] + 2 * C
-    assert [True, True] == [e.prewarmed_tokens > 0 for e in of(ahead_store, ev.PathSelected)[1:]]
-    assert () == replay(ahead_store.read()).findings
-    (session,) = {event.session for event in of(ahead_store, ev.PathSelected)}
-    assert SAME == rerun(ahead_store.rows, session, None), capsys.readouterr().out
+    assert [True, True] == [e.prewarmed_tokens > 0 for e in of(prewarm_store, ev.PathSelected)[1:]]
+    assert () == replay(prewarm_store.read()).findings
+    (session,) = {event.session for event in of(prewarm_store, ev.PathSelected)}
+    assert SAME == rerun(prewarm_store.rows, session, None), capsys.readouterr().out
 
 
-def test_what_was_given_up_half_way_gives_the_bits_of_a_miss(model_directory: Path) -> None:
+def test_an_abandoned_prewarm_gives_the_bits_of_a_miss(model_directory: Path) -> None:
     """
     The next request comes while the second block of many is computed: what exists is reused, and
     the bits of the answer are the same.
@@ -145,7 +145,7 @@ def test_what_was_given_up_half_way_gives_the_bits_of_a_miss(model_directory: Pa
 
     trio.run(main)
 
-    (given_up, *_) = of(store, ev.PrewarmAbandoned)
-    assert "request" == given_up.reason
-    assert of(store, ev.PathSelected)[1].prewarmed_tokens == given_up.computed_tokens > 0
+    (abandoned, *_) = of(store, ev.PrewarmAbandoned)
+    assert "request" == abandoned.reason
+    assert of(store, ev.PathSelected)[1].prewarmed_tokens == abandoned.computed_tokens > 0
     assert () == replay(store.read()).findings
