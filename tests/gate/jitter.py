@@ -72,7 +72,7 @@ class Asked:
     A request, and its expected answer.
 
     Attributes:
-        leaves: its client leaves after so many pieces of the answer; with 0 as soon as a
+        leaves: its client disconnects after so many pieces of the answer; with 0 as soon as a
             session has taken it, with -1 before that. With None it stays to the end.
     """
 
@@ -84,10 +84,10 @@ class Asked:
 @attrs.frozen
 class Together:
     """
-    Requests at the same time; one may be alone.
+    Requests at the same time, or a single one.
 
     Attributes:
-        in_turn: whether each is asked when a session has taken the one before.
+        in_turn: whether each is sent when a session has taken the one before.
     """
 
     asked: tuple[Asked, ...]
@@ -102,12 +102,12 @@ class Rest:
 @attrs.frozen
 class Restart:
     """
-    The server ends, and another one begins over what it left.
+    The server ends, and another one starts on its journal and files.
 
     Attributes:
         asked: requests that are in flight then.
-        killed: how many of them have begun to be answered when the server is killed; None where it
-            stops in order, when a session has taken the first.
+        killed: how many of them have begun to be answered when the server is killed; None if it is
+            stopped, when a session has taken the first.
     """
 
     asked: tuple[Asked, ...]
@@ -191,7 +191,7 @@ class Script:
         return acts
 
     async def _one_after_the_other(self) -> list[Act]:
-        """A client that does not wait for the end of a long answer: its session is busy."""
+        """A client that does not wait for the end of a long answer, so that its session is busy."""
         talk = self._opening()
         first, *both = [await self._turn(talk, None, long=True) for _ in range(3)]
         return [Together((first,)), Rest(), Together(tuple(both), in_turn=True)]
@@ -291,11 +291,11 @@ class Script:
 @attrs.define
 class Heard:
     """
-    What came of a request, as far as its client was there.
+    What a client received for a request, until it disconnected.
 
     Attributes:
-        refused: for want of memory, so that it may be asked again.
-        broken: the bug id that it got in the place of an answer, or of the rest of one.
+        refused: for lack of memory, so that it may be sent again.
+        broken: the bug id that it got instead of an answer, or of the rest of one.
         taken: set when a session has taken it, or will not.
         begun: set when the first piece of the answer has come, or will not come.
     """
@@ -376,11 +376,11 @@ class Setup:
     A server with too little of everything, over all its runs.
 
     Attributes:
-        rows: with which the journal begins: those of a server that has tested itself.
-        seed: from which follows how little each life has.
+        rows: the beginning of the journal: that of a server that has tested itself.
+        seed: determines the limits of each run.
         window: what a token attends to, see ``Settings.window``.
         block_bytes: of a chunk's KV.
-        heard: what came of each request, in the order in which they were asked.
+        heard: what was received for each request, in the order in which they were sent.
     """
 
     model: Path
@@ -401,7 +401,7 @@ class Setup:
         self._besides = random.Random(f"besides {self.seed}")
 
     async def live(self, acts: Sequence[Act]) -> None:
-        """Do all of it, and wait until the server is idle."""
+        """Run a history, and wait until the server is idle."""
         left: Sequence[Act] | None = [*acts, Rest()]
         while left:
             left = await self._life(left)
@@ -411,7 +411,7 @@ class Setup:
         kill, rows, left = trio.CancelScope(), None, iter(acts)
         async with trio.open_nursery() as staying:
             with kill:
-                async with serving(self.model, self.store, **self.little()) as server:
+                async with serving(self.model, self.store, **self.random_settings()) as server:
                     server.observe(self._moves)
                     for act in left:
                         match act:
@@ -432,11 +432,11 @@ class Setup:
                                     kill.cancel()
                                 await trio.lowlevel.checkpoint()  # all may have had their answers
         if rows is not None:
-            # A killed server commits nothing more. This one is a thread, which may have.
+            # A killed server commits nothing more. This one runs in a thread, which may have.
             del self.store.rows[rows:]
         return tuple(left)
 
-    def little(self) -> dict[str, Any]:
+    def random_settings(self) -> dict[str, Any]:
         """
         The limits of one run: two or three slabs for four decoding requests, memory for a part of
         one prompt's blocks, and files for not many more.
@@ -471,7 +471,9 @@ class Setup:
                 await self._rest(server)
                 async with trio.open_nursery() as clients:
                     (again,) = self._begin(server, [asked], clients)
-                assert not again.refused, "refused for want of memory, with nobody else there"
+                assert not again.refused, (
+                    "refused for lack of memory, with no other request in flight"
+                )
 
     def _moves(self, recorded: ev.Recorded) -> None:
         self._moved.unpark_all()

@@ -65,6 +65,10 @@ HAPPENS = (
     *("cache_disabled", "prewarm_finished", "shadow: same", "closed: its TTL has expired"),
 )
 """What must have happened, or the histories prove nothing; see ``Setup.happened``."""
+MOVES = ("block_evicted", "block_spilled", "block_loaded", "blocks_restored", "continuation")
+"""What must have happened under a window and over states."""
+HISTORIES_MAX = 4
+"""The most short histories in which ``MOVES`` must have happened."""
 Window = tuple[int, int] | None
 WINDOW = (4, 256)
 STATE_BLOCK_BYTES = {"qwen3_next": 64 * 1024, "rwkv7": 8 * 1024}
@@ -189,13 +193,30 @@ def test_whatever_happens_a_hit_is_a_miss(
         assert in_all["reused tokens"] > 0.1 * in_all["prompt tokens"]
 
 
-def assert_lived_through(setup: Setup) -> None:
-    """All answers are right, the journal verifies, and blocks were moved in every way there is."""
-    happened = setup.happened()
-    print("\n" + ", ".join(f"{name} {happened[name]}" for name in (*HAPPENS, *MAY_HAPPEN)))
-    assert [] == wrong(setup)
-    due = ("block_evicted", "block_spilled", "block_loaded", "blocks_restored", "continuation")
-    assert set() == {name for name in due if not happened[name]}
+def assert_a_hit_is_a_miss(
+    model: Path,
+    folder: Path,
+    requests: int,
+    *,
+    window: Window = None,
+    block_bytes: int = BLOCK_BYTES,
+) -> None:
+    """
+    Random histories, until blocks were moved in every way in one or another: a short one misses
+    some by chance. All answers are right, and each journal verifies.
+    """
+    happened = Counter[str]()
+    empty = begun(model, window=window)
+    for seed in range(SEED, SEED + HISTORIES_MAX):
+        print(f"\njitter: SEED={seed} REQUESTS={requests}")
+        acts = written(model, empty, seed, requests, window)
+        setup = lived(model, empty, folder / f"blocks-{seed}", acts, seed, window, block_bytes)
+        happened.update(setup.happened())
+        print(", ".join(f"{name} {happened[name]}" for name in (*HAPPENS, *MAY_HAPPEN)))
+        assert [] == wrong(setup)
+        if all(happened[name] for name in MOVES):
+            break
+    assert set() == {name for name in MOVES if not happened[name]}
     assert happened["reused tokens"] > 0
 
 
@@ -204,12 +225,7 @@ def test_under_a_window_a_hit_is_a_miss(model_directory: Path, tmp_path: Path) -
     The same if a token attends to the first few and the last few alone, and windows move on within
     answers.
     """
-    empty = begun(model_directory, window=WINDOW)
-    acts = written(model_directory, empty, SEED, 50, WINDOW)
-
-    setup = lived(model_directory, empty, tmp_path / "blocks", acts, SEED, WINDOW)
-
-    assert_lived_through(setup)
+    assert_a_hit_is_a_miss(model_directory, tmp_path, max(50, REQUESTS // 10), window=WINDOW)
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", pytest.param("rwkv7", marks=pytest.mark.soak)])
@@ -219,13 +235,8 @@ def test_over_states_a_hit_is_a_miss(model_directory: Path, tmp_path: Path, fami
     from where a slab or a block has the state.
     """
     model = make_family_model(tmp_path / "model", model_directory, config_of(family))
-    empty = begun(model)
-    acts = written(model, empty, SEED, 35)
-    block_bytes = STATE_BLOCK_BYTES[family]
-
-    setup = lived(model, empty, tmp_path / "blocks", acts, SEED, block_bytes=block_bytes)
-
-    assert_lived_through(setup)
+    requests = max(35, REQUESTS // 15)
+    assert_a_hit_is_a_miss(model, tmp_path, requests, block_bytes=STATE_BLOCK_BYTES[family])
 
 
 def requests_of(acts: Sequence[Act]) -> list[Asked]:
@@ -286,21 +297,33 @@ def test_a_block_that_is_copied_wrong_is_found(
     assert [] == setup.differences()
 
 
-def test_control_a_wrong_copy_that_nobody_finds_is_heard(
+def test_control_without_digests_a_wrong_copy_reaches_clients(
     model_directory: Path,
     empty: list[Row],
     tmp_path: Path,
     short: list[Act],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The control: if the digests are disabled too, the journal verifies, and answers are wrong."""
+    """
+    The control: without digests and shadow checks, which would find the copy too, the journal
+    verifies, and answers are wrong.
+    """
     monkeypatch.setattr(mlx_blocks, "paste", swapped)
     monkeypatch.setattr(mlx_blocks, "digest", lambda block: "blind")
+    check_share(monkeypatch, 0.0)
 
     setup = lived(model_directory, empty, tmp_path / "blocks", short, SEED)
 
     assert () == setup.findings()
     assert [] != setup.differences()
+
+
+def check_share(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """Set the share of answers that each run of the server checks, in place of a random one."""
+    settings = Setup.random_settings
+    monkeypatch.setattr(
+        Setup, "random_settings", lambda setup: {**settings(setup), "shadow_share": share}
+    )
 
 
 def forgotten(engine: MlxEngine, slab: int, end: int) -> TrimReport:
@@ -342,17 +365,14 @@ def test_slabs_that_do_not_add_up_are_found(
     INV-5 breaks and closes admission. The history ends there, even if answers wait for a check,
     because the server never becomes idle again.
     """
-    close_slab, little = MlxEngine.close_slab, Setup.little
+    close_slab = MlxEngine.close_slab
 
     def miscounted(engine: MlxEngine, slab: int) -> SlabReport:
         report = close_slab(engine, slab)
         return attrs.evolve(report, bytes=report.bytes + 1)
 
-    def checked(setup: Setup) -> dict[str, Any]:
-        return {**little(setup), "shadow_share": 1.0}
-
     monkeypatch.setattr(MlxEngine, "close_slab", miscounted)
-    monkeypatch.setattr(Setup, "little", checked)
+    check_share(monkeypatch, 1.0)
 
     setup = lived(model_directory, empty, tmp_path / "blocks", short, SEED)
 
@@ -371,11 +391,6 @@ def test_without_checks_it_comes_to_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Once checks have ended for good, no task waits for further ones."""
-    little = Setup.little
-
-    def checked(setup: Setup) -> dict[str, Any]:
-        return {**little(setup), "shadow_share": 1.0}
-
     append = Sequencer.append
 
     def refuses(sequencer: Sequencer, *events: ev.Event, **given: Any) -> int:
@@ -383,7 +398,7 @@ def test_without_checks_it_comes_to_rest(
             raise RuntimeError("not even a skipped check can be recorded")
         return append(sequencer, *events, **given)
 
-    monkeypatch.setattr(Setup, "little", checked)
+    check_share(monkeypatch, 1.0)
     monkeypatch.setattr(Sequencer, "append", refuses)
     at_once = next(act for act in short if isinstance(act, Together) and len(act.asked) > 2)
 
