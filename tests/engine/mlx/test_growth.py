@@ -192,7 +192,9 @@ def test_what_cannot_be_measured_is_refused() -> None:
         def update(self, rows: int) -> None:
             raise IndexError("no such group")
 
-    with pytest.raises(ModelRefused, match=r"keeper cannot be served: .* its Hides takes"):
+    with pytest.raises(
+        ModelRefused, match=r"keeper cannot be served: .* its Hides cannot be measured"
+    ):
         measured_growth(loaded_with(Hides), 64)
     with pytest.raises(ModelRefused, match=r"model_type keeper.*no such group"):
         measured_growth(loaded_with(Fails), 64)
