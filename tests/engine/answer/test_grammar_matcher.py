@@ -17,7 +17,7 @@ from mlx_lm.utils import load_tokenizer
 from tokenizers import decoders
 
 from cairn.engine.answer import grammar as answer_grammar
-from cairn.engine.answer.grammar import CannotConstrain, Constraint, grammar_of
+from cairn.engine.answer.grammar import CannotConstrain, Constraint, Grammar, grammar_of
 from cairn.engine.answer.grammar_matcher import GrammarCompiler, GrammarMatcher
 from cairn.engine.answer.markers import SAYING, THINKING, Markers, markers_of
 from cairn.engine.answer.parts import AnswerForm, AnswerParts, Called
@@ -535,6 +535,15 @@ def test_an_answer_that_can_go_on_no_further(model: Model) -> None:
         with pytest.raises(GrammarDeadEnd):
             matcher.allowed(opened)
     assert matcher.allowed(())[opened].all()
+
+
+def test_a_grammar_whose_fault_is_in_no_schema(model: Model) -> None:
+    """It is not blamed on a schema."""
+    form = '%llguidance {"no_forcing": true}\nstart: '
+    grammar = Grammar(text=f"{form}missing\n", schemas=((None, f"{form}%json {{}}"),))
+    with pytest.raises(CannotConstrain, match="missing") as caught:
+        model.compiler.compile(grammar)
+    assert ("answer", None) == (caught.value.about, caught.value.tool)
 
 
 def test_a_constraint_that_allows_nothing_is_none() -> None:

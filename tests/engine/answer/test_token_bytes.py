@@ -50,3 +50,32 @@ def test_what_cannot_be_read_tells_whole_characters(model_directory: Path):
         bytes_of_tokens(SimpleNamespace())
     assert ["é".encode(), None] == [other.of(1, "é"), other.of(1, "\ufffd")]
     assert [b"", None] == [ours.of(beyond, ""), ours.of(beyond, "\ufffd")]
+
+
+class PanicException(BaseException):
+    """A panic of the library, which is not an Exception; its class cannot be imported."""
+
+
+class Failing:
+    """A tokenizer whose serialisation fails."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.backend_tokenizer = self
+        self._error = error
+
+    def encode(self, text: str) -> list[int]:
+        """Not called."""
+        raise NotImplementedError
+
+    def to_str(self) -> str:
+        """The tokenizer as JSON."""
+        raise self._error
+
+
+def test_a_library_that_panics():
+    """A panic means that the vocabulary cannot be read; an interrupt ends the process as always."""
+    for error in (PanicException("range end out of bounds"), ValueError("no such type")):
+        with pytest.raises(NotRead, match="tokens cannot be read"):
+            bytes_of_tokens(Failing(error))
+    with pytest.raises(KeyboardInterrupt):
+        bytes_of_tokens(Failing(KeyboardInterrupt()))

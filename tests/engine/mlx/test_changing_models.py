@@ -113,7 +113,7 @@ def test_weights_that_change_while_they_are_read(
     """
     weights = model / "model.safetensors"
 
-    with pytest.raises(ModelRefused, match="changed while the model was read") as refused:
+    with pytest.raises(ModelRefused, match="changed while the model was being read") as refused:
         start(model, at(moment, lambda: change(weights)))
 
     assert str(model) in str(refused.value)
@@ -124,7 +124,7 @@ def test_weights_that_change_while_they_are_read(
 )
 def test_other_files_of_the_model(model: Path, name: str) -> None:
     """The other files that are hashed are checked like the weights."""
-    with pytest.raises(ModelRefused, match=f"{name} changed while the model was read"):
+    with pytest.raises(ModelRefused, match=f"{name} changed while the model was being read"):
         start(model, at((LOADING, True), lambda: put_another(model / name)))
 
 
@@ -132,7 +132,9 @@ def test_a_file_that_goes_while_others_are_hashed(model: Path) -> None:
     """A file that disappears after it was found is reported as changed."""
     shutil.copy(model / "model.safetensors", model / "first.safetensors")
 
-    with pytest.raises(ModelRefused, match=r"model\.safetensors changed while the model was read"):
+    with pytest.raises(
+        ModelRefused, match=r"model\.safetensors changed while the model was being read"
+    ):
         start(model, at((HASHING, False), lambda: remove(model / "model.safetensors")))
 
 

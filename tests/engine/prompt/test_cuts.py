@@ -253,6 +253,15 @@ def test_unknown_components_are_refused(part: str) -> None:
     assert "Foreseeing" in refused(rewritten(like_qwen(), change))
 
 
+def test_an_empty_token_is_refused() -> None:
+    """It would match everywhere."""
+
+    def change(written: dict[str, Any]) -> None:
+        written["added_tokens"][0]["content"] = ""
+
+    assert "an added token is empty" in refused(rewritten(like_qwen(), change))
+
+
 def test_another_form_of_the_json_is_refused() -> None:
     """Missing flags are not assumed to be false."""
 

@@ -384,6 +384,18 @@ def test_a_tokenizer_that_breaks_the_library_is_left_alone() -> None:
     assert whole(tokenizer, text) == encoder.encode(text, tenant="t")
 
 
+def test_an_interrupt_is_no_fault_of_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the process as always."""
+    tokenizer = wrapped(like_qwen())
+
+    def interrupted(*_: Any, **__: Any) -> list[int]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cairn.engine.prompt.encoder.encode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Encoder(tokenizer)
+
+
 def test_a_tokenizer_that_cannot_take_any_text_is_left_alone() -> None:
     """
     One without a token for unknown words fails on texts that the probe makes up; it still serves

@@ -91,12 +91,11 @@ class GrammarMatcher:
         self._taken = tokens
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         # After an error the library's mask allows the end of the answer, which would hide it.
-        if self._matcher.is_error():
-            raise GrammarDeadEnd(_fact(self._matcher.get_error()))
+        failed = self._matcher.is_error()
         found = np.unpackbits(bits, count=self._tokens, bitorder="little").astype(np.bool_)
-        found[self._ends] = self._matcher.is_accepting()
-        if not found.any():
-            raise GrammarDeadEnd(_NO_TOKEN)
+        found[self._ends] = not failed and self._matcher.is_accepting()
+        if failed or not found.any():
+            raise GrammarDeadEnd(_fact(self._matcher.get_error()))
         return found
 
 
@@ -185,10 +184,6 @@ class _Vocabulary(llguidance.TokenizerWrapper):
         self.special_token_ids = special
         self.eos_token_id = end
         self.bos_token_id = None
-
-    def __call__(self, text: str) -> list[int]:
-        """Never called: these grammars force no text, so the library tokenises nothing."""
-        raise NotImplementedError("grammars force no text")
 
 
 def _vocabulary(
