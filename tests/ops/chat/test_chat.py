@@ -330,7 +330,7 @@ def test_an_answer_through_a_pipe_is_plain():
     assert "\x1b" not in result.stderr
 
 
-def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch):
+def test_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch):
     """Proxy settings in the environment do not apply to this machine."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
@@ -466,7 +466,7 @@ def test_an_invalid_stream(sent: bytes, said: str):
     assert "The conversation is unchanged." in result.stderr
 
 
-def test_an_address_where_nobody_answers():
+def test_an_address_without_a_server():
     """The sentence names the address, and what to do."""
     with faked() as server:
         pass
@@ -488,7 +488,7 @@ def test_an_address_where_another_server_answers():
     assert f"The server at {url} is not Cairn: GET /health returns 404." in result.stderr
 
 
-def test_an_address_where_no_utf8_comes():
+def test_a_server_that_does_not_send_utf8():
     """Neither is that."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
@@ -628,7 +628,7 @@ def test_a_signal_while_a_server_is_made(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
-def test_what_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch, number: signal.Signals):
+def test_ignored_signals_stay_ignored(monkeypatch: pytest.MonkeyPatch, number: signal.Signals):
     """An ignored signal stays ignored, as `nohup` requires; any other ends the chat."""
 
     def raised(stream: Stream) -> Iterator[Chunk | str]:
@@ -819,7 +819,7 @@ def test_thoughts_are_dim(terminal, env: Mapping[str, str]):
         assert "\x1b[2mHm\x1b[0m\n\nYes\\x1b[31m\n" in shown
 
 
-def test_something_is_seen_while_nothing_comes(terminal):
+def test_progress_until_the_first_word(terminal):
     """The keep-alives' progress is shown until the first word, and then removed."""
     wait = Hold()
     with faked((ACCEPTED, PREFILLING, wait, *script("Hi")[1:])) as server:
@@ -928,7 +928,7 @@ def test_lines_can_be_edited_and_come_again(terminal):
     assert [("user", "Helo"), ("user", "Hello")] == [server.asked()[0][0], server.asked()[1][-1]]
 
 
-def test_what_is_pasted_is_one_message(terminal):
+def test_pasted_lines_are_one_message(terminal):
     """With any number of lines: the terminal marks where pasted text begins and ends."""
     if "GNU" not in (pytest.importorskip("readline").__doc__ or ""):
         pytest.skip("only GNU's readline can do so")

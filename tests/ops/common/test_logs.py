@@ -63,7 +63,7 @@ def test_a_stack_shows_no_values(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert SECRET not in shown
 
 
-def test_a_stack_that_was_told_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_formatted_stack(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """An error given as text keeps its lines, and its control characters are escaped too."""
     with logger(tmp_path) as log:
         log.warning("nothing is reused", exception="Traceback:\n  here\nValueError: \x1b[2J\x07")

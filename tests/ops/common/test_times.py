@@ -33,7 +33,7 @@ def test_a_moment(text: str, moment: datetime) -> None:
         *("0001-01-01T00:00+14:00", "9999-12-31T23:59-14:00"),
     ],
 )
-def test_what_is_none(text: str) -> None:
+def test_invalid_times(text: str) -> None:
     """A text that is neither, or a time outside all calendars, is refused."""
     assert moment_of(text, NOW) is None
 

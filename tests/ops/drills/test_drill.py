@@ -292,7 +292,7 @@ def test_a_damaged_built_in_model(run, monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "The built-in model is damaged; install Cairn again." in result.stderr
 
 
-def test_an_answer_that_is_not_the_promised_one():
+def test_an_answer_that_differs_from_the_documented_one():
     """The envelope of a bug is compared as a whole."""
     error = {
         "message": "internal cache invariant violation; bug id 7",

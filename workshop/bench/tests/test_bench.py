@@ -116,7 +116,7 @@ def test_no_run_finds_what_another_left(scenario: Scenario):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=NAMES)
-def test_what_counts_as_warm_was_asked_before(scenario: Scenario):
+def test_a_warm_request_has_an_earlier_one(scenario: Scenario):
     """
     A request is warm if and only if its first message was sent before; there are cold ones too, but
     more that are warm.
@@ -245,7 +245,7 @@ def test_a_sound_server_gives_a_result(name: str):
         "no log-probabilities",
     ],
 )
-def test_what_shows_nothing_is_no_result(fake: Fake, words: str):
+def test_a_run_that_shows_nothing_has_no_result(fake: Fake, words: str):
     """
     A run has no result if the cache was not hit, if a warm answer differs from the cold one, or if
     neither can be determined.
@@ -255,7 +255,7 @@ def test_what_shows_nothing_is_no_result(fake: Fake, words: str):
         held(fake)
 
 
-def test_one_hit_of_many_is_no_result():
+def test_one_hit_of_many_gives_no_result():
     """
     Even if all hits could reuse the same amount, so that only the server can report the size of a
     chunk.
@@ -306,20 +306,20 @@ def test_a_peer_need_not_reuse_anything():
     ],
     ids=["no end", "refused"],
 )
-def test_an_answer_that_is_not_whole_ends_a_run(fake: Fake, words: str):
+def test_an_incomplete_answer_ends_a_run(fake: Fake, words: str):
     """A stream without its end, and a refusal, are no answers."""
     with pytest.raises(NoAnswer, match=f"fake: {words}"):
         held(fake, is_ours=False)
 
 
-def test_a_run_ends_when_the_server_is_at_rest():
+def test_a_run_ends_when_the_server_is_idle():
     """Our server's work after its answers is done before the next server is measured."""
     fake = Fake(settles=3, prefill_s=0)
     held(fake)
     assert 0 == fake.settling
 
 
-def test_a_server_that_goes_on_and_on_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_a_server_that_never_becomes_idle_is_reported(monkeypatch: pytest.MonkeyPatch):
     """The wait for rest has an end."""
     monkeypatch.setattr(servers, "_READY_S", 0.0)
     fake = Fake(settles=1000)
@@ -440,7 +440,7 @@ def test_figures_are_json():
 _AHEAD = {"computed_tokens": 128, "used_tokens": 64}
 
 
-def test_the_machine_is_told_without_its_paths():
+def test_the_machine_is_described_without_its_paths():
     """Versions and processor, and the name of the BLAS, not its path."""
     found = report.machine("/somewhere/libopenblas.so")
     assert "libopenblas.so" == found["blas"]
@@ -578,7 +578,9 @@ def beside(monkeypatch: pytest.MonkeyPatch, model_directory: Path) -> Callable[.
     return put
 
 
-def test_a_run_is_told_as_a_table(run: Invoke, beside: Callable[..., list[object]], tmp_path: Path):
+def test_a_run_is_printed_as_a_table(
+    run: Invoke, beside: Callable[..., list[object]], tmp_path: Path
+):
     """
     A line for each run, the mean, how many answers were compared; figures and a chart, if wanted.
     """
@@ -629,7 +631,7 @@ MISSED = Row(name="another", value=0.9, goal=0.8)
     ],
     ids=["reached", "missed", "no hit", "no start", "no rest", "no answer", "a peer's"],
 )
-def test_rows_of_other_parts_are_told(
+def test_rows_of_other_parts_are_printed(
     parts: list[Part],
     code: int,
     words: str,
@@ -700,7 +702,7 @@ def test_a_kind_is_started_with_further_options(tmp_path: Path):
         ("streams have no end", "cairn: the stream ended without [DONE]"),
     ],
 )
-def test_what_is_no_result_ends_with_1(
+def test_without_a_result_the_exit_code_is_1(
     fault: str, words: str, run: Invoke, beside: Callable[..., list[object]]
 ):
     """

@@ -224,7 +224,7 @@ def test_the_second_client_goes_away_from_one_of_three():
     assert {0, 1} == {one.conversation for one in asked}
 
 
-def test_what_has_no_answer_is_asked_again_but_not_for_ever():
+def test_a_turn_without_an_answer_is_repeated_a_few_times():
     """The same request, and after three of them a new conversation."""
     talker = agent(plan_of())
     talker.hear("an answer", 100)
@@ -283,7 +283,7 @@ def test_each_fault_misses_its_goal(fault: str, goal: str, tmp_path: Path):
         assert not [name for name, reached in others.items() if reached is False]
 
 
-def test_a_server_that_answers_no_more_ends_it(tmp_path: Path):
+def test_a_server_that_stops_answering_ends_the_session(tmp_path: Path):
     """
     A server that does not answer is not tried for hours: ten errors in a row end the session, each
     of them recorded with its kind.
@@ -363,7 +363,7 @@ def test_a_record_reads_as_it_was_written(tmp_path: Path):
         ("{\n", "line 1 is invalid"),
     ],
 )
-def test_what_is_no_record_is_refused(lines: str, words: str):
+def test_an_invalid_record_is_refused(lines: str, words: str):
     """A file of something else, or with a line that is none, is named with the line."""
     with pytest.raises(NoRecord, match=f"^it is not a record of a long session: {words}"):
         read(lines.encode(), "it")
@@ -639,7 +639,7 @@ def short(
     return put
 
 
-def test_a_session_is_told(
+def test_a_session_is_reported(
     run: Invoke, short: Callable[..., list[object]], begun: list[Any], tmp_path: Path
 ):
     """
@@ -740,7 +740,7 @@ with running(fake_kind("fake"), pathlib.Path("."), pathlib.Path(sys.argv[1])) as
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for a process of another's")
-def test_a_server_ends_with_whoever_is_killed(tmp_path: Path):
+def test_a_server_ends_when_its_parent_is_killed(tmp_path: Path):
     """After SIGKILL no process has time to stop a server, and it ends all the same."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with subprocess.Popen(
@@ -794,7 +794,7 @@ def test_what_goes_with_a_long_session(run: Invoke, tmp_path: Path):
         assert (2, True) == (result.exit_code, words in result.stderr), result.output
 
 
-def test_a_server_that_does_not_start_is_told(
+def test_a_server_that_does_not_start_is_reported(
     run: Invoke, short: Callable[..., list[object]], monkeypatch: pytest.MonkeyPatch
 ):
     """Exit code 2, and its last words."""

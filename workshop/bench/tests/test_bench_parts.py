@@ -240,7 +240,7 @@ HIT = [name for name in MEASURES if name not in APART]
 
 
 @pytest.mark.parametrize("name", HIT)
-def test_what_is_no_hit_is_no_row(name: str, tmp_path: Path):
+def test_without_a_hit_there_is_no_row(name: str, tmp_path: Path):
     """A server that reuses nothing gives no row."""
     with pytest.raises(NoResult, match=r"nothing was reused|the cache was not hit"):
         rows_on(tmp_path, name, Fake(reuses=0, prefill_s=0))
@@ -248,7 +248,7 @@ def test_what_is_no_hit_is_no_row(name: str, tmp_path: Path):
 
 @pytest.mark.parametrize("name", HIT[2:])
 @pytest.mark.parametrize("fault", ["a hit has other bits", "a hit has other words"])
-def test_a_hit_that_is_not_the_miss_is_no_row(name: str, fault: str, tmp_path: Path):
+def test_a_hit_that_differs_from_the_miss_gives_no_row(name: str, fault: str, tmp_path: Path):
     """A server whose warm answers are not the cold ones gives no row."""
     with pytest.raises(NoResult, match="a warm answer differs from the cold one"):
         rows_on(tmp_path, name, Fake(fault, prefill_s=0))
@@ -279,7 +279,7 @@ class Looked(Fake):
         return super().cached(prompt, body)
 
 
-def test_a_cold_answer_begins_at_rest(tmp_path: Path):
+def test_a_cold_answer_begins_when_the_server_is_idle(tmp_path: Path):
     """
     What is computed after a hit is not in the time of the miss that it is compared with, which is a
     figure too.
@@ -291,7 +291,7 @@ def test_a_cold_answer_begins_at_rest(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["chat", "documents", "batch", "mixed"])
-def test_what_is_hardly_a_hit_is_none(name: str, tmp_path: Path):
+def test_a_small_hit_does_not_count(name: str, tmp_path: Path):
     """A server that reuses the first chunk of whatever it has seen reaches no goal."""
     with pytest.raises(NoResult, match="nothing was reused"):
         rows_on(tmp_path, name, Fake(reuses=BLOCK_WORDS, prefill_s=0))
@@ -322,7 +322,7 @@ def test_where_the_control_is_the_same_nothing_is_shown(name: str, tmp_path: Pat
         rows_on(tmp_path, name, beside=lambda _: quick())
 
 
-def test_who_waits_for_the_others_has_no_neighbour(tmp_path: Path):
+def test_requests_that_do_not_overlap_are_not_neighbours(tmp_path: Path):
     """A server that answers one after the other shows nothing about neighbours."""
     with pytest.raises(NoResult, match="none had a neighbour"):
         rows_on(tmp_path, "among others", Fake(queues=True, prefill_s=0))
@@ -346,7 +346,7 @@ def test_bits_are_compared(name: str, tmp_path: Path):
     ],
     ids=["given up", "restart"],
 )
-def test_a_warm_first_token_stands_beside_a_cold_one(
+def test_a_warm_first_token_is_compared_with_a_cold_one(
     name: str, told: str, behind: str, more: str, tmp_path: Path
 ):
     """The figure is the ratio of the two medians, under the name that the page of figures knows."""
@@ -358,7 +358,7 @@ def test_a_warm_first_token_stands_beside_a_cold_one(
     assert row.of.startswith(f"{milliseconds(warm_s)} / {milliseconds(cold_s)}{behind}")
 
 
-def test_a_first_token_stands_beside_its_own_passes(tmp_path: Path):
+def test_a_first_token_is_compared_with_its_passes(tmp_path: Path):
     """
     The passes that are measured alone are those that each continuation needed: by the reused tokens
     of its prompt, and its length.
@@ -378,7 +378,7 @@ def test_a_first_token_stands_beside_its_own_passes(tmp_path: Path):
     assert growth.value > 0
 
 
-def test_passes_that_take_longer_than_the_token_are_no_result(tmp_path: Path):
+def test_passes_slower_than_the_token_give_no_result(tmp_path: Path):
     """If the difference is negative, the two were measured under different conditions."""
 
     def slow(*arguments: Any, spans: Any = (), **named: Any) -> Bare:
@@ -423,7 +423,7 @@ def test_a_block_that_left_was_there():
     assert 96 == first_token._canonical(16, state, session, request)
 
 
-def test_a_journal_that_cannot_be_read_is_no_result(tmp_path: Path):
+def test_an_unreadable_journal_gives_no_result(tmp_path: Path):
     """Without a journal nothing is known of what was computed again."""
     with (
         staged(tmp_path, quick()) as scene,
@@ -472,7 +472,7 @@ def test_an_answer_that_is_too_short_has_no_rate(told: Any):
 
 
 @pytest.mark.parametrize("name", ["given up", "beside others"])
-def test_what_is_copied_has_to_be_a_hit(name: str, tmp_path: Path):
+def test_a_copy_has_to_be_a_hit(name: str, tmp_path: Path):
     """A server that is cold after a pause gives no row."""
 
     def beside(kind: Kind) -> Fake:
@@ -482,7 +482,7 @@ def test_what_is_copied_has_to_be_a_hit(name: str, tmp_path: Path):
         rows_on(tmp_path, name, beside=beside)
 
 
-def test_a_slab_that_is_gone_too_soon_is_no_row(tmp_path: Path):
+def test_a_slab_released_too_soon_gives_no_row(tmp_path: Path):
     """A turn that is to find its slab has to."""
 
     def beside(kind: Kind) -> Fake:
@@ -492,7 +492,7 @@ def test_a_slab_that_is_gone_too_soon_is_no_row(tmp_path: Path):
         rows_on(tmp_path, "given up", beside=beside)
 
 
-def test_a_slab_that_stays_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_slab_that_is_not_released_gives_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A server that keeps its slabs copies nothing."""
     monkeypatch.setattr(given_up, "_WAIT_S", 0.05)
 
@@ -524,7 +524,7 @@ def test_a_pause_is_one_that_reaches_into_the_time():
 # --- recovery ------------------------------------------------------------------------------------
 
 
-def test_what_does_not_come_from_the_disk_is_no_row(tmp_path: Path):
+def test_blocks_not_read_from_disk_give_no_row(tmp_path: Path):
     """A hit after a restart has to be one of files."""
 
     def beside(kind: Kind) -> Fake:
@@ -534,7 +534,7 @@ def test_what_does_not_come_from_the_disk_is_no_row(tmp_path: Path):
         rows_on(tmp_path, "restart", beside=beside)
 
 
-def test_what_a_restart_forgets_is_no_row(tmp_path: Path):
+def test_blocks_lost_in_a_restart_give_no_row(tmp_path: Path):
     """A server that is cold after a restart gives no row."""
 
     def beside(kind: Kind) -> Fake:
@@ -569,7 +569,7 @@ def test_a_cut_that_keeps_half_misses_the_goal(tmp_path: Path):
     ],
     ids=["nothing kept", "not caught"],
 )
-def test_a_cut_that_shows_nothing_is_no_row(changes: Any, words: str, tmp_path: Path):
+def test_a_cut_that_shows_nothing_gives_no_row(changes: Any, words: str, tmp_path: Path):
     """Nothing is shown where nothing was kept, and where the client never left in prefill."""
 
     def beside(kind: Kind) -> Fake:
@@ -641,7 +641,7 @@ def test_a_hit_rate_is_of_those_that_could_be_hits(tmp_path: Path):
     assert (16, 20) == (mixed.figures["hits"], mixed.figures["of"])
 
 
-def test_a_speed_up_is_told_with_what_it_could_be(tmp_path: Path):
+def test_a_speed_up_is_reported_with_its_bound(tmp_path: Path):
     """The medians of the same requests, cold and warm, and what the passes alone would give."""
 
     def passes(*arguments: Any, spans: Any = (), **named: Any) -> Bare:
@@ -694,7 +694,7 @@ def test_what_left_has_to_be_missed(tmp_path: Path):
 # --- matching ------------------------------------------------------------------------------------
 
 
-def test_matching_finds_what_is_there():
+def test_matching_finds_all_blocks():
     """The decision that is timed is a continuation on all blocks of the conversation before it."""
     index = matching.made_index(1000, 5000, 16)
     took = matching.timed(index, 3)
@@ -705,7 +705,7 @@ def test_matching_finds_what_is_there():
     assert 5000 == len(index.state.blocks)
 
 
-def test_matching_that_finds_less_is_no_result():
+def test_matching_that_finds_less_gives_no_result():
     """A block that is missing in the middle, and a conversation that is not known."""
     index = matching.made_index(1000, 100, 16)
     assert index.session.last is not None
@@ -718,7 +718,7 @@ def test_matching_that_finds_less_is_no_result():
         matching.timed(other, 1)
 
 
-def test_matching_is_told_beside_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_matching_is_reported_beside_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The time of all steps, of that of a pass alone."""
     monkeypatch.setattr(matching, "_PROMPT_TOKENS", 1000)
     monkeypatch.setattr(matching, "_BLOCKS", 1000)
@@ -746,7 +746,7 @@ def test_the_events_of_a_turn_are_those_of_a_server():
     assert len(talk._last.sequence) // 16 == len(held.slab_keys)
 
 
-def test_a_turn_that_keeps_less_is_no_result():
+def test_a_turn_that_reuses_less_gives_no_result():
     """A block in doubt in the midst of what the slab holds."""
     index = matching.made_index(1000, 500, 16)
     assert index.session.last is not None
@@ -757,7 +757,7 @@ def test_a_turn_that_keeps_less_is_no_result():
         Conversation(state, index.session, matching.SECRET).turn()
 
 
-def test_a_turn_is_told_beside_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_turn_is_reported_beside_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The time of all events of a turn on a long history, of that of a pass alone."""
     monkeypatch.setattr(matching, "_PROMPT_TOKENS", 1000)
     monkeypatch.setattr(matching, "_SHORT_TOKENS", 500)

@@ -84,7 +84,7 @@ def test_an_opening_that_is_missing_is_reported():
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["as written", "as settled"])
-def test_the_answer_before_is_old_once_the_server_was_at_rest(written: bool):
+def test_an_answer_is_settled_once_the_server_is_idle(written: bool):
     """
     As it was written, or as settled if a template renders it differently. Before that, it may be
     new.
@@ -233,7 +233,7 @@ def test_a_program_that_does_not_end_is_ended(here: Place):
         run_together((here, python(lingers)), (here, python(lingers)))
 
 
-def test_a_network_of_ones_own_reaches_nobody():
+def test_a_private_network_reaches_no_other_host():
     """Except itself; if the system permits a network namespace."""
     into = alone.command_into()
     if into is None:

@@ -64,7 +64,7 @@ def test_a_report_is_read(tmp_path: Path) -> None:
     ) == read(SUITES[0], report)
 
 
-def test_a_report_of_no_test_is_an_error(tmp_path: Path) -> None:
+def test_a_report_without_tests_is_an_error(tmp_path: Path) -> None:
     """A suite that collects nothing has not passed: its tests have moved, or `-k` matches none."""
     report = tmp_path / "report.xml"
     report.write_text("<testsuites><testsuite/></testsuites>", "utf-8")
@@ -72,7 +72,7 @@ def test_a_report_of_no_test_is_an_error(tmp_path: Path) -> None:
         read(SUITES[0], report)
 
 
-def test_a_server_that_breaks_off_is_asked_again(tmp_path: Path) -> None:
+def test_a_broken_connection_is_tried_again(tmp_path: Path) -> None:
     """A server that takes the connection and closes it has not started yet."""
     log = tmp_path / "server.log"
     log.touch()
@@ -123,7 +123,7 @@ def test_the_table_has_the_figures_and_the_words() -> None:
     assert f"- `openai-completions`, 2 of `{known}_1`: They send" in made
 
 
-def test_only_what_stands_between_the_marks_is_written(tmp_path: Path) -> None:
+def test_only_the_text_between_the_marks_is_written(tmp_path: Path) -> None:
     """The rest of the page is unchanged."""
     page = tmp_path / "page.md"
     page.write_text(f"before\n{sdk_tests.BEGIN}\nold\n{sdk_tests.END}\nbehind\n", "utf-8")
@@ -146,7 +146,7 @@ def test_only_one_folder_of_an_archive_is_unpacked(
     assert [tmp_path / "cache/p/tests/test_a.py"] == files
 
 
-def test_the_page_tells_of_each_suite_and_explanation() -> None:
+def test_the_page_has_each_suite_and_explanation() -> None:
     """The pins and explanations in the script are those on the page."""
     text = PAGE.read_text("utf-8")
     assert [] == [one.name for one in SUITES if f"| `{one.name}` | {one.package} |" not in text]

@@ -496,7 +496,7 @@ def test_the_table_has_a_line_for_each_row(run: Run):
     assert 1 == result.exit_code
 
 
-def test_the_same_salt_asks_the_same(run: Run):
+def test_a_salt_repeats_the_requests(run: Run):
     """Two runs with a salt give the same answers; without one, no prompt is repeated."""
     reports = []
     for salt in ("one", "one", "two"):

@@ -46,7 +46,7 @@ def test_the_same_seed_gives_the_same_dialogues():
 
 
 @pytest.mark.parametrize("draw", [words.name, words.place, words.number, words.word, person])
-def test_what_is_held_out_is_never_trained_on(draw: Any):
+def test_held_out_texts_are_never_trained_on(draw: Any):
     """Nothing that is drawn for the evaluation is drawn for the training."""
     rng = Random(1)
     trained, held_out = (
@@ -181,7 +181,7 @@ def test_a_prompt_is_a_server_s(renderer: Renderer, number: int):
     )
 
 
-def test_thoughts_never_stand_behind_empty_ones(renderer: Renderer, tokenizer: Tokenizer):
+def test_thoughts_never_follow_empty_ones(renderer: Renderer, tokenizer: Tokenizer):
     """Empty thoughts mean that it should not think: no example teaches it to think anyway."""
     rng, thoughts = Random(6), 0
     for draw in DRAWS:
@@ -278,7 +278,7 @@ def _last_thought(dialogue: Dialogue) -> list[str]:
     return [found[1]] if found else []
 
 
-def test_a_name_is_the_same_tokens_wherever_it_stands(tokenizer: Tokenizer):
+def test_a_name_has_the_same_tokens_everywhere(tokenizer: Tokenizer):
     """So that it can be copied: in a sentence, at its beginning, and in JSON."""
     rng = Random(2)
     for _ in range(200):
@@ -320,7 +320,7 @@ def masked(text: str) -> str:
 
 
 @pytest.mark.parametrize("stage", STAGES[-3:], ids=lambda stage: stage.name)
-def test_enough_is_read_of_what_was_not_told(renderer: Renderer, stage: Any):
+def test_enough_unknown_facts_are_read(renderer: Renderer, stage: Any):
     """
     Of the tokens of each later stage, at least one in thirty is in dialogues that end with an
     unknown fact.
@@ -335,7 +335,7 @@ def test_enough_is_read_of_what_was_not_told(renderer: Renderer, stage: Any):
 
 
 @pytest.mark.parametrize("split", Split)
-def test_what_is_not_told_is_not_told(split: Split):
+def test_unknown_facts_are_not_invented(split: Split):
     """
     If Pebble should say that it does not know a fact, no message states it, not even in passing;
     for a near one, a fact about the same person, thing or kind is stated.

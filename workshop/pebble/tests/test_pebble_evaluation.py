@@ -118,7 +118,7 @@ def judge_of(skill: str) -> Any:
     return judge
 
 
-def test_what_was_looked_up_is_told_by_kind(renderer: Renderer):
+def test_lookups_are_reported_by_kind(renderer: Renderer):
     """
     An evaluation shows how many values of each kind were right; the kinds add up to the whole, and
     each occurs.
@@ -135,7 +135,7 @@ def test_what_was_looked_up_is_told_by_kind(renderer: Renderer):
     assert tries(60) == sum(one.tried for one in results)
 
 
-def test_what_is_written_by_hand_is_in_no_training(renderer: Renderer):
+def test_handwritten_dialogues_are_not_trained_on(renderer: Renderer):
     """
     No training dialogue has such a message, ignoring case, nor such a tool; the right value passes,
     and a different one does not.
@@ -162,7 +162,7 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^a-z]", "", re.sub(r"^mcp__[^_]+__", "", name).casefold())
 
 
-def test_no_wording_is_taken_from_what_is_written_by_hand(monkeypatch: pytest.MonkeyPatch):
+def test_no_wording_comes_from_handwritten_dialogues(monkeypatch: pytest.MonkeyPatch):
     """No clause and no question in everyday words is a hand-written one, whatever the value."""
     wordings: set[str] = set()
     phrase = words.phrase
@@ -236,7 +236,7 @@ def test_a_usable_call_is_known():
         ({"type": "object", "properties": {}}, {}, {"a": 1}),
     ],
 )
-def test_a_schema_tells_values_apart(schema: dict[str, Any], right: Any, wrong: Any):
+def test_a_schema_distinguishes_values(schema: dict[str, Any], right: Any, wrong: Any):
     """Each kind of schema allows one thing and refuses a different one."""
     assert allows(schema, right)
     assert not allows(schema, wrong)

@@ -272,7 +272,7 @@ def test_turns_are_spread_and_left_whole():
     assert 100 < spread < 200
 
 
-def test_what_is_exported_is_what_was_trained(
+def test_the_exported_model_is_the_trained_one(
     renderer: Renderer, tokenizer: Tokenizer, tmp_path: Path
 ):
     """mlx-lm loads the exported directory, and gives the logits of the model in training."""
