@@ -162,7 +162,7 @@ def test_a_server_that_starts_on_a_broken_journal_is_noticed(play, monkeypatch: 
     async def starts(scene: Scene) -> None:
         return None
 
-    monkeypatch.setattr("cairn.ops.drills.stored._refusal", starts)
+    monkeypatch.setattr("cairn.ops.drills.stored.refusal_on_start", starts)
     outcome, checks = play(attrs.evolve(DRILLS["row-removed"], play=on_stopped_server(row_removed)))
     assert not outcome.passed
     assert Check("answered", False, "a server started on it") == checks["answered"]

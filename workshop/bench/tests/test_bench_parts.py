@@ -413,14 +413,14 @@ def test_a_block_that_left_was_there():
     gone = {key: attrs.evolve(block, present=False) for key, block in index.state.blocks.items()}
     state = attrs.evolve(index.state, blocks=Map(gone))
     session = attrs.evolve(index.session, last=None)
-    keys = matching._keys(index.ids, 16)
+    keys = matching.keys_of(index.ids, 16)
     request = OpenRequest(
-        ask=matching._received(index, keys, 1),
+        ask=matching.received(index, keys, 1),
         chain=index.chain,
         prompt_ids=index.ids,
         prompt_keys=keys,
     )
-    assert 96 == first_token._canonical(16, state, session, request)
+    assert 96 == first_token.canonical(16, state, session, request)
 
 
 def test_an_unreadable_journal_gives_no_result(tmp_path: Path):
@@ -738,12 +738,12 @@ def test_the_events_of_a_turn_are_those_of_a_server():
     took = [talk.turn() for _ in range(3)]
     assert [["begin", "answer", "settle"]] * 3 == [list(steps) for steps in took]
     assert all(seconds > 0 for steps in took for seconds in steps.values())
-    held = talk._session
+    held = talk.session
     assert (SessionState.IDLE, 1000 - 100 + 3 * (100 + 16)) == (
         held.state,
-        len(talk._last.sequence),
+        len(talk.last.sequence),
     )
-    assert len(talk._last.sequence) // 16 == len(held.slab_keys)
+    assert len(talk.last.sequence) // 16 == len(held.slab_keys)
 
 
 def test_a_turn_that_reuses_less_gives_no_result():

@@ -369,7 +369,7 @@ def test_values_begin_alike():
     """Most values of such a dialogue begin with the letters or digits of another one."""
     rng, alike = Random(5), 0
     for _ in range(40):
-        values = everyday._alike(rng, Split.TRAIN, words.name, 4)
+        values = everyday.similar_values(rng, Split.TRAIN, words.name, 4)
         assert 4 == len(set(values))
         alike += len({value[:3] for value in values}) == 1
     assert alike > 20

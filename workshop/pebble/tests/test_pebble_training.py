@@ -168,13 +168,13 @@ def test_a_training_goes_on_from_exported_weights(
     assert tiny.tokens == whole.tokens
     told: list[Progress] = []
     rates: list[float] = []
-    rate = Training._rate
+    rate = Training.rate
 
     def seen(self: Training) -> float:
         rates.append(rate(self))
         return rates[-1]
 
-    monkeypatch.setattr(Training, "_rate", seen)
+    monkeypatch.setattr(Training, "rate", seen)
     whole.run(told.append)
     assert [step / 40 for step in range(1, len(rates) + 1)] == rates
     with pytest.raises(Left):

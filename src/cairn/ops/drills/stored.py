@@ -34,7 +34,7 @@ async def play_stopped(damage: Rewriting, scene: Scene) -> Outcome:
     row = damage(scene.directory)
     rows = stored_rows(scene.directory)
     broken = next((one for one in replay(rows).findings if not one.recorded), None)
-    refusal = await _refusal(scene)
+    refusal = await refusal_on_start(scene)
     confined = checked(
         "confined",
         stored_rows(scene.directory) == rows and first.bits == scene.baseline.victim.bits,
@@ -78,7 +78,7 @@ async def play_stopped(damage: Rewriting, scene: Scene) -> Outcome:
     )
 
 
-async def _refusal(scene: Scene) -> str | None:
+async def refusal_on_start(scene: Scene) -> str | None:
     """Why a server does not start on the journal; None if it does."""
     try:
         async with private_server(scene.directory, scene.model):

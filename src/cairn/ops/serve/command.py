@@ -241,7 +241,7 @@ _option = partial(click.option, show_default=True)
     "--blas",
     type=click.Choice(["auto", "bundled"]),
     default="auto",
-    help="On a Linux CPU: preload OpenBLAS, or use the BLAS of MLX. A set LD_PRELOAD is kept.",
+    help="On a Linux CPU: preload OpenBLAS, or use the BLAS of MLX. LD_PRELOAD is kept if set.",
 )
 @_option(
     "--allow-host",

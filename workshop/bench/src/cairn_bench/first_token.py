@@ -175,13 +175,13 @@ def computed_again(store: Store) -> tuple[list[int], int]:
             continue
         assert before.model is not None
         chunk = before.model.block_tokens
-        there = _canonical(chunk, before, session, request)
+        there = canonical(chunk, before, session, request)
         if there:
             found.append(max(0, there - event.reused_tokens))
     return found, chunk
 
 
-def _canonical(chunk: int, state: State, session: Session, request: OpenRequest) -> int:
+def canonical(chunk: int, state: State, session: Session, request: OpenRequest) -> int:
     """
     How much of a prompt, from its beginning, canonical passes have computed.
 

@@ -92,7 +92,7 @@ def made_index(prompt_tokens: int, blocks: int, chunk: int) -> Index:
     # A tuple that is not the previous object, as a tokenizer gives it.
     ids = shared(drawn.choices(range(_VOCABULARY), k=prompt_tokens))
     held = ids[: prompt_tokens - _NEW_TOKENS]
-    keys = _keys(held, chunk)
+    keys = keys_of(held, chunk)
     names = [*keys, *(f"{drawn.getrandbits(256):064x}" for _ in range(blocks - len(keys)))]
     known = Map(
         {
@@ -191,21 +191,21 @@ def _matched(index: Index) -> tuple[list[float], SessionId | None, paths.Decisio
         cache_mode="full",
     )
     marks = [time.perf_counter()]
-    keys = _keys(ids, state.model.block_tokens, paths.keys_on_record(state, ask, ids))
+    keys = keys_of(ids, state.model.block_tokens, paths.keys_on_record(state, ask, ids))
     marks.append(time.perf_counter())
     chosen = paths.choose_session(state, ask)
     marks.append(time.perf_counter())
     paths.chain_to_load(state, session, ask, keys, len(ids), len(ids) + answer_tokens)
     marks.append(time.perf_counter())
-    received = _received(index, keys, answer_tokens)
-    request = OpenRequest(ask=received, chain=index.chain, prompt_ids=ids, prompt_keys=keys)
+    event = received(index, keys, answer_tokens)
+    request = OpenRequest(ask=event, chain=index.chain, prompt_ids=ids, prompt_keys=keys)
     began_s = time.perf_counter()
     decision = paths.select(state, session, request)
     marks.append(marks[-1] + time.perf_counter() - began_s)
     return marks, chosen, decision
 
 
-def _keys(ids: Sequence[int], chunk: int, known: tuple[str, ...] = ()) -> tuple[str, ...]:
+def keys_of(ids: Sequence[int], chunk: int, known: tuple[str, ...] = ()) -> tuple[str, ...]:
     return block_keys(
         secret=SECRET,
         fingerprint=_FINGERPRINT,
@@ -216,7 +216,7 @@ def _keys(ids: Sequence[int], chunk: int, known: tuple[str, ...] = ()) -> tuple[
     )
 
 
-def _received(index: Index, keys: Sequence[str], answer_tokens: int) -> ev.RequestReceived:
+def received(index: Index, keys: Sequence[str], answer_tokens: int) -> ev.RequestReceived:
     """The event that records the request."""
     last = index.session.last
     assert last is not None

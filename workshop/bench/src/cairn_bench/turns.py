@@ -33,9 +33,8 @@ _LIFE_S: Final = 86_400  # the default of `ops serve`
 
 class Conversation:
     """
-    A conversation whose session holds all its KV in a slab, and continues turn by turn: a prompt
-    with some more tokens, an answer that fills a chunk, and what is computed ahead of the next
-    prompt.
+    A conversation whose session has all its KV in a slab, and continues turn by turn: a prompt with
+    some more tokens, an answer that fills a block, and the prewarmed beginning of the next prompt.
     """
 
     def __init__(
@@ -80,13 +79,13 @@ class Conversation:
             BugError: the events are not those of a turn.
         """
         self._took = dict.fromkeys(STEPS, 0.0)
-        last, held = self._last, len(self._session.slab_keys)
+        last, held = self.last, len(self.session.slab_keys)
         ids = last.sequence + self._some(_NEW_TOKENS)
         received = self._received(last, ids)
         began_s = self._clock()
         self._sequencer.begin(received, None, str)
         self._took["begin"] += self._clock() - began_s
-        request = self._session.request
+        request = self.session.request
         if request is None or request.path is None or request.path.blocks_from_slab != held:
             raise NoResult(f"a turn: not all of {held} blocks stayed in memory")
         self._answer(received.request, ids, held * self._chunk)
@@ -94,19 +93,21 @@ class Conversation:
         return self._took
 
     @property
-    def _session(self) -> Session:
+    def session(self) -> Session:
+        """The session's state."""
         return self._sequencer.session(self._id)
 
     @property
-    def _last(self) -> Turn:
-        last = self._session.last
+    def last(self) -> Turn:
+        """The session's last turn."""
+        last = self.session.last
         assert last is not None
         return last
 
     def _answer(self, request: str, ids: tuple[int, ...], start: int) -> None:
         """The passes over the rest of the prompt, an answer of a chunk's tokens, and its end."""
         answer = self._some(self._chunk)
-        keys = self._keys(ids, self._last.prompt_keys)
+        keys = self._keys(ids, self.last.prompt_keys)
         for begin in range(start, len(ids), self._chunk):
             rows = ids[begin : begin + self._chunk]
             end = begin + len(rows)
@@ -134,10 +135,8 @@ class Conversation:
         )
 
     def _settle(self) -> None:
-        """
-        The answer's last chunk is computed ahead of the next prompt, which will begin with it.
-        """
-        session, last = self._session, self._last
+        """Prewarm: compute the answer's last block, with which the next prompt will begin."""
+        session, last = self.session, self.last
         kept = len(session.slab_keys)
         self._append(
             "settle",
@@ -189,7 +188,7 @@ class Conversation:
         rows: tuple[int, ...],
         sampled: tuple[int, ...],
     ) -> None:
-        start = self._session.cached_tokens
+        start = self.session.cached_tokens
         self._append(
             step,
             ev.CacheExtended(
@@ -207,7 +206,7 @@ class Conversation:
         )
 
     def _sealed(self, step: str, key: str) -> None:
-        session, pool = self._session, self._sequencer.state.pool
+        session, pool = self.session, self._sequencer.state.pool
         self._append(
             step,
             ev.BlockSealed(
@@ -231,7 +230,7 @@ class Conversation:
         self._took[step] += self._clock() - began_s
 
     def _received(self, last: Turn, ids: tuple[int, ...]) -> ev.RequestReceived:
-        session = self._session
+        session = self.session
         keys = self._keys(ids, last.prompt_keys)
         said = (("assistant", self._new_id()), ("user", self._new_id()))
         return ev.RequestReceived(
@@ -262,7 +261,7 @@ class Conversation:
         )
 
     def _keys(self, ids: Sequence[int], known: Sequence[str]) -> tuple[str, ...]:
-        session = self._session
+        session = self.session
         return block_keys(
             secret=self._secret,
             fingerprint=session.fingerprint,

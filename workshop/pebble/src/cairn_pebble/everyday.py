@@ -94,7 +94,7 @@ def _values(rng: random.Random, split: Split, some: list[Relation]) -> list[str]
     return found
 
 
-def _alike(rng: random.Random, split: Split, draw: Value, count: int) -> list[str]:
+def similar_values(rng: random.Random, split: Split, draw: Value, count: int) -> list[str]:
     """Values that begin alike, as far as there are any."""
     found = [draw(rng, split)]
     like = found[0][: 1 if draw is code else 2 if draw is words.number else 3]
@@ -160,7 +160,7 @@ def everyday(
     if alike:
         draw = pick(rng, (person, person, words.number, words.word, code))
         some = relations_of(rng, draw, rng.randint(2, 5))
-        values = _alike(rng, split, draw, len(some))
+        values = similar_values(rng, split, draw, len(some))
     else:
         some = _distinct(rng, split, rng.randint(1 + changed, max(5, due)))
         values = _values(rng, split, some)

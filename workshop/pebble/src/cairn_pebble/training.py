@@ -258,7 +258,7 @@ class Training:
         state = [self.model.state]
         return mx.compile(step, inputs=state, outputs=state)
 
-    def _rate(self) -> float:
+    def rate(self) -> float:
         """The share of the highest learning rates for the next step."""
         stage = self._stages[self._stands["stage"]]
         before = sum(one.tokens for one in self._stages[: self._stands["stage"]])
@@ -268,7 +268,7 @@ class Training:
         return warm * (first + (last - first) * done)
 
     def _update(self, gradients: Any) -> None:
-        rate = self._rate()
+        rate = self.rate()
         muon, adam = self._optimizer.optimizers
         muon.learning_rate = _MUON_RATE * rate
         adam.learning_rate = _ADAM_RATE * rate
