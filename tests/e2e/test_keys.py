@@ -31,7 +31,7 @@ def test_two_tenants_and_a_restart(start: Start, tmp_path: Path):
     """
     home = tmp_path / "home"
     server = start(data_dir=home, env={KEYS_VARIABLE: f"alice={ALICE} bob={BOB}"})
-    assert "of alice, bob" in server.greeting()
+    assert "for alice, bob" in server.greeting()
     first = asked(server, ALICE, session_id="notes")
     assert (0, "new_session", "cold_start") == (first.cached_tokens, first.path, first.reason)
     theirs = asked(server, BOB, session_id="notes")
