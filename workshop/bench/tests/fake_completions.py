@@ -38,34 +38,34 @@ class Refusal(Exception):
 
 
 class Gone(Exception):
-    """The client went away, or is to be left without an answer."""
+    """The client disconnected, or gets no answer."""
 
 
 class Fake:
     """
-    What the server knows.
+    The state and the settings of the server.
 
     Args:
-        fault: what is broken in it.
-        hides: what it does not tell: logprobs, usage, cached_tokens, stream_usage; or misses, where
-            it tells cached_tokens of hits only.
+        fault: what is broken.
+        hides: what it does not report: logprobs, usage, cached_tokens, stream_usage; or misses, if
+            it reports cached_tokens for hits only.
         refuses: fields of a request that it answers with 400.
-        ignores: fields that it takes and does nothing with, whatever is in them.
-        lists_stops: whether it takes stop texts in a list only.
-        reuses: how many tokens of a prompt at most.
-        keeps: whether what is cached outlives a restart.
-        sure: whether it is sure of each of its words.
+        ignores: fields that it accepts with any value, and ignores.
+        lists_stops: whether it accepts stop texts in a list only.
+        reuses: the most tokens of a prompt that it reuses.
+        keeps: whether the cache survives a restart.
+        sure: whether all tokens are almost certain.
         models: the names that it lists.
-        key: that it wants.
-        rests: how many requests it has no room for, after one with special tokens.
-        ends_after: so many tokens, each answer ends by itself, by a token that is counted only.
-        prefill_s: how long it reads a prompt that is not cached, unless its client leaves.
-        settles: at so many looks at its health a session is at work still, behind each answer.
-        holds: at so many looks at its health a slab is held still, behind each answer.
-        meets: so many answers with log-probabilities wait for each other behind their first word.
-        queues: whether it answers one after the other.
-        tells_prefill: in so many steps a stream tells how far its prefill has come.
-        counts: what its metrics count besides.
+        key: the key that it requires.
+        rests: how many requests get 503 after one with special tokens.
+        ends_after: each answer ends after this many tokens, by a token that is only counted.
+        prefill_s: the time of a prefill that is not cached, unless its client disconnects.
+        settles: for this many requests for its health after an answer, a session is busy.
+        holds: for this many requests for its health after an answer, a slab is held.
+        meets: this many answers with log-probabilities wait for each other after their first token.
+        queues: whether it answers one request after the other.
+        tells_prefill: the number of steps in which a stream reports its prefill.
+        counts: further counters of its metrics.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
-        """The models, how it is, and the way to restart."""
+        """The models, the health, the metrics, and a restart."""
         if self.path == "/restart":
             self.fake.restart()
             self._send(200, {})
@@ -459,8 +459,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _tell_prefill(self, prompt: list[str]) -> None:
         """
-        Begin a stream, and tell in it how far a prefill has come, as long as its client listens.
-        What was read until then is kept.
+        Begin a stream and report the progress of the prefill until its client disconnects. The part
+        that was computed by then is cached.
         """
         fake = self.fake
         self._begin_stream()
@@ -518,15 +518,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: %s\n\n" % json.dumps(value).encode())
 
     def _accompanied(self) -> bool:
-        """Whether as many requests as there may be are under way, now or soon."""
+        """Whether all expected requests are in progress, now or soon."""
         fake = self.fake
         with fake.changed:
             return fake.changed.wait_for(lambda: fake.crowds > self.crowds_before, _NEIGHBOUR_S)
 
     def _gather(self) -> bool:
-        """
-        Wait for those that are sent at once with this one. Whether they came, and there are any.
-        """
+        """Wait for the concurrent requests. Returns whether there are any, and they arrived."""
         fake = self.fake
         with fake.changed:
             if not fake.at_once:
@@ -536,9 +534,7 @@ class _Handler(BaseHTTPRequestHandler):
             return fake.changed.wait_for(lambda: fake.gathered >= fake.at_once, _GATHERED_S)
 
     def _meet(self) -> None:
-        """
-        Wait until all that are to be here have said their first word, and their clients heard it.
-        """
+        """Wait until all concurrent answers have sent their first token."""
         fake = self.fake
         with fake.changed:
             fake.met += 1
@@ -548,7 +544,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._left(0.05)
 
     def _left(self, within_s: float) -> bool:
-        """Whether the client goes away within a time."""
+        """Whether the client disconnects within a time."""
         if not select.select([self.connection], [], [], within_s)[0]:
             return False
         return not self.connection.recv(1, socket.MSG_PEEK)
@@ -567,7 +563,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(fake: Fake, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """The fake on a port, a free one if none is named; gives its address."""
+    """Run the fake while the context lasts. Yields its address. Port 0 picks a free one."""
 
     class Handler(_Handler):
         pass
