@@ -178,7 +178,7 @@ echo "$@"
 
 @pytest.mark.parametrize("words", ["verify -", "sessions -", "replay some-id -", "agents -"])
 def test_ctrl_c(words: str):
-    """It is no failed check: 130, and one line."""
+    """It is not a failed check: exit code 130, and one line."""
     command = [sys.executable, "-P", "-m", "cairn.ops", *words.split()]
     piped = subprocess.PIPE
     process = subprocess.Popen(command, stdin=piped, stdout=piped, stderr=piped)
@@ -317,7 +317,7 @@ def test_migrate(run):
 
 
 def test_migrate_beside_a_server(run, stored):
-    """A journal that a server holds is not migrated: there would be two writers."""
+    """A journal that a server uses is not migrated: there would be two writers."""
     folder = stored(healthy())
     with hold_journal(journal_url(folder), who="serve"):
         result = run("migrate")
@@ -341,7 +341,7 @@ def lines_of_sessions(run, *arguments) -> dict[str, dict[str, str]]:
 
 
 def test_sessions_of_a_server_that_died(run, stored, tmp_path: Path):
-    """Its work is lost and its memory gone, unless a server holds the journal."""
+    """Its requests and its memory are lost, unless a server uses the journal."""
     rows = healthy()
     decoding = next(row.position for row in rows if row.kind == "cache_extended")
     folder = stored(rows[:decoding])
@@ -503,7 +503,7 @@ def test_doctor_checks_the_beginning(run, stored, change: str):
     ],
 )
 def test_doctor_knows_cairn(body: bytes, status: str):
-    """A port that Cairn itself uses is no finding; any other server there is reported."""
+    """A port that Cairn itself uses is ok; any other server there is reported."""
 
     class Health(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -70,7 +70,7 @@ def test_nothing_in_an_answer_steers_the_terminal():
 
 
 def test_thoughts_are_separate_from_the_answer():
-    """Thoughts have a field of their own and are no part of the text."""
+    """Thoughts have their own field and are not part of the text."""
     answer = Answer()
     chunks = [
         {"choices": [{"delta": {"reasoning_content": "Hm", "reasoning": "Hm"}}]},
@@ -452,7 +452,7 @@ HEALTH = b'{"status": "ok", "model": "m", "fingerprint": "f", "journal_position"
     ],
 )
 def test_an_invalid_stream(sent: bytes, said: str):
-    """A truncated answer is no answer, and neither is any other response."""
+    """A truncated answer is refused, and so is any other response."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
@@ -565,7 +565,7 @@ def test_a_server_that_cannot_be_found(
     data_dir: Path, address: str | None, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    A server that holds the data directory and does not answer: which one it is, and what to do.
+    A server that uses the data directory and does not answer is named, with what to do.
     """
     with stub(nothing_here) as url, hold(data_dir, journal_url(data_dir)) as held:
         # A server other than Cairn's is ignored at the default address.
@@ -785,7 +785,7 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
 
 
 def held_by(data_dir: Path) -> int:
-    """The process of the server that holds a data directory."""
+    """The process of the server that uses a data directory."""
     found = server_at(data_dir)
     assert found is not None
     return int(found.process)

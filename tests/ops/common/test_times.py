@@ -39,6 +39,6 @@ def test_invalid_times(text: str) -> None:
 
 
 def test_a_time_is_a_text() -> None:
-    """A log line may have anything in place of its time; an age is no time."""
+    """A log line may have any value as its time; an age is not a time."""
     values: tuple[object, ...] = (None, 5, "10m", {})
     assert [None] * 4 == [time_of(value) for value in values]

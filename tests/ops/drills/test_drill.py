@@ -247,7 +247,7 @@ def test_all_of_them(run, quick):
 
 
 def test_a_drill_that_fails_by_itself(run, quick):
-    """An unexpected error is no pass, and the drills after it still run."""
+    """An unexpected error is a failure, and the drills after it still run."""
     quick(made("one", error=RuntimeError("the roof fell in")), made("two", *FINE))
     result = run("drill", "all")
     assert 1 == result.exit_code

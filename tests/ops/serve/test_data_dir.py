@@ -120,7 +120,7 @@ def test_a_check_for_a_running_server(
 
 
 def test_a_released_lock_is_free(homes: tuple[Path, Path]) -> None:
-    """Afterwards others may take it; a refused server holds nothing."""
+    """Another process may take it; a refused server has no lock."""
     one, two = homes
     with hold(one, journal_url(one)), pytest.raises(Unreadable), hold(two, journal_url(one)):
         pass

@@ -139,7 +139,7 @@ class Fake:
 
     @contextlib.contextmanager
     def gathering(self, requests: int) -> Iterator[None]:
-        """So many are sent at once: none is answered before all are there."""
+        """This many requests are concurrent: none is answered before all have arrived."""
         self.at_once, self.gathered = requests, 0
         try:
             yield
@@ -149,7 +149,7 @@ class Fake:
     # --- what it tells of itself -----------------------------------------------------------------
 
     def health(self) -> dict[str, Any]:
-        """Whether it is at rest, and its budgets."""
+        """Its health: whether it is idle, and its budgets."""
         at_work, self.settling = self.settling, max(0, self.settling - 1)
         held, self.holding = self.holding, max(0, self.holding - 1)
         return {
@@ -161,7 +161,7 @@ class Fake:
         }
 
     def metrics(self) -> str:
-        """What it has counted and holds."""
+        """Its metrics."""
         ahead = 8 * self.served
         held = self.served if self.fault == "KV has no bound" else 4
         broken = int(self.fault == "an invariant breaks" and self.served > _FEW)
@@ -177,20 +177,20 @@ class Fake:
         )
 
     def path(self, body: Mapping[str, Any], cached: int) -> str:
-        """How it says that it went about a prompt."""
+        """The path that it reports for a prompt."""
         lost = self.fault == "continuations are lost" and self.served % _FEW == 0
         goes_on = cached > 0 and len(body["messages"]) > 2 and not lost
         return "continuation" if goes_on else "new_session"
 
     def takes_s(self) -> float:
-        """How long an answer takes, for clients that look at no clock."""
+        """How long an answer takes, for clients without a clock."""
         aged = self.served if self.fault == "it grows slower" else 0
         return 0.1 + aged * 0.001
 
     # --- what an answer follows from -------------------------------------------------------------
 
     def check(self, body: Any) -> None:
-        """Refuse what cannot be used."""
+        """Refuse invalid requests."""
         if not isinstance(body, dict):
             raise Refusal(400, "the body is no object")
         for name in self.refuses & body.keys():

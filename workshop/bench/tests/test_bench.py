@@ -1,4 +1,4 @@
-"""`ops bench`: what is asked, in which order, what counts as a result, and what is told of it."""
+"""`ops bench`: its requests, their order, which results count, and its output."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def held(fake: Fake, name: str = "4 turns", *, is_ours: bool = True) -> Run:
 
 def fake_kind(name: str, *broken: str, is_ours: bool = False) -> Kind:
     """
-    A fake in a process of its own.
+    A fake in its own process.
 
     Args:
-        broken: what is broken in it, and the key that it wants.
+        broken: what is broken in it, and the key that it requires.
     """
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return Kind(
@@ -100,7 +100,7 @@ def fake_kind(name: str, *broken: str, is_ours: bool = False) -> Kind:
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=NAMES)
 def test_a_salt_gives_the_same_requests(scenario: Scenario):
-    """Two servers hear the same, if they answer the same."""
+    """Two servers get the same requests, if their answers are equal."""
     assert asked(scenario, "one") == asked(scenario, "one")
 
 
@@ -307,7 +307,7 @@ def test_a_peer_need_not_reuse_anything():
     ids=["no end", "refused"],
 )
 def test_an_incomplete_answer_ends_a_run(fake: Fake, words: str):
-    """A stream without its end, and a refusal, are no answers."""
+    """A stream without its end is not an answer, and neither is a refusal."""
     with pytest.raises(NoAnswer, match=f"fake: {words}"):
         held(fake, is_ours=False)
 
@@ -529,7 +529,7 @@ def test_the_places_are_put_into_a_command():
 
 
 def test_an_environment_that_was_chosen_stays(monkeypatch: pytest.MonkeyPatch):
-    """Whoever set an LD_PRELOAD keeps it, for all servers that are not as installed."""
+    """A set LD_PRELOAD is kept, for all servers that are not as installed."""
     monkeypatch.setenv("LD_PRELOAD", "")
     assert {} == blas_environment()
     assert "LD_PRELOAD" not in servers.environment_with({"LD_PRELOAD": None})

@@ -183,10 +183,10 @@ def test_a_plan_has_turns_enough(hours: float):
 
 def heard(talker: Talker, turns: int, tokens: Callable[[int], int]) -> list[Asked]:
     """
-    What a client asks, all of it answered.
+    The requests of a client that all get an answer.
 
     Args:
-        tokens: how long the conversation is behind a turn of that number.
+        tokens: the length of the conversation after a turn of that number.
     """
     found = []
     for _ in range(turns):
@@ -546,8 +546,8 @@ def test_a_chart_has_a_dot_for_each_answered_turn():
 
 def test_the_whole_journal_is_verified(stored: Callable[[Sequence[Row]], Path], tmp_path: Path):
     """
-    As `ops verify` does it: its rows and head if all holds, the first break if not, and the reason
-    if it cannot be read.
+    As in `ops verify`: its rows and head if it passes, the first failure if not, and the reason if
+    it cannot be read.
     """
     assert Checked(rows=31, head=healthy()[-1].hash) == verified(stored(healthy()))
     nothing = verified(tmp_path / "nowhere")
@@ -564,8 +564,8 @@ def test_a_changed_journal_is_broken(stored: Callable[[Sequence[Row]], Path]):
 
 def test_budgets_follow_from_the_model(tmp_path: Path):
     """
-    Room for a few conversations, by the model's own configuration; the server's usual budgets where
-    that tells nothing.
+    Space for a few conversations, by the model's configuration; the server's defaults if that does
+    not say.
     """
     config = {"num_hidden_layers": 4, "num_key_value_heads": 8, "head_dim": 128}
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
@@ -583,7 +583,7 @@ def test_budgets_follow_from_the_model(tmp_path: Path):
 
 def hurry(monkeypatch: pytest.MonkeyPatch, hour_s: float = 100.0) -> None:
     """
-    Puts a plan without pauses into the place of one of hours.
+    Replaces a plan of hours by one without pauses.
 
     Args:
         hour_s: so many seconds are an hour of it, on a clock that ticks when it is looked at.

@@ -50,7 +50,7 @@ Beside = Callable[[Kind], Fake]
 
 class Bounded(Fake):
     """
-    Keeps so many blocks of eight words, those that were used last.
+    Keeps the most recently used blocks of eight words.
 
     Args:
         blocks: how many.
@@ -204,7 +204,7 @@ All that can be measured on a fake: the journal of one cannot be read, and match
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fake's words are its tokens, and it refuses long prompts. It is at rest at once."""
+    """A fake's words are its tokens, and it refuses long prompts. It is idle immediately."""
     monkeypatch.setattr(servers, "_LOOK_S", 0.001)
     monkeypatch.setattr(first_token, "_SHORT", 200)
     monkeypatch.setattr(first_token, "_LONG", 800)
@@ -747,7 +747,7 @@ def test_the_events_of_a_turn_are_those_of_a_server():
 
 
 def test_a_turn_that_reuses_less_gives_no_result():
-    """A block in doubt in the midst of what the slab holds."""
+    """A quarantined block in the middle of the slab."""
     index = matching.made_index(1000, 500, 16)
     assert index.session.last is not None
     key = index.session.last.prompt_keys[20]
@@ -803,7 +803,7 @@ def test_parts_and_their_steps_have_names_of_their_own():
 
 
 def test_words_are_learnt_from_the_server(tmp_path: Path):
-    """As many words as make so many tokens: here each is one, beside those around them."""
+    """How many words make a number of tokens: here one each, besides those around them."""
     with staged(tmp_path, quick()) as scene:
         server = scene.ours()
         words = stage.words_of(server, scene.drawn("lengths"))

@@ -716,7 +716,7 @@ def test_a_stream_may_be_cut_anywhere():
     ],
 )
 def test_a_body_that_is_not_a_completion_is_a_fault(body: bytes):
-    """Any body with status 200 is read without raising, and an invalid one is no answer."""
+    """Any body with status 200 is read without raising, and an invalid one is not an answer."""
     found = whole(200, body)
     assert not found.complete
     assert "a body that is not a completion" in found.fault

@@ -148,7 +148,7 @@ _KINDS: Final[tuple[type[Line], ...]] = (Begun, Turn, Look, WentOn, Ended)
 
 
 class NoRecord(Exception):
-    """A file is no record of a long session; the message says where and why."""
+    """A file is not a record of a long session; the message says where and why."""
 
 
 @attrs.frozen(kw_only=True)
@@ -211,7 +211,7 @@ class Record:
         Resume a file. A last line that was cut off is removed.
 
         Raises:
-            NoRecord: it is no record.
+            NoRecord: it is not a record.
         """
         data = path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]

@@ -60,7 +60,7 @@ class Checked:
 
     @property
     def holds(self) -> bool:
-        """Whether all of it was read, and holds."""
+        """Whether all of it was read and passed verification."""
         return self.rows is not None and not self.broken
 
 
@@ -72,7 +72,7 @@ class Drift:
     Attributes:
         value: late turns are slower by this share in the median.
         first_text: the same of the times to the first token.
-        pairs: over so many.
+        pairs: the number of compared pairs.
     """
 
     value: float

@@ -2,7 +2,7 @@
 A model of a chosen size with random weights, for measuring: the time of a pass depends only on the
 shapes.
 
-It says plain words and does not stop, so that answers have the requested length and every token is
+It writes plain words without end, so that answers have the requested length and every token is
 visible: the rows of its head for all other tokens are zero.
 """
 

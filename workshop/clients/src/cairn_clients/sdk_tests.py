@@ -377,7 +377,7 @@ def read(suite: Suite, report: Path) -> Result:
         report: as JUnit's XML, written by our own pytest.
 
     Raises:
-        SystemExit: there is no test in it, so the suite has not passed.
+        SystemExit: it has no tests, so the suite has not passed.
     """
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     if not cases:

@@ -70,7 +70,7 @@ class Client:
         A chat completion, streamed or not, as the body says.
 
         Args:
-            heard: gets the time of each piece of a stream as it comes, on the clock of the answer.
+            heard: modified: gets the time of each piece of a stream, on the clock of the answer.
         """
         answer = self.send(json.dumps(body).encode(), heard=heard)
         self.reports_cached = self.reports_cached or answer.cached_tokens is not None

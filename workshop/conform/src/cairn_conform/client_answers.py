@@ -93,7 +93,7 @@ class Answer:
 
     @property
     def outcome(self) -> str:
-        """The result in words, if it is no answer."""
+        """The result in words, if it is not an answer."""
         error = f": {shown(self.error)}" if self.error else ""
         return self.fault or f"status {self.status}{error}"
 
@@ -129,7 +129,7 @@ class Streamed:
     Attributes:
         done: whether it came to its own end.
         pieces: how many events have contained a part of the answer.
-        comment: the last line that is no event, by which a server shows that it is working.
+        comment: the last comment, by which a server shows that it is working.
     """
 
     def __init__(self) -> None:

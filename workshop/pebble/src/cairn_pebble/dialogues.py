@@ -329,7 +329,7 @@ def talk(rng: random.Random, split: Split) -> Dialogue:
 
 
 def echo(rng: random.Random, split: Split) -> Dialogue:
-    """Pebble repeats words exactly. Nothing teaches copying sooner."""
+    """Pebble repeats words exactly. Nothing teaches copying faster."""
     dialogue = Dialogue("echo")
     dialogue.instruct(rng, split)
     for _ in range(rng.randint(1, 4)):

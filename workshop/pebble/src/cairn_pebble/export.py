@@ -86,7 +86,7 @@ class Exported:
 
 
 class OtherModel(Exception):
-    """The directory holds no weights of this shape."""
+    """The directory has no weights of this shape."""
 
 
 def read_exported(folder: Path, shape: Shape) -> Exported:

@@ -98,7 +98,7 @@ class Start:
 
     Attributes:
         exported: the weights.
-        behind: how many stages they have completed already; those are skipped.
+        behind: the number of completed stages, which are skipped.
     """
 
     exported: Exported
