@@ -95,8 +95,8 @@ def read_journal(
         raise BootRefused(
             f"the journal failed verification: {first.invariant} at row {first.position} "
             f"({first.message}), bug id {first.bug_id}. Nothing was changed. See it with "
-            "`ops verify` and `ops replay`; to go on without it, keep the file for the record and "
-            "start with another --data-dir."
+            "`ops verify` and `ops replay`. To continue without it, keep the file for the record "
+            "and start with a different --data-dir."
         )
     return fold
 

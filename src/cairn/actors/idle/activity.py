@@ -24,7 +24,7 @@ class Activity:
     Attributes:
         in_flight: requests from their preparation on, each counted once for each answer it asks
             for.
-        arrivals: answers that were ever asked for and prepared. A check that compares it before and
+        arrivals: all answers that were requested and prepared. A check that compares it before and
             after also notices a request that came and ended in between.
         at_work: sessions that execute a command, including the idle-time work after it.
         changes: how often something changed; see ``wait_change``.
