@@ -36,10 +36,10 @@ class Starting:
     @contextlib.contextmanager
     def lasts(self, abandon: Callable[[], None]) -> Iterator[None]:
         """
-        Run a step that takes long.
+        Run a long step.
 
         Args:
-            abandon: called if the start is given up meanwhile.
+            abandon: called if the start is abandoned meanwhile.
         """
         self._abandon = abandon
         try:

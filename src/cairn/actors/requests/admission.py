@@ -171,7 +171,7 @@ def check_count_queue(counts: int, *, queue: int) -> None:
         counts: how many are being counted or wait.
 
     Raises:
-        QueueFull: as many wait as may.
+        QueueFull: the maximum number wait already.
     """
     if counts > queue:
         raise QueueFull(

@@ -214,7 +214,7 @@ class Preparer:
         return attrs.evolve(prepared, grammar=grammar.text, matcher=matcher)
 
     async def matcher(self, grammar: str) -> GrammarMatcher:
-        """A matcher for a grammar that is on record."""
+        """A matcher for a recorded grammar."""
         return await trio.to_thread.run_sync(
             self._compiler.compile_text, grammar, limiter=self._compiling, abandon_on_cancel=False
         )

@@ -383,7 +383,7 @@ class SessionCache:
         Record that the session has settled, and what the slab holds.
 
         Args:
-            complete: whether all that was to be computed is there.
+            complete: whether everything planned was computed.
         """
 
         def record(held_tokens: int) -> None:

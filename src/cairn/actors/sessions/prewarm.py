@@ -213,7 +213,7 @@ async def compute_block(
         ids: of the whole sequence.
         key: of the block.
         place: of the block in the sequence.
-        prewarmed: whether no request asks for it, see ``Memory.seal``.
+        prewarmed: whether no request needs it yet, see ``Memory.seal``.
 
     Returns:
         None if the idle time ended before; ``quarantined`` if the block or one that it is built on

@@ -176,7 +176,7 @@ class EngineThread:
 
     async def call(self, run: Callable[[Engine], T], record: Callable[[T], R]) -> R:
         """
-        A short job between two passes.
+        Run a short job between two passes.
 
         Raises:
             EngineGone: the thread has ended.

@@ -109,7 +109,7 @@ class LoadedModel:
         and what is hashed of them belong together only if no file changed in the meantime.
 
         Raises:
-            ModelRefused: one has.
+            ModelRefused: a file has changed.
         """
         _refuse_changed(self.directory, self.adapter, self.files)
 

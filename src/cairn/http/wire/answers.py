@@ -64,7 +64,7 @@ class StreamedAnswer(ABC):
         self._finished: Finished | None = None
 
     def take(self, reply: Reply) -> bytes:
-        """What to send for a reply; may be nothing."""
+        """The events to send for a reply; may be empty."""
         if self._accepted is None and isinstance(reply, Delta | Finished):
             raise UnfinishedAnswer("the replies began without being accepted")
         match reply:
