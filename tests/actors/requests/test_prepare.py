@@ -14,6 +14,8 @@ from cairn.actors.errors import PromptRefused, PromptTooLong
 from cairn.actors.requests.messages import Accepted, Statistics
 from cairn.engine.mlx.model import load_model
 from cairn.engine.mlx.tokenizer import load_tokenizer
+from cairn.engine.prompt import encoder
+from cairn.engine.prompt.cuts import NotShown
 from cairn.engine.prompt.template import Conversation, Message, encode, render
 from cairn.journal.keys import block_keys
 from tests.support.in_process_server import ask, generate, local, serving
@@ -118,7 +120,11 @@ def test_a_tokenizer_that_needs_whole_prompts_is_logged_once(
     """
     The log says once why every prompt is tokenised as a whole, and requests are served as before.
     """
-    monkeypatch.setattr("cairn.engine.prompt.cuts._MODELS", frozenset[str]())
+
+    def refuse(tokenizer: object) -> None:
+        raise NotShown("unknown model BPE")
+
+    monkeypatch.setattr(encoder, "cuts_of", refuse)
 
     async def main() -> None:
         async with serving(model_directory) as server:
