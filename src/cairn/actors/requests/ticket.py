@@ -107,7 +107,6 @@ class Ticket:
         self.prefilled_tokens = 0
         self.sealed_tokens = 0
         self.finished = False
-        self.left_turn = trio.Event()
         self.waiting = trio.CancelScope()
         self.prefilled = trio.Event()
         self.choice = choice

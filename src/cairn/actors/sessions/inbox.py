@@ -15,14 +15,10 @@ from cairn.journal import events as ev
 
 @attrs.frozen
 class Serve:
-    """Serve a request."""
+    """Serve a request. ``done`` is set once its client has the whole answer, or none will come."""
 
     ticket: Ticket
-
-    @property
-    def done(self) -> trio.Event:
-        """Set when the session has done with the request."""
-        return self.ticket.left_turn
+    done: trio.Event = attrs.field(factory=trio.Event)
 
 
 @attrs.frozen
@@ -71,11 +67,11 @@ class Inbox:
 
     async def serve(self, ticket: Ticket) -> None:
         """Put a request in, and wait until the session has done with it."""
-        ticket.left_turn = trio.Event()
-        self._send.send_nowait(Serve(ticket))
+        command = Serve(ticket)
+        self._send.send_nowait(command)
         self.requests_waiting += 1
         self.idle_time.cancel()
-        await ticket.left_turn.wait()
+        await command.done.wait()
 
     async def give_up_slab(self, reason: str) -> None:
         """

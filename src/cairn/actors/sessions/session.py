@@ -26,7 +26,7 @@ from cairn.actors.sessions.cache import SessionCache
 from cairn.actors.sessions.claim import Claim
 from cairn.actors.sessions.context import SessionContext
 from cairn.actors.sessions.generate import Generation, Gone
-from cairn.actors.sessions.inbox import Command, GiveUpSlab, Inbox, Serve
+from cairn.actors.sessions.inbox import Command, GiveUpSlab, Inbox, LeaveService, Serve
 from cairn.actors.sessions.prewarm import Prewarm
 from cairn.actors.sessions.settle import Settle
 from cairn.engine.errors import EngineFault
@@ -99,7 +99,8 @@ class SessionActor:
 
     # --- the way of a request -----------------------------------------------------------------
 
-    async def _serve(self, ticket: Ticket) -> None:
+    async def _serve(self, command: Serve) -> None:
+        ticket = command.ticket
         claimed = await self._claim.claim(ticket)
         if claimed is None:
             return  # refused, or another session's by now
@@ -117,7 +118,7 @@ class SessionActor:
                 ev.RequestCancelled(session=self.id, request=ticket.id, stage=gone.stage)
             )
         # The client has its answer. What follows is idle-time work.
-        ticket.left_turn.set()
+        command.done.set()
         await self._settle.cut_back()
         complete = await self._prewarm.next_turn(ticket, message)
         await self.cache.rest(complete)
@@ -143,25 +144,27 @@ class SessionActor:
             self._turn_away()
 
     async def _execute(self, command: Command) -> None:
-        ticket = command.ticket if isinstance(command, Serve) else None
         with self._context.activity.session_at_work():
             try:
-                if ticket is not None and self.cache.is_quarantined:
-                    ticket.rerouted = True
-                elif ticket is not None:
-                    await self._serve(ticket)
-                elif isinstance(command, GiveUpSlab):
-                    await self._release_for(command)
+                match command:
+                    case Serve(ticket=ticket) if self.cache.is_quarantined:
+                        ticket.rerouted = True
+                    case Serve():
+                        await self._serve(command)
+                    case GiveUpSlab():
+                        await self._release_for(command)
+                    case LeaveService():
+                        pass  # as any command of a quarantined session
                 if self.cache.is_quarantined:
                     await self._leave_service()
             except BugError as bug:
-                await self._break(ticket, bug)
+                await self._break(command, bug)
             except Exception as error:
                 # A session that was quarantined in the middle of a step has no request to
                 # continue, so that bug explains the error.
                 found = self.cache.quarantined_meanwhile()
                 found = found or self._context.sequencer.crash(self.id, error)
-                await self._break(ticket, found)
+                await self._break(command, found)
             finally:
                 command.done.set()
 
@@ -178,15 +181,15 @@ class SessionActor:
         if self.cache.session.slab is not None:
             await self.cache.release_slab(f"bug {self.cache.session.bug_id}")
 
-    async def _break(self, ticket: Ticket | None, bug: BugError) -> None:
+    async def _break(self, command: Command, bug: BugError) -> None:
         """
         Report a bug to the client, and release what the session holds. Does not report it if the
         client has the whole answer, nor to other answers of the same request, which continue.
         """
-        if ticket is not None:
-            if not ticket.finished:
-                ticket.fail(Broken(bug.bug_id))
-            ticket.left_turn.set()
+        if isinstance(command, Serve):
+            if not command.ticket.finished:
+                command.ticket.fail(Broken(bug.bug_id))
+            command.done.set()
         cache = self.cache
         cache.resync()
         if cache.held is None:
