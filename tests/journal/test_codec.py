@@ -344,7 +344,7 @@ def test_old_rows_are_brought_up_step_by_step(monkeypatch: pytest.MonkeyPatch):
         ("session_closed", 2): lambda payload: {**payload, "when": len(payload)},
     }
     monkeypatch.setattr(codec, "UPCASTS", steps)
-    monkeypatch.setitem(codec._KINDS, "session_closed", ClosedLater)
+    monkeypatch.setitem(codec.KINDS, "session_closed", ClosedLater)
 
     expected = ClosedLater(session="s1", reason="done", by="server", when=3)
     assert expected == decode(row).event
@@ -355,7 +355,7 @@ def test_old_rows_are_brought_up_step_by_step(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_step_that_is_missing(monkeypatch: pytest.MonkeyPatch):
     """If an upcast is missing, or fails on the payload, the row is refused."""
-    monkeypatch.setitem(codec._KINDS, "session_closed", ClosedLater)
+    monkeypatch.setitem(codec.KINDS, "session_closed", ClosedLater)
     with pytest.raises(DamagedRow):
         decode(closed())
 

@@ -231,7 +231,7 @@ def test_rows_outlive_the_store(url: str):
 
 def test_more_rows_than_a_batch(url: str, monkeypatch: pytest.MonkeyPatch):
     """Reading in batches gives every row once."""
-    monkeypatch.setattr(store_sql, "_BATCH_ROWS", 5)
+    monkeypatch.setattr(store_sql, "BATCH_ROWS", 5)
     store = SqlStore.open(url)
     store.append(ROWS[:30])
     assert ROWS[:30] == list(store.read())

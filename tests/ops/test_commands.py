@@ -553,15 +553,15 @@ def test_doctor_checks_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_doctor_survives_mlx(monkeypatch: pytest.MonkeyPatch):
     """An import that fails, crashes or hangs is a finding."""
-    monkeypatch.setattr(doctor, "_PROBE", "raise ImportError('no backend')")
+    monkeypatch.setattr(doctor, "PROBE", "raise ImportError('no backend')")
     assert ("fail", "ImportError: no backend") == (
         doctor.check_mlx().status,
         doctor.check_mlx().fact,
     )
-    monkeypatch.setattr(doctor, "_PROBE", "import os; os.abort()")
+    monkeypatch.setattr(doctor, "PROBE", "import os; os.abort()")
     assert "crashed with signal 6" == doctor.check_mlx().fact
-    monkeypatch.setattr(doctor, "_PROBE", "import time; time.sleep(60)")
-    monkeypatch.setattr(doctor, "_IMPORT_S", 0.3)
+    monkeypatch.setattr(doctor, "PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(doctor, "IMPORT_S", 0.3)
     assert "fail" == doctor.check_mlx().status
 
 

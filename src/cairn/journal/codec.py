@@ -29,7 +29,7 @@ Payload = dict[str, Any]
 UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {}
 """Maps (kind, version) to the function that converts its payload to version + 1."""
 
-_KINDS = {event.kind: event for event in ev.ALL_EVENTS}
+KINDS = {event.kind: event for event in ev.ALL_EVENTS}
 _PRIVATE = {
     event.kind: tuple(f.name for f in attrs.fields(event) if f.metadata.get("private"))
     for event in ev.ALL_EVENTS
@@ -155,7 +155,7 @@ def decode(row: Row) -> ev.Recorded:
         UnknownEvent: the kind or version is newer than this Cairn.
         DamagedRow: the payload does not make an event, or its private part was forgotten.
     """
-    event_type = _KINDS.get(row.kind)
+    event_type = KINDS.get(row.kind)
     if event_type is None or row.version > event_type.version:
         raise UnknownEvent(
             f"row {row.position} is {row.kind} version {row.version}, which this Cairn does not "

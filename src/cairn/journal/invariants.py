@@ -120,7 +120,7 @@ def check(state: State, recorded: ev.Recorded) -> list[Violation]:
     if illegal:
         return illegal
     event = recorded.event
-    return [found for one in _CHECKS.get(type(event), ()) for found in one(state, event)]
+    return [found for one in CHECKS.get(type(event), ()) for found in one(state, event)]
 
 
 # --- INV-1, INV-2 --------------------------------------------------------------------------------
@@ -760,7 +760,7 @@ def _finished(state: State, event: ev.RequestFinished) -> Iterator[Violation]:
         )
 
 
-_CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation]], ...]] = {
+CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation]], ...]] = {
     ev.RequestReceived: (_received,),  # type: ignore[dict-item]  # each takes the key's type
     ev.PathSelected: (_selected,),  # type: ignore[dict-item]  # likewise, down to the end
     ev.SlabAcquired: (_acquired,),  # type: ignore[dict-item]

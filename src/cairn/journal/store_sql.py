@@ -37,7 +37,7 @@ REVISION = "0001"
 VERSION_TABLE = "cairn_schema"
 """Where Alembic keeps the revision. The name is Cairn's own, and identifies a Cairn journal."""
 
-_BATCH_ROWS = 2000
+BATCH_ROWS = 2000
 BUSY_S = 5.0
 """How long SQLite waits for another process's lock, in seconds."""
 
@@ -288,7 +288,7 @@ class SqlStore:
         See ``Store.read``. Reads rows in batches, each in a transaction of its own, so that a slow
         reader does not block other processes.
         """
-        query = sa.select(*_columns).order_by(_events.c.position).limit(_BATCH_ROWS)
+        query = sa.select(*_columns).order_by(_events.c.position).limit(BATCH_ROWS)
         if stream is not None:
             query = query.where(_events.c.stream == stream)
         while True:
@@ -296,7 +296,7 @@ class SqlStore:
                 batch = self._connection.execute(query.where(_events.c.position > after)).all()
             for values in batch:
                 yield _row(values)
-            if len(batch) < _BATCH_ROWS:
+            if len(batch) < BATCH_ROWS:
                 return
             after = batch[-1][0]
 

@@ -39,13 +39,13 @@ from cairn.ops.serve.models_option import models_option
 from cairn.ops.serve.second_writer import WAL_FIXED, warning
 
 _PORT = 8000
-_IMPORT_S = 120
+IMPORT_S = 120
 _LAST_ROWS = 1000
 _GIB = 1 << 30
 _SCARCE_DAYS = 30
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
-_PROBE = """
+PROBE = """
 import mlx.core as mx
 total = (mx.ones((4, 4)) @ mx.ones((4, 4))).sum().item()
 assert total == 64, total
@@ -147,15 +147,15 @@ def check_mlx() -> Found:
     environment = dict(os.environ)
     if not environment.get("LD_PRELOAD") and (found := blas.find_blas()) is not None:
         environment["LD_PRELOAD"] = str(found)
-    command = [sys.executable, "-P", "-c", _PROBE]
+    command = [sys.executable, "-P", "-c", PROBE]
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_IMPORT_S, check=False
+            command, env=environment, capture_output=True, text=True, timeout=IMPORT_S, check=False
         )
     except subprocess.TimeoutExpired:
         return Found(
             "fail",
-            f"did not import within {_IMPORT_S} s",
+            f"did not import within {IMPORT_S} s",
             "check what else is running on this machine",
         )
     if done.returncode == 0:

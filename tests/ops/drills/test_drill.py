@@ -89,7 +89,7 @@ def test_without_a_block_that_changed_a_drill_does_not_pass(play):
 
 def test_without_its_invariant_a_drill_does_not_pass(play, monkeypatch: pytest.MonkeyPatch):
     """If a check is removed from the invariants, the damage goes unnoticed."""
-    monkeypatch.setitem(invariants._CHECKS, ev.TokensEmitted, ())
+    monkeypatch.setitem(invariants.CHECKS, ev.TokensEmitted, ())
     outcome, checks = play(DRILLS["emission-early"])
     assert not outcome.passed
     assert Check("caught", False, "nothing was caught") == checks["caught"]

@@ -86,9 +86,9 @@ def test_the_network(journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A second machine may not see the lock."""
     table = tmp_path / "mounts"
     table.write_text(f"server:/x {tmp_path} nfs4 rw 0 0\n")
-    monkeypatch.setattr(module, "_MOUNTS", table)
+    monkeypatch.setattr(module, "MOUNTS", table)
     assert f"{journal} is on a network file system (nfs4)" == second_writer(journal)
     table.write_text(f"/dev/x {tmp_path} ext4 rw 0 0\n")
     assert second_writer(journal) is None
-    monkeypatch.setattr(module, "_MOUNTS", tmp_path / "none")
+    monkeypatch.setattr(module, "MOUNTS", tmp_path / "none")
     assert second_writer(journal) is None

@@ -38,7 +38,7 @@ _NETWORK = (
     "fuse.sshfs",
     "vboxsf",
 )
-_MOUNTS = Path("/proc/self/mounts")
+MOUNTS = Path("/proc/self/mounts")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -72,7 +72,7 @@ def second_writer(path: Path) -> str | None:
         if shared and not (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
             return f"other users may write to {place}"
     try:
-        mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+        mounts = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None  # not Linux
     kind = file_system(real, mounts)
