@@ -410,7 +410,7 @@ async def test_origins(origin: str, host: str, allowed: tuple[str, ...], status:
         ("app://notes", None, "only http and https origins can be allowed"),
     ],
 )
-async def test_what_lets_a_page_in(origin: str, site: str | None, hint: str):
+async def test_how_to_allow_a_page(origin: str, site: str | None, hint: str):
     """
     A page from another origin needs --cors. One that calls its own host is behind a proxy, and
     needs --allow-host; one with an invalid origin must be opened from elsewhere.

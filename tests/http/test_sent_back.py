@@ -130,7 +130,7 @@ class Messages:
 @pytest.mark.parametrize(
     "text", [THOUGHTS + CALLS, f"{THOUGHTS}I look.\n{CALLS}", f"I look.\n{CALLS}", CALLS]
 )
-def test_a_tools_turn_begins_with_what_was_anticipated(
+def test_a_tools_turn_begins_with_what_was_prewarmed(
     tokenizer: Any, client: Chat | Messages, text: str
 ) -> None:
     """

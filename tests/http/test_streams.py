@@ -224,7 +224,7 @@ async def test_a_failure_is_reported_without_its_text():
 
 
 @pytest.mark.parametrize("script", UNFINISHED)
-async def test_what_is_not_finished_does_not_look_so(script: tuple[Step, ...]):
+async def test_an_unfinished_answer_does_not_look_complete(script: tuple[Step, ...]):
     """
     Replies that stop early, or lack their start, are a server error and never a complete answer.
     """

@@ -83,7 +83,7 @@ async def test_a_message_with_everything():
     assert "tool_calls" == choice["finish_reason"]
 
 
-async def test_a_message_without_words():
+async def test_a_message_without_text():
     """Its content is null if there are calls, otherwise empty; absent fields are left out."""
     calls = await choice_of((ACCEPTED, Delta(parts=(GO,)), FINISHED))
     assert {"role", "content", "refusal", "tool_calls"} == calls["message"].keys()

@@ -37,7 +37,7 @@ PROTOCOLS = [
 
 
 @pytest.mark.parametrize(("read", "body"), PROTOCOLS)
-def test_a_life_in_seconds_or_in_words(read: Callable[..., Any], body: Body):
+def test_a_ttl_in_seconds_or_in_words(read: Callable[..., Any], body: Body):
     """Seconds, as a number or a text, and the usual units; without one, the server decides."""
     lives = {0: 0, 90: 90, "90": 90, "5m": 300, "1h": 3600, "24h": 86_400, "7d": 604_800}
     for written, seconds in lives.items():
@@ -48,7 +48,7 @@ def test_a_life_in_seconds_or_in_words(read: Callable[..., Any], body: Body):
 
 @pytest.mark.parametrize(("read", "body"), PROTOCOLS)
 @pytest.mark.parametrize("ttl", [-1, "soon", "1.5h", "", "20y", "4000d", 10**12, True, 1.5, [5]])
-def test_a_life_that_is_none(read: Callable[..., Any], body: Body, ttl: Any):
+def test_an_invalid_ttl(read: Callable[..., Any], body: Body, ttl: Any):
     """An invalid duration, or one longer than ten years, is refused by its name."""
     with pytest.raises(ClientError, match="ttl") as refused:
         command_of(read, {**body, "ttl": ttl})

@@ -42,7 +42,7 @@ PREFLIGHT = {
 
 
 @pytest.mark.trio
-async def test_off_unless_asked_for():
+async def test_off_by_default():
     """A page from another origin may neither call nor read; one from the same host may not read."""
     status, headers, asked = await response("OPTIONS", PREFLIGHT)
     assert (403, set(), 0) == (status, cors_headers(headers), asked)
@@ -97,7 +97,7 @@ async def test_any_origin():
 
 
 @pytest.mark.trio
-async def test_a_question_that_is_no_preflight_wants_a_key():
+async def test_only_a_preflight_needs_no_key():
     """Without a key, only a browser's preflight is answered."""
     status, _, _ = await response(
         "OPTIONS", {"origin": PAGE}, cors=[PAGE], keys=Keys([("alice", KEY)])

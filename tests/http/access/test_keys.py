@@ -108,7 +108,7 @@ async def test_no_key_no_answer(headers: Headers, text: str):
         assert secret not in body + str(logs)
 
 
-async def test_every_address_wants_a_key():
+async def test_every_address_requires_a_key():
     """
     All routes, and unknown addresses, are closed without a key, so that a new adapter is closed
     from the start. Only the health endpoint is open.
@@ -134,7 +134,7 @@ async def test_every_address_wants_a_key():
         ({"journal_full": True}, "journal_full", 503),
     ],
 )
-async def test_health_for_strangers(figures: dict[str, Any], status: str, code: int):
+async def test_health_without_a_key(figures: dict[str, Any], status: str, code: int):
     """Without a valid key, a caller learns only whether the server is well."""
     service = FakeService()
     service.change(**figures)
@@ -149,7 +149,7 @@ async def test_health_for_strangers(figures: dict[str, Any], status: str, code: 
 
 
 @pytest.mark.parametrize("headers", [[], [("authorization", "Bearer any")], [("x-api-key", ALICE)]])
-async def test_without_keys_everybody_is_local(headers: Headers):
+async def test_without_keys_every_caller_is_local(headers: Headers):
     """
     A server without keys ignores any key that a client sends: official clients always send one.
     """
@@ -210,7 +210,7 @@ async def test_requests_at_once_are_each_their_own():
 
 
 @pytest.mark.parametrize("given", [ALICE, NEW, BOB, "none"])
-async def test_where_a_key_fits_takes_no_less(given: str, monkeypatch: pytest.MonkeyPatch):
+async def test_every_known_key_is_compared(given: str, monkeypatch: pytest.MonkeyPatch):
     """A key is compared with all known keys, whether it matches the first, the last or none."""
     compared: list[bytes] = []
     same = access._same
@@ -224,7 +224,7 @@ async def test_where_a_key_fits_takes_no_less(given: str, monkeypatch: pytest.Mo
     assert 3 == len(set(compared)) == len(compared)
 
 
-async def test_keys_are_not_kept():
+async def test_keys_are_not_stored():
     """Only the digest of a key is kept, and no object shows the key itself."""
     held = repr(vars(KEYS)) + repr(KEYS)
     assert ("alice", "bob") == KEYS.tenants

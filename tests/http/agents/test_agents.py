@@ -244,7 +244,7 @@ async def test_a_fork_with_a_field_that_there_is_not(slip: str):
     assert (200, 1) == (status, made["turns"])
 
 
-async def test_a_new_agent_by_what_others_call_its_fields():
+async def test_a_new_agent_with_other_names_for_its_fields():
     """
     Other names for fields are ignored, and the answer suggests the right ones if they are missing.
     """
@@ -327,7 +327,7 @@ async def test_an_agent_that_is_not_there():
     assert (405, "method_not_allowed", None) == refused(await call(service, "PUT", "/notes"))
 
 
-async def test_an_agent_that_cannot_now():
+async def test_a_busy_agent():
     """A busy agent and one agent too many are both 409; only the first is worth a retry."""
     service = FakeService(refusal=AgentBusy("notes", "is answering another request"))
     service.agents.have("notes")

@@ -89,7 +89,7 @@ async def test_ten_turns_with_the_same_tools(store: MemoryStore):
     assert () == replay(store.read()).findings
 
 
-async def test_what_changes_is_noted(store: MemoryStore):
+async def test_only_changed_texts_are_stored(store: MemoryStore):
     """Only the changed text is stored; a text that returns is not stored again."""
     async with setup(store) as server:
         one, other = ({"a": letter * 200} for letter in "xy")
@@ -122,7 +122,7 @@ async def test_a_response_whose_texts_are_those_of_a_deleted_one(store: MemorySt
             assert as_stored(answer) == await found(server, answer)
 
 
-async def test_two_that_go_on_from_one(store: MemoryStore):
+async def test_two_that_continue_from_one(store: MemoryStore):
     """
     Each returns what its request had; a branch with a session of its own stores its texts there.
     """
@@ -150,7 +150,7 @@ async def test_a_session_that_is_opened_again(store: MemoryStore):
     assert [2, 2] == [len(turn.texts) for turn in notes(store)]
 
 
-async def test_texts_that_were_forgotten(store: MemoryStore):
+async def test_texts_that_were_pruned(store: MemoryStore):
     """A response whose texts were pruned is no longer found."""
     async with setup(store) as server:
         first = await say(server, "Hello")

@@ -201,7 +201,7 @@ def test_all_habits_together_change_nothing(tokenizer: Any):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("habit", [forgets_thoughts, renumbered, switches_thinking])
-def test_it_is_the_same_conversation_all_the_same(tokenizer: Any, habit: Habit, seed: int):
+def test_each_habit_leaves_the_conversation_the_same(tokenizer: Any, habit: Habit, seed: int):
     """
     The conversation is the same if a client drops or changes reasoning, ids or thinking; its prompt
     is too, as far as the template renders it the same way.

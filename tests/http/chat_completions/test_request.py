@@ -294,7 +294,7 @@ def test_group_headers(headers: dict[str, str], expected: str | None):
     assert expected == read(headers=headers).command.group
 
 
-def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
+def test_an_image_that_a_tool_returned_does_not_end_the_conversation():
     """A constant text replaces the image, and the answer reports it as ignored."""
 
     def asked(data: str) -> ChatRequest:
@@ -359,7 +359,7 @@ def test_an_unknown_null_is_not_reported():
         ({"chat_template_kwargs": {"mood": "wild"}}, {"enable_thinking": False, "mood": "wild"}),
     ],
 )
-def test_settings_of_the_template_that_are_not_said(said: Any, settings: Any):
+def test_template_settings_that_are_left_out(said: Any, settings: Any):
     """The model's settings apply unless the request has its own."""
     facts = attrs.evolve(FACTS, template={"enable_thinking": False, "mood": "calm"})
     body = json.dumps({"messages": HELLO, **said}).encode()
@@ -368,7 +368,7 @@ def test_settings_of_the_template_that_are_not_said(said: Any, settings: Any):
     assert settings == asked.template
 
 
-def test_what_is_not_said_has_the_servers_defaults():
+def test_fields_that_are_left_out_have_the_servers_defaults():
     """The model's recommended values apply where a client leaves a field out, and only there."""
     defaults = Sampling(temperature=0.6, top_k=20, repetition_penalty=1.05)
     facts = attrs.evolve(FACTS, defaults=defaults)
@@ -414,7 +414,7 @@ def test_a_misspelt_field_is_reported_with_the_one_that_is_meant(sent: str, mean
         *("speed", "mode", "models", "step", "need", "send"),
     ],
 )
-def test_a_field_that_is_like_none_has_no_hint(sent: str):
+def test_a_field_that_resembles_no_other_has_no_hint(sent: str):
     """Fields of other servers, and paths into a known field, are not taken for misspellings."""
     with structlog.testing.capture_logs() as logs:
         assert (sent,) == read({}, **{sent: 1}).ignored

@@ -224,7 +224,7 @@ async def test_why_an_answer_ended(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_an_answer_without_a_word(stream: bool):
+async def test_an_answer_without_text(stream: bool):
     """It has no block at all."""
     script = (ACCEPTED, FINISHED)
     if stream:
@@ -272,7 +272,7 @@ async def test_headers(stream: bool, script: tuple[Step, ...], expected: dict[st
     assert expected == {name: response.headers[name] for name in KNOWN if name in response.headers}
 
 
-async def test_what_clients_send_besides():
+async def test_further_fields_of_clients():
     """Keys, versions, betas and queries are accepted in any form."""
     client = create_app(FakeService()).test_client()
     headers = {

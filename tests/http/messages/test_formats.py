@@ -67,7 +67,7 @@ LATER: dict[str, Any] = {
         ),
     ],
 )
-def test_what_an_answer_is_held_to(fields: dict[str, Any], expected: Constraint | None):
+def test_the_constraint_on_an_answer(fields: dict[str, Any], expected: Constraint | None):
     """The format applies to answers in text; the choice decides whether text is allowed."""
     asked = read(**fields)
     assert expected == asked.command.constraint
@@ -98,7 +98,7 @@ def test_a_tool_that_was_withdrawn_is_none_that_has_to_be_called():
         assert 2 == len(found.command.conversation.tools)
 
 
-def test_one_call_at_most_is_ignored_where_nothing_is_held():
+def test_one_call_at_most_is_ignored_without_a_constraint():
     """Only a constrained answer can be limited to one call."""
     names = ("tool_choice.disable_parallel_tool_use",)
     asked: dict[str, Any] = {"tools": [tool("look")], "tool_choice": {"type": "auto", **ONE}}
@@ -193,7 +193,7 @@ def test_the_order_of_properties_is_kept():
         ({**CONFIG, "output_format": FORMAT}, "invalid_value", "output_format"),
     ],
 )
-def test_what_asks_for_nothing_that_can_be(fields: dict[str, Any], code: str, param: str):
+def test_a_constraint_that_is_invalid(fields: dict[str, Any], code: str, param: str):
     """A required call without a tool, or an unknown format, is refused with its path."""
     assert (code, param) == refused(**fields)
 
@@ -208,7 +208,7 @@ def test_what_asks_for_nothing_that_can_be(fields: dict[str, Any], code: str, pa
     ],
 )
 @pytest.mark.trio
-async def test_what_cannot_be_held_is_the_clients_error(
+async def test_a_constraint_that_is_impossible_is_the_clients_error(
     about: str, tool: tuple[int, str] | None, param: str
 ):
     """The error says what is wrong, and where in the body; a tool is identified by its name."""
@@ -228,7 +228,7 @@ async def test_what_cannot_be_held_is_the_clients_error(
 
 
 @pytest.mark.trio
-async def test_an_answer_that_can_be_held_no_further():
+async def test_a_constraint_that_fails_in_mid_answer():
     """A stream ends with the error and no end event: the text so far is not JSON."""
     script = (ACCEPTED, DELTAS[0], FormatRefused("too much", "answer"))
     client = create_app(FakeService(script)).test_client()

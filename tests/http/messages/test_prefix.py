@@ -219,7 +219,7 @@ def test_a_habit_changes_nothing(tokenizer: Any, habit: Habit, seed: int):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("habit", [forgets_thoughts, switches_thinking])
-def test_it_is_the_same_conversation_all_the_same(tokenizer: Any, habit: Habit, seed: int):
+def test_each_habit_leaves_the_conversation_the_same(tokenizer: Any, habit: Habit, seed: int):
     """
     The conversation is the same if a client drops or changes reasoning or thinking; the rest of its
     content is unchanged.

@@ -332,7 +332,7 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
         ([{"type": "tool_use", "name": "x"}], placeholders.UNKNOWN, ("messages.tool_use",)),
     ],
 )
-def test_what_a_tool_gave_does_not_end_the_conversation(
+def test_what_a_tool_returned_does_not_end_the_conversation(
     blocks: list[Any], expected: str, ignored: tuple[str, ...]
 ):
     """A constant text replaces what is not text, and the answer reports it as ignored."""
@@ -711,7 +711,7 @@ def test_what_is_ignored_is_reported(fields: dict[str, Any], expected: tuple[str
         (AGE, 300),
     ],
 )
-def test_how_long_a_hint_counts_on_what_it_marks(fields: dict[str, Any], least_s: int):
+def test_the_ttl_of_a_hint(fields: dict[str, Any], least_s: int):
     """
     The longest of all hints applies; five minutes for one without a TTL. It is only a minimum.
     """

@@ -103,7 +103,7 @@ def test_a_block_that_was_read_for_another():
     assert 100 == read("cairn_prefix_cache_query_tokens_total")
 
 
-def test_what_is_copied_ahead_is_no_hit():
+def test_blocks_copied_by_a_prewarm_are_no_hit():
     """Blocks that are copied for the next turn are counted when that turn comes."""
     read = values(
         evolve(LOADED, key="d"),
@@ -178,7 +178,7 @@ def test_a_request_without_a_path_makes_no_query():
     assert 0 == read("cairn_prefix_cache_query_tokens_total")
 
 
-def test_prompts_that_are_too_short_to_be_kept():
+def test_prompts_that_are_too_short_to_be_cached():
     """Prompts below the operator's minimum are counted, whatever their path."""
     prompts = [
         *asked(99, "new_session", "cold_start"),

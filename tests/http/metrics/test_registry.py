@@ -312,7 +312,7 @@ def begun_and_run(session: str, passes: int) -> list[Any]:
     return [begun, *[settling(session)] * passes]
 
 
-def test_anticipation():
+def test_prewarm():
     """
     Prewarm is counted with each pass, whether or not it completes, and so is what of it is used.
     Other settling is not counted.
@@ -441,7 +441,7 @@ def test_blocks():
     assert (2, 1) == (read("cairn_blocks_sealed_total"), read("cairn_blocks_evicted_total"))
 
 
-def test_lives_that_are_over():
+def test_expired_blocks():
     """Blocks whose TTL is over are counted as expired, not as evicted."""
     over = (evolve(EVICTED, reason="expired"), evolve(DROPPED, reason="expired"))
     read = values(*over, EVICTED, over[1])

@@ -51,7 +51,7 @@ ITEMS = ["reasoning", "message", "function_call", "function_call", "message"]
 IDS = ["rs_req-1_0", "msg_req-1_1", "fc_req-1_2", "fc_req-1_3", "msg_req-1_4"]
 
 
-def kept(request: str = "req-1", previous: str | None = None, **form: Any) -> StoredTurn:
+def stored(request: str = "req-1", previous: str | None = None, **form: Any) -> StoredTurn:
     """A stored turn."""
     return StoredTurn(
         request=request,
@@ -203,7 +203,7 @@ async def test_the_clients_own_sum(serve: Serve):
     assert [item.id for item in whole.output] == [item.id for item in found.output]
 
 
-async def test_a_summary_that_is_asked_for(serve: Serve):
+async def test_a_summary_that_is_requested(serve: Serve):
     """Reasoning is in the field of its summary, in the stream too, and nowhere twice."""
     url = await serve(FakeService(SCRIPT))
     reasoning = {"effort": "low", "summary": "auto"}
@@ -226,7 +226,7 @@ async def test_sealed_thoughts(serve: Serve):
     assert whole == events[-1].response
 
 
-async def test_waiting_is_heard(serve: Serve):
+async def test_a_waiting_client_gets_events(serve: Serve):
     """
     In the queue, comments keep the stream alive; after that, events with the response's state.
     """
@@ -303,7 +303,7 @@ async def test_an_answer_that_is_not_complete(replies: tuple[Reply, ...]):
 async def test_looked_up(serve: Serve):
     """A stored answer has the same items and ids as before, with the input items of its request."""
     service = FakeService(ANSWER)
-    service.turns["local", "req-1"] = kept(sealed=True)
+    service.turns["local", "req-1"] = stored(sealed=True)
     url = await serve(service)
     found: Any = await ask(url, lambda api: api.responses.retrieve("resp_req-1"))
     assert ("resp_req-1", "completed", {"a": "b"}) == (found.id, found.status, found.metadata)
@@ -314,10 +314,10 @@ async def test_looked_up(serve: Serve):
     assert [("user", "Hello from req-1")] == [(one.role, one.content[0].text) for one in items]
 
 
-async def test_no_stream_of_what_is_kept():
+async def test_no_stream_of_a_stored_response():
     """A client that asks for a stream gets an error, not one object."""
     service = FakeService()
-    service.turns["local", "req-1"] = kept()
+    service.turns["local", "req-1"] = stored()
     client = create_app(service).test_client()
     for query, status in (("stream=true", 400), ("stream=false", 200), ("include=x", 200)):
         response = await client.get(f"/v1/responses/resp_req-1?{query}")
@@ -336,7 +336,7 @@ async def test_items_in_pages(serve: Serve):
     result = Message(role="tool", content="Rain.", tool_call_id="a1")
     asked = (*said, acted, result, called)
     service = FakeService()
-    service.turns["local", "req-1"] = attrs.evolve(kept(), asked=asked)
+    service.turns["local", "req-1"] = attrs.evolve(stored(), asked=asked)
     url = await serve(service)
 
     def listed(order: Any) -> Any:
@@ -360,10 +360,10 @@ BAD_PAGES = [
 
 
 @pytest.mark.parametrize("query", BAD_PAGES, ids=lambda query: query[:20])
-async def test_a_page_that_cannot_be_given(query: str):
+async def test_an_invalid_page(query: str):
     """It is refused, and the error names the parameter."""
     service = FakeService()
-    service.turns["local", "req-1"] = kept()
+    service.turns["local", "req-1"] = stored()
     client = create_app(service).test_client()
     response = await client.get(f"/v1/responses/resp_req-1/input_items?{query}")
     assert 400 == response.status_code
@@ -371,11 +371,11 @@ async def test_a_page_that_cannot_be_given(query: str):
 
 
 @pytest.mark.parametrize("limit", ["2", "002", f"{'0' * 4400}2"], ids=["2", "002", "thousands"])
-async def test_a_page_has_as_many_as_are_asked_for(limit: str):
+async def test_a_page_has_as_many_as_requested(limit: str):
     """The number may be written in any form."""
     service = FakeService()
     said = tuple(Message(role="user", content=str(number)) for number in range(5))
-    service.turns["local", "req-1"] = attrs.evolve(kept(), asked=said)
+    service.turns["local", "req-1"] = attrs.evolve(stored(), asked=said)
     client = create_app(service).test_client()
     response = await client.get(f"/v1/responses/resp_req-1/input_items?limit={limit}")
     page = await response.get_json()
@@ -385,7 +385,7 @@ async def test_a_page_has_as_many_as_are_asked_for(limit: str):
 async def test_deleted(serve: Serve):
     """A deleted response is no longer found by any endpoint."""
     service = FakeService()
-    service.turns["local", "req-1"] = kept()
+    service.turns["local", "req-1"] = stored()
     url = await serve(service)
     await ask(url, lambda api: api.responses.delete("resp_req-1"))
     calls: list[Any] = [
@@ -414,11 +414,11 @@ async def test_a_response_that_is_not_there_is_named_as_it_was_sent(serve: Serve
     assert f"the response {sent!r}, or one before it, is not stored" in refused.value.message
 
 
-async def test_going_on(serve: Serve):
+async def test_continuing_from_a_response(serve: Serve):
     """The prompt begins with all earlier messages, but without earlier instructions."""
     service = FakeService()
-    service.turns["local", "one"] = kept("one")
-    service.turns["local", "two"] = kept("two", previous="one")
+    service.turns["local", "one"] = stored("one")
+    service.turns["local", "two"] = stored("two", previous="one")
     url = await serve(service)
     await ask(
         url,
@@ -443,7 +443,7 @@ async def test_going_on(serve: Serve):
 async def test_a_history_with_a_gap(serve: Serve):
     """Everything before a response must be stored too."""
     service = FakeService()
-    service.turns["local", "two"] = kept("two", previous="one")
+    service.turns["local", "two"] = stored("two", previous="one")
     url = await serve(service)
     with pytest.raises(openai.BadRequestError) as caught:
         await ask(url, lambda api: api.responses.create(**ASK, previous_response_id="resp_two"))
@@ -453,7 +453,7 @@ async def test_a_history_with_a_gap(serve: Serve):
 async def test_references(serve: Serve):
     """An item that a client only refers to is the one that it received."""
     service = FakeService()
-    service.turns["local", "req-1"] = kept()
+    service.turns["local", "req-1"] = stored()
     url = await serve(service)
     items: list[Any] = [
         {"role": "user", "content": "Hello from req-1"},
@@ -463,7 +463,7 @@ async def test_references(serve: Serve):
     await ask(url, lambda api: api.responses.create(model="any", input=items))
     (command,) = service.commands
     assert command.conversation is not None
-    assert kept().messages == command.conversation.messages[:2]
+    assert stored().messages == command.conversation.messages[:2]
     for name in ("msg_req-1_7", "msg_other_0", "whatever"):
         items[1] = {"type": "item_reference", "id": name}
         with pytest.raises(openai.BadRequestError) as caught:
@@ -481,7 +481,7 @@ async def test_references_to_what_was_asked(serve: Serve):
         Message(role="tool", content="Rain.", tool_call_id="a1"),
     )
     service = FakeService()
-    service.turns["local", "req-1"] = attrs.evolve(kept(), asked=asked)
+    service.turns["local", "req-1"] = attrs.evolve(stored(), asked=asked)
     url = await serve(service)
     listed: Any = await ask(
         url, lambda api: list(api.responses.input_items.list("resp_req-1", order="asc"))
@@ -507,7 +507,7 @@ async def test_the_form_is_read_again():
     assert {"instructions": f'"{LONG}"'} == form.texts()
     assert LONG not in form.note()
     service = FakeService()
-    turn = attrs.evolve(kept(), note=form.note(), texts=form.texts())
+    turn = attrs.evolve(stored(), note=form.note(), texts=form.texts())
     service.turns["local", "req-1"] = turn
     response = await create_app(service).test_client().get("/v1/responses/resp_req-1")
     found = await response.get_json()

@@ -125,7 +125,7 @@ def test_an_answer_that_is_sent_back(fields: Body, keeps: Any, answered: tuple[A
 
 
 @pytest.mark.parametrize("answered", ANSWERS[:-1], ids=range(len(ANSWERS) - 1))
-def test_a_client_that_forgets_thoughts(answered: tuple[AnswerPart, ...]):
+def test_a_client_that_drops_reasoning(answered: tuple[AnswerPart, ...]):
     """Without its reasoning an answer is the same, also after one with less reasoning effort."""
     body = {**ASKED, "input": [FIRST]}
     back = output(body, answered)

@@ -227,7 +227,7 @@ def test_where_no_tool_may_be_called():
         ),
     ],
 )
-def test_what_an_answer_is_held_to(fields: dict[str, Any], constraint: Constraint | None):
+def test_the_constraint_on_an_answer(fields: dict[str, Any], constraint: Constraint | None):
     """Formats and choices become the constraint that all protocols share."""
     assert constraint == command(**fields).constraint
 
@@ -281,7 +281,7 @@ def test_a_format_next_to_required_calls_is_reported():
     assert () == request(**asked).ignored
 
 
-def test_what_is_kept():
+def test_what_is_stored():
     """The input of a request is stored, unless the request says otherwise."""
     assert command(store=False).keep is None
     for fields in ({}, {"store": True}, {"store": None}):
@@ -302,7 +302,7 @@ def test_a_result_that_names_no_call(more: dict[str, Any]):
     assert (Message(role="tool", content="Rain."),) == messages(item)
 
 
-def test_an_image_that_a_tool_gave_does_not_end_the_conversation():
+def test_an_image_that_a_tool_returned_does_not_end_the_conversation():
     """A constant text replaces the image, and the answer reports it as ignored."""
 
     def asked(data: str) -> ResponsesRequest:

@@ -92,7 +92,7 @@ async def everything(stream: trio.SocketStream) -> bytes:
 
 
 def open_files() -> int:
-    """How many descriptors this process holds."""
+    """How many descriptors this process has open."""
     return sum(1 for _ in Path("/dev/fd").iterdir())
 
 
@@ -226,7 +226,7 @@ async def test_no_host(serve: Serve, host: str):
     assert host[:9] in json.loads(body)["error"]["message"]
 
 
-async def test_closed_connections_are_let_go(serve: Serve):
+async def test_closed_connections_are_freed(serve: Serve):
     """After a client closes its connection, the server soon frees what it held for it."""
     url = await serve(FakeService())
     before = open_files()

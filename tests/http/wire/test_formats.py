@@ -22,7 +22,7 @@ BOTH = ("look", "go")
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
 
 
-def wanted(schema: Any = SCHEMA, **more: Any) -> dict[str, Any]:
+def json_format(schema: Any = SCHEMA, **more: Any) -> dict[str, Any]:
     """A format that asks for JSON of a schema."""
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, **more}}
 
@@ -38,17 +38,17 @@ GO = {"type": "function", "function": {"name": "go"}}
         ({"response_format": {}, "tools": TOOLS, "tool_choice": "auto"}, None),
         ({"tools": TOOLS, "tool_choice": "none"}, None),
         ({"response_format": {"type": "json_object"}}, Constraint(schema=ANY_OBJECT)),
-        ({"response_format": wanted()}, Constraint(schema=SCHEMA)),
-        ({"response_format": wanted(strict=None)}, Constraint(schema=SCHEMA)),
-        ({"response_format": wanted(strict=True)}, Constraint(schema=SCHEMA, strict=True)),
-        ({"response_format": wanted(), "tools": TOOLS}, Constraint(schema=SCHEMA, calls=BOTH)),
+        ({"response_format": json_format()}, Constraint(schema=SCHEMA)),
+        ({"response_format": json_format(strict=None)}, Constraint(schema=SCHEMA)),
+        ({"response_format": json_format(strict=True)}, Constraint(schema=SCHEMA, strict=True)),
+        ({"response_format": json_format(), "tools": TOOLS}, Constraint(schema=SCHEMA, calls=BOTH)),
         (
-            {"response_format": wanted(), "tools": TOOLS, "tool_choice": "none"},
+            {"response_format": json_format(), "tools": TOOLS, "tool_choice": "none"},
             Constraint(schema=SCHEMA),
         ),
         ({"tools": TOOLS, "tool_choice": "required"}, Constraint(calls=BOTH)),
         (
-            {"tools": TOOLS, "tool_choice": "required", "response_format": wanted()},
+            {"tools": TOOLS, "tool_choice": "required", "response_format": json_format()},
             Constraint(calls=BOTH),
         ),
         ({"tools": TOOLS, "tool_choice": GO}, Constraint(calls=("go",), one_call=True)),
@@ -62,12 +62,12 @@ GO = {"type": "function", "function": {"name": "go"}}
             Constraint(calls=BOTH, one_call=True),
         ),
         (
-            {"response_format": wanted(), "tools": TOOLS, "parallel_tool_calls": False},
+            {"response_format": json_format(), "tools": TOOLS, "parallel_tool_calls": False},
             Constraint(schema=SCHEMA, calls=BOTH, one_call=True),
         ),
     ],
 )
-def test_what_an_answer_is_held_to(fields: dict[str, Any], expected: Constraint | None):
+def test_the_constraint_on_an_answer(fields: dict[str, Any], expected: Constraint | None):
     """The format applies to answers in text; the choice decides whether text is allowed."""
     asked = command(**fields)
     assert expected == asked.constraint
@@ -88,7 +88,7 @@ def test_what_an_answer_is_held_to(fields: dict[str, Any], expected: Constraint 
         ({"parallel_tool_calls": False}, False),
     ],
 )
-def test_one_call_at_most_is_ignored_where_nothing_is_held(fields: dict[str, Any], ignored: bool):
+def test_one_call_at_most_is_ignored_without_a_constraint(fields: dict[str, Any], ignored: bool):
     """It is reported as ignored where several calls are still possible."""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], **fields}).encode()
     expected = ("parallel_tool_calls",) if ignored else ()
@@ -134,7 +134,7 @@ def test_a_choice_of_several_tools_that_is_none(choice: Any, param: str):
 def test_a_format_next_to_required_calls_is_reported():
     """The answer is a call, so the format has no effect and is reported as ignored."""
     asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
-    for given in (wanted(), {"type": "json_object"}):
+    for given in (json_format(), {"type": "json_object"}):
         found = read(response_format=given, **asked)
         assert ("response_format",) == found.ignored
         assert () == read(response_format=given, tools=TOOLS).ignored
@@ -143,7 +143,7 @@ def test_a_format_next_to_required_calls_is_reported():
 
 def test_the_order_of_properties_is_kept():
     """Properties are written in the order of the schema."""
-    constraint = command(response_format=wanted()).constraint
+    constraint = command(response_format=json_format()).constraint
     assert constraint is not None
     assert constraint.schema is not None
     assert ["b", "a"] == list(constraint.schema["properties"])
@@ -160,7 +160,7 @@ def test_the_order_of_properties_is_kept():
     ],
 )
 @pytest.mark.trio
-async def test_what_cannot_be_held_is_the_clients_error(
+async def test_a_constraint_that_is_impossible_is_the_clients_error(
     about: str, tool: tuple[int, str] | None, param: str
 ):
     """The error says what is wrong, and where in the body."""
@@ -184,7 +184,7 @@ async def test_what_cannot_be_held_is_the_clients_error(
 
 
 @pytest.mark.trio
-async def test_an_answer_that_can_be_held_no_further():
+async def test_a_constraint_that_fails_in_mid_answer():
     """A stream ends with the error and is not done: the text so far is not JSON."""
     script = (ACCEPTED, DELTAS[0], FormatRefused("too much", "answer"))
     ask = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
@@ -204,7 +204,7 @@ async def test_an_answer_that_can_be_held_no_further():
         ({"tool_choice": "none"}, ()),
         ({"tool_choice": "required"}, ()),
         ({"tool_choice": GO}, ("tools.strict",)),
-        ({"response_format": wanted()}, ()),
+        ({"response_format": json_format()}, ()),
     ],
 )
 def test_a_strict_tool_whose_calls_are_free_is_reported(
