@@ -8,8 +8,9 @@ and is left after it was sent; ``server/connection.py`` owns it in between.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
+from types import MappingProxyType
 from typing import Protocol
 
 from quart import Response
@@ -77,8 +78,16 @@ async def whole_answer(service: Service, command: Generate, whole: AnswerBuilder
     async with service.generate(command) as replies:
         async for reply in replies:
             whole.take(reply)
-    body = encode(whole.body())
-    return Response(body, headers=whole.headers(), content_type="application/json")
+    return json_response(whole.body(), headers=whole.headers())
+
+
+def json_response(
+    body: object, status: int = 200, headers: Mapping[str, str] = MappingProxyType({})
+) -> Response:
+    """A response of a JSON object."""
+    return Response(
+        encode(body), status=status, headers=dict(headers), content_type="application/json"
+    )
 
 
 async def streamed_answer(

@@ -20,7 +20,13 @@ from werkzeug.routing import MapAdapter
 from cairn.actors.requests.messages import ServerFacts
 from cairn.http.access.cors import Cors, read_origin
 from cairn.http.access.keys import Keys, service_of_caller, tenant_of
-from cairn.http.adapter import AnswerBuilder, StreamBuilder, streamed_answer, whole_answer
+from cairn.http.adapter import (
+    AnswerBuilder,
+    StreamBuilder,
+    json_response,
+    streamed_answer,
+    whole_answer,
+)
 from cairn.http.agents.routes import add_agent_routes
 from cairn.http.chat_completions.answers import ChatAnswer, ChatStream
 from cairn.http.chat_completions.request import read_chat_request
@@ -44,7 +50,6 @@ from cairn.http.server.connection import OwningConnection, OwningRequest, with_r
 from cairn.http.service import Server
 from cairn.http.wire.checks import BODY_BYTES_MAX, ClientError
 from cairn.http.wire.errors import ErrorAnswer, describe
-from cairn.http.wire.json import encode
 from cairn.http.wire.not_found import meant_by, nothing_at
 from cairn.http.wire.parameters import Ignored, ReadRequest
 from cairn.journal.tenants import LOCAL
@@ -179,15 +184,15 @@ def create_app(
 
     @app.get(f"{responses_errors.ADDRESS}/<name>")
     async def response(name: str) -> Response:
-        return _json(await look_up(name, service(), request.args))
+        return json_response(await look_up(name, service(), request.args))
 
     @app.delete(f"{responses_errors.ADDRESS}/<name>")
     async def delete_response(name: str) -> Response:
-        return _json(await delete(name, service()))
+        return json_response(await delete(name, service()))
 
     @app.get(f"{responses_errors.ADDRESS}/<name>/input_items")
     async def response_input(name: str) -> Response:
-        return _json(await look_up_input(name, service(), request.args))
+        return json_response(await look_up_input(name, service(), request.args))
 
     @app.post(messages_errors.ADDRESS)
     async def messages() -> Response:
@@ -197,7 +202,7 @@ def create_app(
     @app.post(f"{messages_errors.ADDRESS}/count_tokens")
     async def count_tokens() -> Response:
         asked = await asked_of(read_count_request)
-        return _json(TokenCount(await service().count(asked.command)))
+        return json_response(TokenCount(await service().count(asked.command)))
 
     add_agent_routes(
         app,
@@ -210,17 +215,17 @@ def create_app(
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return _json(model_list(server.models))
+        return json_response(model_list(server.models))
 
     @app.get("/v1/models/<path:name>")
     async def model(name: str) -> Response:
-        return _json(model_object(listed(name, server.models)))
+        return json_response(model_object(listed(name, server.models)))
 
     @app.get("/health")
     async def get_health() -> Response:
         body = health(server, service() if g.tenant is not None else None)
         # Load balancers look at the status code alone.
-        return _json(body, status=200 if body.status == "ok" else 503)
+        return json_response(body, status=200 if body.status == "ok" else 503)
 
     @app.get("/metrics")
     async def scrape() -> Response:
@@ -228,7 +233,7 @@ def create_app(
 
     @app.get(openapi.ADDRESS)
     async def describe_all() -> Response:
-        return _json(openapi.description(with_keys=keys is not None))
+        return json_response(openapi.description(with_keys=keys is not None))
 
     @app.get("/")
     async def page() -> Response:
@@ -343,10 +348,6 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _json(body: object, status: int = 200) -> Response:
-    return Response(encode(body), status=status, content_type="application/json")
-
-
 def _tenant_field() -> dict[str, str]:
     """The tenant for the log, except the default one."""
     tenant = g.get("tenant")
@@ -385,9 +386,4 @@ def _error(error: Exception) -> Response:
         path=quote(asked.path[:200]),
         **address,
     )
-    return Response(
-        encode(answer.envelope()),
-        status=answer.status,
-        headers=dict(answer.headers),
-        content_type="application/json",
-    )
+    return json_response(answer.envelope(), answer.status, answer.headers)

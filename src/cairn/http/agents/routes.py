@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from quart import Quart, Response
 
+from cairn.http.adapter import json_response
 from cairn.http.agents import requests as agents
 from cairn.http.chat_completions.request import ChatRequest
 from cairn.http.models import named_model
 from cairn.http.service import Service
-from cairn.http.wire.json import encode
 from cairn.http.wire.parameters import Ignored
 
 
@@ -39,29 +39,29 @@ def add_agent_routes(
         new, passed_over = agents.read_new_agent(body, ignored)
         check_model(new.model)
         made = await service().agents.create(new)
-        return _json(agents.agent_object(made, service().facts_of(made.model), passed_over))
+        return json_response(agents.agent_object(made, service().facts_of(made.model), passed_over))
 
     @app.get(agents.ADDRESS)
     async def list_agents() -> Response:
-        return _json(agents.agent_list(service()))
+        return json_response(agents.agent_list(service()))
 
     @app.get(f"{agents.ADDRESS}/<name>")
     async def agent(name: str) -> Response:
-        return _json(await agents.look_up(name, service()))
+        return json_response(await agents.look_up(name, service()))
 
     @app.get(f"{agents.ADDRESS}/<name>/turns")
     async def agent_turns(name: str) -> Response:
-        return _json(await agents.look_up_turns(name, service()))
+        return json_response(await agents.look_up_turns(name, service()))
 
     @app.delete(f"{agents.ADDRESS}/<name>")
     async def delete_agent(name: str) -> Response:
-        return _json(await agents.delete(name, service()))
+        return json_response(await agents.delete(name, service()))
 
     @app.post(f"{agents.ADDRESS}/<name>/fork")
     async def fork_agent(name: str) -> Response:
         body, _ = await body_of()
         made = await agents.fork(name, agents.read_fork(body), service())
-        return _json(agents.agent_object(made, service().facts_of(made.model)))
+        return json_response(agents.agent_object(made, service().facts_of(made.model)))
 
     @app.post(f"{agents.ADDRESS}/<name>/generate")
     async def generate_with_agent(name: str) -> Response:
@@ -71,7 +71,3 @@ def add_agent_routes(
         asked = agents.read_generate_request(body, headers, ignored, facts, held)
         check_model(asked.command.requested_model)
         return await answered(asked)
-
-
-def _json(body: object) -> Response:
-    return Response(encode(body), content_type="application/json")

@@ -7,7 +7,7 @@ delay the others while its prompt is rendered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Collection, Mapping, Sized
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -118,14 +118,13 @@ def check_json(value: JsonObject, where: str) -> None:
         raise ClientError(f"{where} {fault}", param=where)
 
 
-def check_known(value: str, known: Iterable[str], where: str) -> None:
+def check_known(value: str, known: Collection[str], where: str) -> None:
     """
     Refuse a value that is not among the known ones.
 
     Raises:
         ClientError: it is unknown.
     """
-    known = tuple(known)
     if value not in known:
         raise ClientError(
             f"{where} is {value[:40]!r}; it must be one of {', '.join(known)}", param=where
