@@ -7,8 +7,7 @@ be used is a 400.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -69,6 +68,10 @@ class _Request(CommonFields):
     output_format: JsonObject | None = None
     cache_control: JsonObject | None = None
 
+    @property
+    def answer_format(self) -> JsonObject | None:
+        return self.output_config.format if self.output_config is not None else None
+
 
 def read_messages_request(
     body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
@@ -111,12 +114,13 @@ def _read(
         if calls and tool["function"]["name"] not in talk.withdrawn
     ]
     constraint = read_constraint(
-        wire.output_config.format if wire.output_config is not None else None,
+        wire.answer_format,
         wire.output_format,
         wire.tool_choice,
         offered,
     )
-    thinks = _thinks(wire.thinking)
+    thinks, ignored_thinking = _thinks(wire.thinking, facts)
+    least_ttl_s, ignored_ttl = _least_ttl(wire)
     command = Generate(
         protocol=PROTOCOL,
         conversation=Conversation(
@@ -131,18 +135,18 @@ def _read(
         max_tokens=integer("max_tokens", wire.max_tokens, 0, INT64_MAX),
         stop=parameters.stop_texts("stop_sequences", tuple(wire.stop_sequences or ()), _STOPS_MAX),
         group=parameters.group(headers),
-        least_ttl_s=_least_ttl(wire),
+        least_ttl_s=least_ttl_s,
         constraint=constraint,
     )
     return ReadRequest(
         command=command,
         stream=wire.stream is True,
         ignored=ignored.report(
-            _ignored(wire, fields, facts, is_constrained=constraint is not None)
+            _ignored(wire, fields, offered, constraint)
             | ignored_tools
             | ignored_blocks
-            | ignored_strict(offered, constraint)
-            | _ignored_format(wire, constraint),
+            | ignored_thinking
+            | ignored_ttl,
             _Request.__struct_fields__,
         ),
     )
@@ -152,54 +156,51 @@ def _read(
 
 
 def _ignored(
-    wire: _Request, fields: JsonObject, facts: ServerFacts, *, is_constrained: bool
+    wire: _Request,
+    fields: JsonObject,
+    offered: Sequence[JsonObject],
+    constraint: Constraint | None,
 ) -> set[str]:
     """
+    The parameters that are ignored, except those that their own readers return.
+
     Args:
-        facts: of the model, whose template may have no switch for thinking.
-        is_constrained: whether the answer is constrained; then its calls can be.
+        offered: the tools that may be called.
     """
-    names = parameters.unknown(fields, _Request.__struct_fields__)
-    if any(ttl is not None and _hinted(ttl) is None for ttl in _ttls(wire)):
-        names.add("cache_control.ttl")
-    if wire.thinking is not None and "enable_thinking" not in facts.switches:
-        names.add("thinking")
-    if wire.thinking is not None and wire.thinking.budget_tokens is not None:
-        names.add("thinking.budget_tokens")
-    if wire.thinking is not None and wire.thinking.display == "omitted":
-        names.add("thinking.display")
+    names = parameters.unknown(fields, _Request.__struct_fields__, output_config=("format",))
     choice = wire.tool_choice
-    if choice is not None and choice.disable_parallel_tool_use and not is_constrained:
+    if choice is not None and choice.disable_parallel_tool_use and constraint is None:
         names.add("tool_choice.disable_parallel_tool_use")
-    if isinstance(fields.get("output_config"), dict):
-        inner = parameters.unknown(fields["output_config"], ("format",))
-        names |= {f"output_config.{name}" for name in inner}
-    return names
+    names |= ignored_strict(offered, constraint)
+    names |= ignored_format(wire.answer_format, constraint, "output_config.format")
+    return names | ignored_format(wire.output_format, constraint, "output_format")
 
 
-def _ignored_format(wire: _Request, constraint: Constraint | None) -> frozenset[str]:
-    given = wire.output_config.format if wire.output_config is not None else None
-    return ignored_format(given, constraint, "output_config.format") | ignored_format(
-        wire.output_format, constraint, "output_format"
-    )
+def _least_ttl(wire: _Request) -> tuple[int, set[str]]:
+    """
+    The longest TTL of the client's cache hints, five minutes for one without a TTL; and whether one
+    of them is ignored, because it is not one of Anthropic's two values.
+    """
+    least_s, ignored = 0, set()
+    for ttl in ttls(wire.cache_control, wire.system, wire.messages, wire.tools or ()):
+        hinted = _HINTED.get(ttl) if isinstance(ttl, str) else None
+        if ttl is not None and hinted is None:
+            ignored.add("cache_control.ttl")
+        least_s = max(least_s, hinted or _HINTED["5m"])
+    return least_s, ignored
 
 
-def _ttls(wire: _Request) -> tuple[Any, ...]:
-    return ttls(wire.cache_control, wire.system, wire.messages, wire.tools or ())
-
-
-def _hinted(ttl: Any) -> int | None:
-    """The seconds of a hint's ``ttl``; None if it is not one of Anthropic's two values."""
-    return _HINTED.get(ttl) if isinstance(ttl, str) else None
-
-
-def _least_ttl(wire: _Request) -> int:
-    """The longest TTL of the client's cache hints; five minutes if a hint has none."""
-    return max((_hinted(ttl) or _HINTED["5m"] for ttl in _ttls(wire)), default=0)
-
-
-def _thinks(wire: _Thinking | None) -> bool:
+def _thinks(wire: _Thinking | None, facts: ServerFacts) -> tuple[bool, set[str]]:
+    """
+    Whether the model may think, and what of ``thinking`` is ignored: all of it, if the model's
+    template has no switch for it.
+    """
     if wire is None:
-        return False
+        return False, set()
     check_known(wire.type, _THINKS, "thinking.type")
-    return _THINKS[wire.type]
+    ignored = {
+        "thinking": "enable_thinking" not in facts.switches,
+        "thinking.budget_tokens": wire.budget_tokens is not None,
+        "thinking.display": wire.display == "omitted",
+    }
+    return _THINKS[wire.type], {name for name, is_ignored in ignored.items() if is_ignored}

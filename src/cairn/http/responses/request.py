@@ -233,14 +233,15 @@ def _refuse_slip(fields: JsonObject) -> None:
 
 
 def _ignored(wire: _Request, fields: JsonObject) -> set[str]:
-    names = parameters.unknown(fields, _Request.__struct_fields__)
+    names = parameters.unknown(
+        fields,
+        _Request.__struct_fields__,
+        text=_Text.__struct_fields__,
+        reasoning=_Reasoning.__struct_fields__,
+    )
     names |= {f"include.{name}" for name in wire.include or () if name != _SEALED}
     if wire.truncation not in (None, "disabled"):
         names.add("truncation")
-    for name, known in (("text", _Text), ("reasoning", _Reasoning)):
-        if isinstance(fields.get(name), dict):
-            inner = parameters.unknown(fields[name], known.__struct_fields__)
-            names |= {f"{name}.{one}" for one in inner}
     return names
 
 

@@ -121,9 +121,18 @@ class Ignored:
         return tuple(reported)
 
 
-def unknown(fields: JsonObject, known: Iterable[str]) -> set[str]:
-    """The fields with a value that an adapter does not know."""
-    return {name for name in fields.keys() - set(known) if fields[name] is not None}
+def unknown(fields: JsonObject, known: Iterable[str], **within: Iterable[str]) -> set[str]:
+    """
+    The fields with a value that an adapter does not know.
+
+    Args:
+        within: the known fields of some objects within the body, by the object's name.
+    """
+    names = {name for name in fields.keys() - set(known) if fields[name] is not None}
+    for outer, inner in within.items():
+        if isinstance(fields.get(outer), Mapping):
+            names |= {f"{outer}.{name}" for name in unknown(fields[outer], inner)}
+    return names
 
 
 def common(wire: CommonFields, facts: ServerFacts) -> Common:
