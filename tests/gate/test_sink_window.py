@@ -216,8 +216,8 @@ def test_within_the_window_nothing_changes(model_directory: Path) -> None:
     ("family", "settings", "why"),
     [
         ("gpt_oss", {}, "some of its layers have windows of their own"),
-        ("mamba2", {}, "other things than keys and values"),
-        ("llama", {"kv_cache": "mlx-lm"}, "do not keep sinks and a window apart"),
+        ("mamba2", {}, "keep more than keys and values"),
+        ("llama", {"kv_cache": "mlx-lm"}, "do not support attention sinks"),
         ("llama", {"window": (4, 255)}, "A window of 255 tokens is too short for blocks of 64"),
     ],
 )
@@ -239,7 +239,7 @@ def test_unsupported_settings_are_refused(
         (error,) = error.exceptions
     assert isinstance(error, ModelRefused)
     assert why in str(error)
-    assert "Start with" in str(error)
+    assert " Use " in str(error)
 
 
 @attrs.frozen
