@@ -765,7 +765,7 @@ def test_a_record_is_not_written_over(
     """
     arguments = short()
     missing = run(*arguments, "--resume")
-    assert (2, True) == (missing.exit_code, "Begin it without --resume" in missing.stderr)
+    assert (2, True) == (missing.exit_code, "Start a session without --resume" in missing.stderr)
     first = run(*arguments)
     assert 0 == first.exit_code, first.output
     refused = run(*arguments)
