@@ -13,6 +13,8 @@ SCHEMATHESIS := .cache/schemathesis
 # The folder of a module is never on the path: `import http` is the standard library's.
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start hundreds of processes, and each would compile all of src/cairn again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help env serve test quick coverage fuzz jitter soak oldest schema clients lint format lock clean FORCE
 .DEFAULT_GOAL := help

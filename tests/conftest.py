@@ -6,10 +6,11 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import coverage
 import pytest
 import trio
 from hypothesis import settings
@@ -89,6 +90,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("CAIRN_GATE_REQUIRED") == "1":
             pytest.fail(_NO_GATE + reason)
         pytest.skip(_NO_GATE + reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Do not measure the coverage of tests with random examples."""
+    # Otherwise the figure would change from run to run, and these tests take more than twice as
+    # long when they are measured.
+    measured = coverage.Coverage.current()
+    if measured is None or item.get_closest_marker("hypothesis") is None:
+        return (yield)
+    measured.stop()
+    try:
+        return (yield)
+    finally:
+        measured.start()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
