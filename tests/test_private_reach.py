@@ -1,0 +1,126 @@
+"""
+Tests use what they test as its callers do: they read, call and patch public names only.
+
+The tests look for private names of other modules and objects in the syntax of all tests. What is
+private to a test module itself, or to a class in it, is not meant.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+OWN = {"self", "cls"}
+
+_TOKENIZER = "of a library: mlx-lm's wrapper has no other way to the tokenizer in it"
+_STRUCT = "the fields of a body are compared with the tables of the reference"
+
+ALLOWED = {
+    "engine/answer/test_markers.py: tokenizer._tokenizer": _TOKENIZER,
+    "engine/prompt/test_cuts.py: wrapper.encode.__self__._tokenizer": _TOKENIZER,
+    "http/chat_completions/test_client.py: answer._request_id": "of OpenAI's client, documented",
+    "http/openapi/test_reference.py: agents._Fork": _STRUCT,
+    "http/openapi/test_reference.py: agents._NewAgent": _STRUCT,
+    "http/openapi/test_reference.py: anthropic._Request": _STRUCT,
+    "http/openapi/test_reference.py: anthropic_errors._TYPES": _STRUCT,
+    "http/openapi/test_reference.py: completions._Request": _STRUCT,
+    "http/openapi/test_reference.py: openai._Request": _STRUCT,
+    "http/openapi/test_reference.py: responses._Request": _STRUCT,
+    "journal/test_eviction_order.py: ends._heap": "that former ends do not pile up is not visible",
+    "journal/test_retention.py: base._Snapshot": "the fields of a base are hashed by their names",
+    "ops/drills/test_drill.py: _NO_RETRY": "a control: an error without its header",
+    "ops/drills/test_drill.py: _REFUSALS": "a control: an error without its header",
+    "ops/drills/test_drill.py: errors._REFUSALS": "a control: an error without its header",
+    "ops/drills/test_drill.py: _taken_out": "a control: a violation that quarantines nothing",
+}
+"""The private names that tests may use, by file, with the reason."""
+
+
+def is_private(name: str) -> bool:
+    """Whether a name is private: one underscore in front, and more than that."""
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def reached(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """
+    The private names of others that a module uses, with their lines: as attributes, as imports, and
+    as the names of what ``monkeypatch`` replaces.
+    """
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=owner)) if owner in OWN:
+                pass
+            case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
+                pass
+            case ast.Attribute(attr=name) if is_private(name):
+                yield node.lineno, ast.unparse(node)
+            case ast.ImportFrom(module=module, names=names):
+                for one in names:
+                    if is_private(one.name):
+                        yield node.lineno, f"{module}.{one.name}"
+            case ast.Call(func=ast.Attribute(attr="setattr" | "delattr"), args=arguments):
+                for given in arguments[:2]:
+                    match given:
+                        case ast.Constant(value=str(text)) if is_private(text.rpartition(".")[2]):
+                            yield node.lineno, text
+            case _:
+                pass
+
+
+def all_reached() -> Iterator[tuple[str, int, str]]:
+    """The private names that all tests use, with their files and lines."""
+    for path in sorted(ROOT.rglob("*.py")):
+        place = str(path.relative_to(ROOT))
+        for line, name in reached(ast.parse(path.read_text(encoding="utf-8"))):
+            yield place, line, name
+
+
+def test_no_test_reaches_into_private_state():
+    """A private name of another module or object is in the list, with a reason, or not used."""
+    found = [
+        f"{place}:{line}: {name}"
+        for place, line, name in all_reached()
+        if f"{place}: {name}" not in ALLOWED
+    ]
+    assert [] == found
+
+
+def test_the_list_has_no_more_than_is_used():
+    """A name that no test uses any more leaves the list."""
+    assert set() == ALLOWED.keys() - {f"{place}: {name}" for place, _, name in all_reached()}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "server._tickets",
+        "del server.loaded._tickets",
+        "self.server._tickets",
+        "from cairn.actors.memory import _BATCH",
+        "monkeypatch.setattr(memory, '_BATCH', 2)",
+        "monkeypatch.setattr('cairn.actors.memory._BATCH', 2)",
+    ],
+)
+def test_private_reach_is_found(source: str):
+    """By whatever syntax."""
+    assert 1 == len(list(reached(ast.parse(source))))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "self._tickets",
+        "cls._made",
+        "super()._take()",
+        "server.__class__",
+        "_ = server",
+        "server.tickets",
+    ],
+)
+def test_what_is_public_or_its_own_is_not_found(source: str):
+    """Neither a test's own names nor those with two underscores."""
+    assert [] == list(reached(ast.parse(source)))
