@@ -42,7 +42,7 @@ def test_two_models_take_turns(tmp_path: Path, other_directory: Path, cold: Serv
     )
     talk = [user(PATH * 12)]
     with started(tmp_path / "home", "--models", models) as server:
-        assert "pebble, random; one at a time" in server.greeting()
+        assert "pebble, random; one in memory at a time" in server.greeting()
         first = ask(server, *talk, model="gpt-4o")
         beside = ask(server, *talk, model="random", max_tokens=8)
         listed = httpx.get(f"{server.url}/v1/models").json()["data"]
