@@ -140,7 +140,7 @@ def with_a_session_that_forgot(state: State) -> State:
     return attrs.evolve(state, pins=Map())
 
 
-def with_a_session_that_holds_on(state: State) -> State:
+def with_a_session_in_progress(state: State) -> State:
     """An idle session still pins its blocks."""
     sessions = {
         name: attrs.evolve(s, state=SessionState.IDLE) for name, s in state.sessions.items()
@@ -188,7 +188,7 @@ def with_one_more(name: str) -> Callable[[State], State]:
         *(with_one_more(field.name) for field in attrs.fields(Pool)),
         without_a_pin,
         with_a_session_that_forgot,
-        with_a_session_that_holds_on,
+        with_a_session_in_progress,
         with_another_size,
         with_a_block_that_is_gone,
         with_a_file_that_is_not,
@@ -298,7 +298,7 @@ def test_an_event_that_does_not_fit_raises():
     before = plain(driver.state)
     for event in (
         ev.SessionSettled(session="s1", canonical_tokens=0, complete=True),
-        ev.SessionClosed(session="nobody", reason="-"),
+        ev.SessionClosed(session="missing", reason="-"),
         ev.BlockEvicted(key="nothing", bytes=1, memory_blocks=0, memory_bytes=0, reason="space"),
     ):
         place = ev.Recorded(

@@ -79,7 +79,7 @@ def _settling(driver: Driver) -> str:
 
 
 @pytest.mark.parametrize("states", [0, 1])
-def test_a_slab_cut_back_to_where_no_state_was_kept(states: int) -> None:
+def test_a_slab_trimmed_to_where_no_state_is_stored(states: int) -> None:
     """INV-1 detects it; without states there is nothing to detect."""
     driver = Driver(pool_slabs=4, blocks_kept=40, spare_tokens=60, state_blocks=states)
     name = _settling(driver)

@@ -21,6 +21,8 @@ from tests.journal.model import (
     BLOCK_BYTES,
     FILE_BYTES,
     TAPES,
+    Driver,
+    Talk,
     leaving,
     plain,
     played,
@@ -170,7 +172,7 @@ def with_sessions(state: State, *sessions: Session) -> State:
     return attrs.evolve(state, sessions=Map({session.id: session for session in sessions}))
 
 
-def test_what_is_held_ready_is_what_lies_in_slabs():
+def test_blocks_in_slabs_are_ready():
     """The blocks of all sessions' slabs, and no others."""
     state = with_sessions(
         state_of(*chain("a", 4, 100), *chain("b", 2, 200)),
@@ -180,7 +182,7 @@ def test_what_is_held_ready_is_what_lies_in_slabs():
     assert {"a0", "a1", "b0"} == eviction.held_ready(state)
 
 
-def test_what_is_foreseen_takes_no_room_from_who_is_ready():
+def test_a_prewarm_evicts_no_ready_session():
     """
     A prewarm evicts blocks that are in no slab. If all are in slabs, only a request can evict them.
     """
@@ -192,14 +194,14 @@ def test_what_is_foreseen_takes_no_room_from_who_is_ready():
     assert ("a5", "a4") == eviction.room_for_block(both, 10)
 
 
-def test_what_is_foreseen_comes_in_where_there_is_room():
+def test_a_prewarm_fits_where_there_is_room():
     """If there is room, nothing is evicted; a block that is larger than the memory is refused."""
     state = with_sessions(state_of(*chain("a", 6, 100)), held("a0"))
     assert () == eviction.room_for_prewarm(state, 20)
     assert eviction.room_for_prewarm(state, 90) is None
 
 
-def test_whose_life_is_over():
+def test_which_sessions_have_expired():
     """Ends of chains first; neither pinned blocks nor those that an unexpired block is built on."""
     short, long = chain("a", 4, 100), chain("b", 2, 200)
     blocks = [attrs.evolve(block, expires_us=10) for block in short]
@@ -515,3 +517,37 @@ def test_without_a_window_none_are_released():
     (session,) = state.sessions.values()
     assert () == eviction.release_idle(state, session)
     assert not eviction.is_out_of_windows(state, "a0")
+
+
+def test_which_settling_slab_is_released():
+    """That of the least recently used session that settles; None if no session does."""
+    older, newer = (
+        attrs.evolve(at_rest(name, used), state=SessionState.SETTLING)
+        for name, used in (("older", 1), ("newer", 2))
+    )
+    idle, slabless = at_rest("idle", 0), attrs.evolve(older, id=SessionId("none"), slab=None)
+    state = with_sessions(State(model=MODEL), newer, idle, slabless, older)
+    assert older == eviction.settling_slab_to_release(state)
+    assert eviction.settling_slab_to_release(with_sessions(State(model=MODEL), idle)) is None
+
+
+def test_the_chain_of_a_session():
+    """The blocks in its slab; without those, the blocks of its last prompt; none without one."""
+    driver = Driver(blocks_kept=40)
+    driver.start()
+    driver.serve(Talk(tenant="t1", group=None, name=None, parts=(("user", tuple(range(14))),)))
+    session = driver.state.session("s1")
+    assert session.last is not None
+    prompt = session.last.prompt_keys
+    assert session.slab_keys == eviction.chain_of(session)
+    assert prompt == eviction.chain_of(attrs.evolve(session, slab_keys=()))
+    assert () == eviction.chain_of(attrs.evolve(session, slab_keys=(), last=None))
+
+
+def test_the_most_that_a_file_takes():
+    """More than the block, and more for each layer; without a model no layer is counted."""
+    one = eviction.file_bytes_at_most(State(model=MODEL), 1000)
+    three = eviction.file_bytes_at_most(State(model=attrs.evolve(MODEL, layers=3)), 1000)
+    none = eviction.file_bytes_at_most(State(), 1000)
+    assert 1000 < none < one
+    assert three - one == 2 * (one - none)

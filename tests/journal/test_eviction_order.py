@@ -89,7 +89,7 @@ class Watched(Driver):
 @profile(40)
 @given(TAPES)
 @example(bytes(range(200)))
-def test_the_order_kept_is_the_order_found(data: bytes):
+def test_the_order_followed_is_the_order_computed(data: bytes):
     """After every event of any history, whatever is cut off, lost or broken."""
     played(data, kind=Watched)
 
@@ -117,7 +117,7 @@ def test_the_histories_have_an_order_to_keep():
     }
 
 
-def test_what_stands_between_two_is_passed_over():
+def test_a_block_between_two_is_passed_over():
     """A block that left from the middle of a chain does not change the chain's order."""
     blocks = chain("a", 5, 100)
     for place in (1, 2):
@@ -153,7 +153,7 @@ def test_looking_changes_nothing():
     assert [*halves, "a2", "a1", "a0"] == [key for key, _ in shown(order.memory)]
 
 
-def test_what_is_used_again_and_again_is_kept_once():
+def test_a_block_used_many_times_has_one_entry():
     """Former ends do not accumulate: the order is as large as the number of blocks."""
     blocks = {block.key: block for block in chain("a", 3, 0)}
     ends = Ends(lambda block: block.present)

@@ -21,6 +21,7 @@ from cairn.journal.export import (
     read_base,
     read_excerpt,
     read_export,
+    require_complete,
     to_line,
 )
 from tests.support.journals import BREAKABLE, broken, healthy, tampered
@@ -154,3 +155,18 @@ def test_a_payload_that_was_never_exported(payload: bytes):
     line["payload"] = json.loads(payload)
     with pytest.raises(ValueError, match="payload"):
         from_line(json.dumps(line).encode())
+
+
+def test_rows_that_are_complete():
+    """They pass unchanged. If contents or rows were left out, the message says which option did."""
+    rows = healthy()
+    assert rows == list(require_complete(rows, None))
+    mine = [row for row in rows if row.stream == "session/s1"]
+    with pytest.raises(StoreError, match="only one session's rows"):
+        list(require_complete(mine, None))
+    base = Base(position=2, head="h", state=b"{}", state_digest="d")
+    assert mine == list(require_complete(mine, base))
+    with pytest.raises(StoreError, match="were left out of this export"):
+        list(require_complete([attrs.evolve(row, private=None) for row in rows], None))
+    with pytest.raises(StoreError, match="and with them the base"):
+        list(require_complete(rows, attrs.evolve(base, state=None)))

@@ -123,7 +123,7 @@ def test_each_invariant_breaks_in_a_history():
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_conversation_has_what_it_is_kept_for(name: str):
+def test_a_history_has_the_events_that_it_was_recorded_for(name: str):
     """The events that a history is named after are in it."""
     seen: set[tuple[str | None, ...]] = set()
     for row in rows_of(name):

@@ -8,16 +8,19 @@ of service.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
 from cairn.journal import events as ev
-from cairn.journal.invariants import SENTENCES
+from cairn.journal.export import read_export
+from cairn.journal.invariants import SENTENCES, check
 from cairn.journal.keys import ids_hash
 from cairn.journal.paths import RULES_VERSION
 from cairn.journal.replay import replay
+from cairn.journal.state import EMPTY, State
 from tests.journal.model import (
     BLOCK_BYTES,
     CHUNKS,
@@ -31,6 +34,7 @@ from tests.journal.model import (
     rendered,
 )
 
+HISTORIES = Path(__file__).parents[1] / "histories"
 C = CHUNKS["fp-a"]
 SYSTEM = ("system", (30, 31, 32, 33, 34))
 HELLO = ("user", (10, 11, 12))
@@ -323,7 +327,7 @@ def _provisional(event: Any) -> bool:
     return bool(event.reason == "provisional")
 
 
-def _ahead(event: Any) -> bool:
+def _of_prewarm(event: Any) -> bool:
     """Whether an event is a pass or a share of what m prewarms."""
     return event.session == "m" and event.request is None
 
@@ -395,21 +399,21 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "shifted tokens in prefill": but(Ext, _full_prefill, input_hash=ids_hash((30, 31, 32, 33))),
         "other tokens in decode": but(Ext, of("decode"), input_hash=ids_hash((50,))),
         "other tokens in settling": but(Ext, of("settle"), input_hash=ids_hash((1, 2, 3, 4))),
-        "other tokens than anticipated": but(Ext, _ahead, input_hash=ids_hash((1, 2, 3, 4))),
+        "other tokens than anticipated": but(Ext, _of_prewarm, input_hash=ids_hash((1, 2, 3, 4))),
         "a pass past what is anticipated": instead(
             Done, lambda d, e: attrs.evolve(_pass_ahead(d, e, e.tokens), input_hash=ids_hash(()))
         ),
         "more passes ahead than ran": but(Done, computed_tokens=_more("computed_tokens", C)),
-        "less ahead than told": but(Done, tokens=_more("tokens", -C)),
+        "fewer tokens prewarmed than recorded": but(Done, tokens=_more("tokens", -C)),
         "all ahead before it ran": instead(
             Ext,
             lambda d, e: Done(session="m", tokens=4 * C, computed_tokens=0),
-            _ahead,
+            _of_prewarm,
         ),
         "given up after passes that did not run": instead(
             Ext,
             lambda d, e: GivenUp(session="m", reason="request", computed_tokens=C),
-            _ahead,
+            _of_prewarm,
         ),
         "a gap before a pass": but(
             Ext, of("decode"), start=_more("end"), end=_more("end"), input_hash=ids_hash(())
@@ -451,6 +455,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "no token of the prompt's last pass": but(Ext, _last_prefill, sampled=(), logprobs=()),
         "a token of a settling pass": but(Ext, of("settle"), sampled=(5,), logprobs=(-1.0,)),
         "a log-probability missing": but(Ext, of("decode"), logprobs=()),
+        "blocks restored after a gap": but(Share, start=_more("start", C)),
         "a trim from elsewhere": but(Trim, cached_tokens=_more("cached_tokens")),
         "a trim to a longer cache": but(
             Trim, end=_more("cached_tokens"), coverage=lambda e: ((LAYERS, 0, e.cached_tokens + 1),)
@@ -485,17 +490,19 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         ),
         "one layer's window": but(Ext, of("decode"), coverage=_covered((2, 0, 0), (1, 2, 0))),
         "the window moves in a trim": but(Trim, _provisional, coverage=_covered((LAYERS, 2, 0))),
-        "the window moves in sharing": but(Share, coverage=_covered((1, 4, 0), (2, 0, 0))),
+        "the window moves when blocks are restored": but(
+            Share, coverage=_covered((1, 4, 0), (2, 0, 0))
+        ),
     },
     "INV-3": {
         "another digest when sealed again": but(Seal, _again, digest="0" * 16),
-        "another digest when shared ahead": but(Share, _ahead, digests=("0" * 16,)),
-        "another key ahead": but(
+        "another digest for a prewarm": but(Share, _of_prewarm, digests=("0" * 16,)),
+        "another key for a prewarm": but(
             Seal, lambda e: e.session == "m" and e.start == 3 * C, key="k" * 64
         ),
-        "another digest when shared": but(Share, digests=lambda e: (*e.digests[:-1], "0" * 16)),
+        "another digest when restored": but(Share, digests=lambda e: (*e.digests[:-1], "0" * 16)),
         "a digest missing": but(Share, digests=lambda e: e.digests[:-1]),
-        "another parent": but(Seal, lambda e: e.start > 0, parent="somebody"),
+        "another parent": but(Seal, lambda e: e.start > 0, parent="another"),
         "no parent": but(Seal, lambda e: e.start > 0, parent=None),
         "another key in prefill": but(Seal, key="k" * 64),
         "another key in settling over the prompt": instead(
@@ -522,30 +529,28 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "other reuse for a prewarm than the rules give": but(
             Begun, blocks_from_slab=_more("blocks_from_slab", -1)
         ),
-        "more shared for what is anticipated": but(
-            Begun, blocks_from_pool=_more("blocks_from_pool")
-        ),
-        "other rules for what is anticipated": but(Begun, rules_version=_more("rules_version")),
-        "more is anticipated than told": but(Begun, new_ids=lambda e: (*e.new_ids, 1)),
-        "keys kept of an answer": but(
+        "more from the pool for a prewarm": but(Begun, blocks_from_pool=_more("blocks_from_pool")),
+        "other rules for a prewarm": but(Begun, rules_version=_more("rules_version")),
+        "more tokens prewarmed than recorded": but(Begun, new_ids=lambda e: (*e.new_ids, 1)),
+        "base keys of an answer": but(
             Begun,
             new_keys=lambda e: e.new_keys[1:],
             base_keys=_more("base_keys"),
             tokens=_more("tokens", 0),
         ),
-        "other blocks shared ahead": but(Share, _ahead, keys=("k" * 64,)),
+        "other blocks for a prewarm": but(Share, _of_prewarm, keys=("k" * 64,)),
         "another path": but(Sel, _goes_on, path="new_session", reason="cold_start"),
         "another reason": but(Sel, reason="shorter_history"),
-        "fewer blocks kept": but(
+        "fewer blocks from the slab": but(
             Sel,
             lambda e: e.blocks_from_slab,
             blocks_from_slab=_more("blocks_from_slab", -1),
             reused_tokens=_more("reused_tokens", -C),
         ),
-        "more blocks shared": but(
+        "more blocks from the pool": but(
             Sel, blocks_from_pool=_more("blocks_from_pool"), reused_tokens=_more("reused_tokens", C)
         ),
-        "shared, not kept": but(
+        "from the pool, not from the slab": but(
             Sel,
             lambda e: e.blocks_from_slab,
             blocks_from_slab=0,
@@ -570,7 +575,9 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "more shared than the blocks hold": but(
             Share, end=_more("end", C), coverage=_covered((LAYERS, 0, C))
         ),
-        "sharing ahead left out": instead(Share, lambda d, e: _pass_ahead(d, e, e.start), _ahead),
+        "sharing ahead left out": instead(
+            Share, lambda d, e: _pass_ahead(d, e, e.start), _of_prewarm
+        ),
         "the first block shared left out": but(
             Share,
             lambda e: len(e.keys) > 1,
@@ -596,14 +603,14 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "a key of tokens that changed": but(
             Rec, _based, base_keys=_more("base_keys"), new_keys=lambda e: e.new_keys[1:]
         ),
-        "keys kept though the tokens changed": but(
+        "base keys though the tokens changed": but(
             Rec, _edited, base_keys=1, new_keys=lambda e: e.new_keys[1:]
         ),
         "more base parts than the last request had": but(Rec, _based, base_parts=99),
         "another tenant's request": but(Rec, tenant="t2"),
         "another model's request": but(Rec, fingerprint="fp-b"),
         "a name that is not the session's": but(Rec, _fresh, session_name="s9"),
-        "somebody else's chain": but(Rec, _based, base_parts=0),
+        "the chain of another session": but(Rec, _based, base_parts=0),
     },
     "INV-5": {
         "a slab too many counted": but(Acq, pool_slabs=_more("pool_slabs")),
@@ -667,7 +674,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
             Sel, lambda d, e: _pass(d, e, 0, C), lambda e: e.reason == "cold_start"
         ),
         "another request's pass": but(Ext, of("decode"), request="r-none"),
-        "nobody's pass": but(Ext, of("prefill"), request=None),
+        "a pass of no request": but(Ext, of("prefill"), request=None),
         "an anticipation before the end": instead(
             Ext,
             _begun,
@@ -676,14 +683,14 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "a prewarm started during another": instead(
             Ext,
             _begun,
-            _ahead,
+            _of_prewarm,
         ),
         "at rest in the middle of an anticipation": instead(
             Ext,
             lambda d, e: ev.SessionSettled(
                 session="m", canonical_tokens=d.state.session("m").cached_tokens, complete=False
             ),
-            _ahead,
+            _of_prewarm,
         ),
         "all ahead that never began": instead(
             Begun, lambda d, e: Done(session=e.session, tokens=0, computed_tokens=0)
@@ -694,7 +701,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "render failed though it began": instead(
             Ext,
             lambda d, e: GivenUp(session="m", reason="render_failed", computed_tokens=0),
-            _ahead,
+            _of_prewarm,
         ),
         "blocks shared for nothing": instead(
             Trim,
@@ -710,8 +717,8 @@ DAMAGES: dict[str, dict[str, Damage]] = {
             ),
             _provisional,
         ),
-        "somebody's sharing ahead": but(Share, _ahead, request="r-none"),
-        "somebody's settling": but(Ext, of("settle"), request="r-none"),
+        "blocks restored for another prewarm": but(Share, _of_prewarm, request="r-none"),
+        "a settling pass of a request": but(Ext, of("settle"), request="r-none"),
         "another request's end": but(Fin, request="r-none"),
         "another request's tokens": but(Emit, request="r-none"),
         "another request's call": instead(
@@ -761,7 +768,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
 }
 
 
-def _anticipated(driver: Driver) -> ev.PrewarmStarted:
+def _prewarm_of_other_tokens(driver: Driver) -> ev.PrewarmStarted:
     """A conversation of s1 has ended, and what it prewarms differs from its first token on."""
     driver.start()
     session = driver.ask(talk(SYSTEM, HELLO))
@@ -783,13 +790,13 @@ def _anticipated(driver: Driver) -> ev.PrewarmStarted:
     )
 
 
-def test_a_pass_ahead_runs_on_kv_of_the_same_tokens():
+def test_a_prewarm_pass_runs_on_kv_of_the_same_tokens():
     """
     The slab still holds the prompt, and the tokens of the pass are right: INV-1 detects it by the
     key.
     """
     driver = driver_of()
-    begun = _anticipated(driver)
+    begun = _prewarm_of_other_tokens(driver)
     driver.propose(begun)
     with pytest.raises(Violated) as caught:
         driver.propose(_pass_ahead(driver, begun, 2 * C))
@@ -799,10 +806,10 @@ def test_a_pass_ahead_runs_on_kv_of_the_same_tokens():
     assert "on KV of other tokens" in str(caught.value.outcome.bug)
 
 
-def test_no_more_is_anticipated_than_the_slab_holds():
+def test_a_prewarm_is_not_longer_than_the_slab():
     """INV-4: a prewarm does not exceed its slab; breaking that affects no other session."""
     driver = driver_of()
-    begun = _anticipated(driver)
+    begun = _prewarm_of_other_tokens(driver)
     ids = tuple(range(100 * C))
     with pytest.raises(Violated) as caught:
         driver.propose(
@@ -813,7 +820,7 @@ def test_no_more_is_anticipated_than_the_slab_holds():
     assert "INV-4" == caught.value.outcome.bug.invariant
 
 
-def test_nothing_is_anticipated_without_an_answer():
+def test_no_prewarm_without_an_answer():
     """INV-4: after a request that was cut off, it is unknown what the client will send."""
     driver = driver_of()
     driver.start()
@@ -921,7 +928,7 @@ def test_a_part_that_ends_without_states():
     assert "up to one without states" in str(caught.value.outcome.bug)
 
 
-def test_what_was_computed_ahead_counts_once():
+def test_prewarmed_tokens_count_once():
     """The first request that reuses prewarmed blocks reports so; a later one does not."""
     driver = driver_of()
     history(driver)
@@ -930,9 +937,9 @@ def test_what_was_computed_ahead_counts_once():
     driver.serve(talk(SYSTEM, HELLO, said, MORE, ("assistant", (50,)), MORE, name="m"))
 
     mine = [one.event for one in driver.recorded if isinstance(one.event, ev.PathSelected)]
-    told = [event.prewarmed_tokens for event in mine if event.session == "m"]
+    prewarmed = [event.prewarmed_tokens for event in mine if event.session == "m"]
     # The third request has a different text for the second answer, and reuses the block again.
-    assert [0, C, 0] == told
+    assert [0, C, 0] == prewarmed
 
 
 def test_a_block_that_is_there_stays_what_it_was():
@@ -1127,7 +1134,7 @@ def _with_model(**changes: Any) -> Broken:
         ({"blocks_bytes": 3 * BLOCK_BYTES}, ev.BlockSealed),
     ],
 )
-def test_budgets_are_kept(changes: dict[str, int], kind: type[ev.Event]):
+def test_budgets_are_not_exceeded(changes: dict[str, int], kind: type[ev.Event]):
     """A slab or block over the budget that the model was loaded with violates INV-5."""
     broken = _with_model(**changes)
 
@@ -1135,7 +1142,7 @@ def test_budgets_are_kept(changes: dict[str, int], kind: type[ev.Event]):
     assert "INV-5" == broken.violated.outcome.bug.invariant  # type: ignore[union-attr]
 
 
-def test_the_budget_of_files_is_kept():
+def test_the_budget_of_files_is_not_exceeded():
     """A file over the budget violates INV-5, and so does any file before there is a budget."""
     driver = driver_of()
     driver.damage = lambda event: (
@@ -1159,7 +1166,7 @@ def test_the_budget_of_files_is_kept():
     assert "INV-6" == caught.value.outcome.bug.invariant  # type: ignore[union-attr]
 
 
-def test_a_block_in_doubt_is_not_loaded():
+def test_a_quarantined_block_is_not_loaded():
     """A quarantined block is not loaded from its file."""
     driver = driver_of()
     history(driver)
@@ -1215,7 +1222,7 @@ def test_kv_past_the_end_of_its_slab():
         ev.BlockFileRemoved(
             key="never sealed", bytes=1, disk_blocks=0, disk_bytes=0, reason="space"
         ),
-        ev.SessionClosed(session="nobody", reason="-"),
+        ev.SessionClosed(session="missing", reason="-"),
         ev.ModelLoaded(
             name="second",
             fingerprint="fp-b",
@@ -1253,6 +1260,54 @@ def test_what_no_session_did_is_checked_too(wrong: ev.Event):
     for name in ("sessions", "blocks", "model", "boot", "pool", "admission_bug"):
         assert before[name] == after[name]
     driver.finish("by")
+
+
+def test_no_request_while_admission_is_closed():
+    """A server that could not trust its memory takes no request until the next start."""
+    driver = driver_of()
+    driver.start()
+    driver.serve(talk(OTHER))
+    wrong = but(ev.SlabReleased, pool_bytes=_more("pool_bytes"))
+    driver.damage = lambda event: wrong(driver, event) or event
+    with pytest.raises(Violated):
+        driver.release("s1")
+    assert driver.state.admission_bug is not None
+    driver.damage = lambda event: event
+    with pytest.raises(Violated) as caught:
+        driver.serve(talk(MORE))
+
+    assert "INV-5" == caught.value.outcome.bug.invariant  # type: ignore[union-attr]
+    assert "admission is closed" == caught.value.outcome.bug.message  # type: ignore[union-attr]
+
+
+def test_a_trim_that_a_window_does_not_reach():
+    """A slab that dropped tokens cannot be trimmed to where they would be attended to."""
+    rows = list(read_export(HISTORIES / "windowed.jsonl"))
+    before: list[State] = [EMPTY]
+    trims: list[tuple[State, ev.Recorded]] = []
+
+    def watch(recorded: ev.Recorded, state: State) -> None:
+        if isinstance(recorded.event, ev.CacheTrimmed):
+            trims.append((before[-1], recorded))
+        before.append(state)
+
+    replay(rows, watch=watch)
+    past = 0
+    for state, recorded in trims:
+        event = recorded.event
+        assert isinstance(event, ev.CacheTrimmed)
+        start, model = state.session(event.session).window_start, state.model
+        assert model is not None
+        assert model.policy is not None
+        end = model.block_tokens
+        if not event.end or model.policy.reaches(start, end):
+            continue
+        past += 1
+        wrong = attrs.evolve(event, end=end, coverage=((model.layers, start, end),))
+        first, *_ = check(state, attrs.evolve(recorded, event=wrong))
+        assert ("INV-2", model.policy.first(end)) == (first.invariant, int(first.expected))
+        assert "trimmed to where tokens of the window are missing" == first.message
+    assert past
 
 
 def test_a_model_needs_chunks():

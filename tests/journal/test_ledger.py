@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 import pytest
 from hypothesis import given
 
@@ -12,7 +13,7 @@ from cairn.journal.codec import GENESIS, chain_fault
 from cairn.journal.errors import BugError
 from cairn.journal.ledger import Clock, Ledger, Outcome, broken_keys
 from cairn.journal.state import EMPTY
-from tests.journal.model import TAPES, Driver, Talk, plain, played, profile
+from tests.journal.model import TAPES, Driver, Talk, Violated, plain, played, profile
 
 NOTE = ev.OperatorActed(action="note", detail="-")
 OPEN = ev.SessionOpened(session="s1", tenant="t1", fingerprint="fp-a", group=None, named=False)
@@ -162,7 +163,7 @@ def test_a_crash_takes_its_session_out_of_service():
 
 def test_a_crash_of_a_session_that_is_not_open(ledger: Ledger):
     """The crash is recorded, and affects no session."""
-    outcome = ledger.record_crash(session="nobody", message="it fell", trace="here")
+    outcome = ledger.record_crash(session="missing", message="it fell", trace="here")
 
     assert ["invariant_violated"] == kinds(outcome)
     assert None is outcome.recorded[0].event.session  # type: ignore[attr-defined]
@@ -246,6 +247,29 @@ def test_what_is_broken_by_a_block():
     ]
     for event, expected in cases:
         assert tuple(sorted(expected)) == broken_keys(driver.state, event())
+
+
+def test_a_check_that_finds_another_block():
+    """The block explains the answer: it is quarantined, with all after it; the session is not."""
+    driver = Driver(blocks_kept=40)
+    driver.start()
+    driver.serve(Talk(tenant="t1", group=None, name=None, parts=(("user", tuple(range(14))),)))
+    while driver.check is None:
+        driver.begin_check("s1")
+    keys = driver.state.session("s1").slab_keys
+
+    def wrong(event: ev.Event) -> ev.Event:
+        if not isinstance(event, ev.ShadowChecked):
+            return event
+        return attrs.evolve(event, digests=(event.digests[0], "wrong", *event.digests[2:]))
+
+    driver.damage = wrong
+    with pytest.raises(Violated):
+        driver.end_check("differs")
+    in_doubt = {key for key, block in driver.state.blocks.items() if block.bug_id is not None}
+    assert set(keys[1:]) <= in_doubt
+    assert keys[0] not in in_doubt
+    assert "idle" == driver.state.session("s1").state
 
 
 @profile(25)

@@ -191,7 +191,7 @@ def test_the_table_is_closed():
     assert set(SAMPLES) >= {name for steps in STEPS.values() for name in steps}
 
 
-def test_every_life_can_be_reached_and_left():
+def test_every_state_can_be_reached_and_left():
     """Each state can be reached from cold; each but the last has a step out of it."""
     reached = {SessionState.COLD}
     while (
@@ -206,7 +206,7 @@ def test_every_life_can_be_reached_and_left():
         assert {session_state} != set(STEPS[session_state].values()) | {session_state}
 
 
-def test_a_violation_is_legal_wherever_one_stands():
+def test_a_violation_is_legal_in_every_state():
     """Whatever a session's state, a violation can be recorded and can quarantine the session."""
     for session_state in LIVING:
         after = next_state(session_state, "invariant_violated")
@@ -216,7 +216,17 @@ def test_a_violation_is_legal_wherever_one_stands():
                 assert None is not next_state(after, consequence)
 
 
-def test_nothing_wakes_a_quarantined_session():
+def test_a_prewarm_that_is_not_rendered():
+    """It is abandoned without a start; after a start, that is no reason, and others need one."""
+    driver = at(SessionState.SETTLING)
+    unrendered = ev.PrewarmAbandoned(session="s1", reason="render_failed", computed_tokens=0)
+    driver.propose(unrendered)
+    outcome = driver.ledger.propose([attrs.evolve(unrendered, reason="request")])
+    assert outcome.bug is not None
+    assert "a prewarm ended that had not started" == outcome.bug.message
+
+
+def test_a_quarantined_session_can_only_be_closed():
     """A quarantined session can only be closed."""
     assert {SessionState.QUARANTINED, SessionState.CLOSED} == set(
         STEPS[SessionState.QUARANTINED].values()

@@ -499,7 +499,7 @@ def test_each_path_leaves_its_event(case: str):
 
 
 @pytest.mark.parametrize(("least", "reason"), [(13, "too_short"), (10, None), (0, None)])
-def test_a_conversation_of_which_nothing_was_kept(least: int, reason: str | None):
+def test_a_conversation_without_sealed_blocks(least: int, reason: str | None):
     """
     It is computed from the beginning, with the reason, if its prompt was shorter than the minimum.
     """
@@ -676,7 +676,9 @@ def test_nothing_is_reused_beyond_a_gap():
 
 
 @pytest.mark.parametrize(("mode", "reused"), [("full", (3, 0)), ("prefix", (0, 3))])
-def test_who_goes_on_from_none_has_all_of_it_loaded(mode: ev.CacheMode, reused: tuple[int, int]):
+def test_a_request_that_continues_none_has_its_blocks_loaded(
+    mode: ev.CacheMode, reused: tuple[int, int]
+):
     """
     In mode ``full``, blocks that are in the slab of the named session are reused there and not
     loaded. In mode ``prefix``, nothing of the slab is reused, so all of them are loaded.

@@ -161,8 +161,11 @@ def test_a_lost_server():
 
 def test_a_broken_journal():
     """What is broken must be looked at before it may be removed."""
-    with pytest.raises(StoreError, match=r"INV-8 at row 4 .*Nothing was pruned"):
-        prepared(MemoryStore(tampered()), close_idle=True)
+    undecodable = aged()
+    undecodable[3] = attrs.evolve(undecodable[3], public=b"no event")
+    for rows in (tampered(), undecodable):
+        with pytest.raises(StoreError, match=r"INV-8 at row 4 .*Nothing was pruned"):
+            prepared(MemoryStore(rows), close_idle=True)
 
 
 def blind_to_loss(feed: Callable[..., None]) -> Callable[..., None]:

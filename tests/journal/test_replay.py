@@ -131,7 +131,7 @@ def test_replay_does_not_depend_on_the_process():
     driver.start()
     driver.ask(Talk(tenant="t1", group=None, name=None, parts=(("user", (10, 11)), ("user", (9,)))))
     stored = pickle.dumps([attrs.asdict(row) for row in driver.rows])
-    told = set()
+    shown = set()
     for seed in ("1", "2", "3"):
         environment = {
             **os.environ,
@@ -142,9 +142,9 @@ def test_replay_does_not_depend_on_the_process():
         done = subprocess.run(
             command, input=stored, env=environment, capture_output=True, check=True
         )
-        told.add(done.stdout)
+        shown.add(done.stdout)
 
-    assert {f"0 {sorted(driver.state.parts.items())}\n".encode()} == told
+    assert {f"0 {sorted(driver.state.parts.items())}\n".encode()} == shown
 
 
 # --- damaged journals -----------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_a_head_cut_off():
     assert [2] == broken_chain(replay(ROWS[1:]))
 
 
-def test_a_tail_written_anew():
+def test_a_rewritten_tail():
     """
     An attacker who can write to the database can recompute the chain from some row on. The chain
     then holds; only a head that was saved elsewhere shows the change. The same applies to removed
@@ -419,10 +419,10 @@ def test_a_violation_recorded_as_another():
     )
     findings = replay([*rows, encode(violated, rows[-1].hash)]).findings
 
-    def told(finding: Finding) -> tuple[str, bool, bool]:
+    def shown(finding: Finding) -> tuple[str, bool, bool]:
         return finding.invariant, finding.recorded, finding.reproduced
 
-    assert {("INV-6", False, True), ("INV-7", True, False)} == {told(f) for f in findings}
+    assert {("INV-6", False, True), ("INV-7", True, False)} == {shown(f) for f in findings}
 
 
 @profile(20)

@@ -55,12 +55,12 @@ def brute(rows: list[Row], states: list[State], before_us: int) -> int:
     lives: list[list[int]] = []
     latest: dict[str, list[int]] = {}
     closed: list[list[int]] = []
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     agents: dict[str, int] = {}
     for recorded, before, after in zip(map(decode, rows), states, states[1:], strict=False):
         event, position = recorded.event, recorded.position
         if isinstance(event, ev.InvariantViolated):
-            told.append((event.at_position, position))
+            reported.append((event.at_position, position))
         if isinstance(event, ev.AgentCreated):
             agents[event.agent] = position
         if isinstance(event, ev.AgentDeleted):
@@ -84,7 +84,7 @@ def brute(rows: list[Row], states: list[State], before_us: int) -> int:
         )
         older = all(row.time_us < before_us for row in rows[:cut])
         some = any(life[0] <= cut for life in lives)
-        stories = not any(broken <= cut < row for broken, row in told)
+        stories = not any(broken <= cut < row for broken, row in reported)
         needed = all(cut < row for row in agents.values())
         if whole and older and some and stories and needed and not states[cut].requests:
             return cut
@@ -144,10 +144,10 @@ def retired(data: bytes) -> list[Row]:
 def without_effect(driver: Driver) -> None:
     """Events of sessions that break an invariant, so that their only effect is a violation."""
     opened = ev.SessionOpened(
-        session="nobody", tenant="t1", fingerprint="fp-a", group=None, named=False
+        session="missing", tenant="t1", fingerprint="fp-a", group=None, named=False
     )
     refused(driver, opened, expected_seq=3)
-    refused(driver, ev.SessionClosed(session="nobody", reason="retention"))
+    refused(driver, ev.SessionClosed(session="missing", reason="retention"))
     refused(driver, attrs.evolve(opened, session=sorted(driver.state.sessions)[-1]))
     busy = driver.ask(talk(80, 81, 82))
     if busy is not None:
@@ -374,7 +374,7 @@ def test_a_closing_row_may_stay():
     assert {} == dict(part.state.sessions.items())
 
 
-def test_who_holds_the_cut():
+def test_the_session_that_limits_the_cut():
     """The plan names the session that limits the cut, and how far the cut could go without it."""
     driver = overlapping()
     found = surveyed(driver.rows).closable(driver.state, idle=True, quarantined=False)
@@ -395,7 +395,7 @@ def test_nothing_is_old_enough():
     assert (0, 0, 0, None) == (plan.cut, plan.sessions, plan.limit, plan.held_by)
 
 
-def test_an_old_row_behind_a_young_one():
+def test_an_old_row_after_a_young_one():
     """If the clock was set back, no row after the first young one counts as old."""
     driver = overlapping()
     rows = [attrs.evolve(row, time_us=5 if n != 7 else 50) for n, row in enumerate(driver.rows)]
@@ -424,7 +424,7 @@ def test_events_that_had_no_effect():
     """A session that was refused does not limit the cut, and cannot be closed."""
     driver = overlapping()
     opened = ev.SessionOpened(
-        session="nobody", tenant="t1", fingerprint="fp-a", group=None, named=False
+        session="missing", tenant="t1", fingerprint="fp-a", group=None, named=False
     )
     refused(driver, opened, expected_seq=3)
     first, _ = driver.state.sessions
@@ -441,11 +441,11 @@ def test_a_violation_goes_with_the_row_that_broke():
     driver = overlapping()
     close(driver, *driver.ledger.state.sessions)
     end = driver.rows[-1].position
-    refused(driver, ev.SessionClosed(session="nobody", reason="retention"))
-    broke, told = driver.rows[-2:]
-    assert ("session_closed", "invariant_violated") == (broke.kind, told.kind)
-    assert end == surveyed(driver.rows, told.time_us).plan().cut
-    assert end + 2 == surveyed(driver.rows, told.time_us + 1).plan().cut
+    refused(driver, ev.SessionClosed(session="missing", reason="retention"))
+    broke, reported = driver.rows[-2:]
+    assert ("session_closed", "invariant_violated") == (broke.kind, reported.kind)
+    assert end == surveyed(driver.rows, reported.time_us).plan().cut
+    assert end + 2 == surveyed(driver.rows, reported.time_us + 1).plan().cut
 
 
 def test_the_bug_of_a_shadow_check_goes_with_the_answer():
@@ -477,10 +477,10 @@ def test_the_bug_of_a_shadow_check_goes_with_the_answer():
         duration_us=1,
     )
     refused(driver, differs)
-    told = driver.rows[-1]
-    assert "invariant_violated" == told.kind
-    assert 0 == surveyed(driver.rows, told.time_us).plan().cut
-    assert told.position == surveyed(driver.rows, told.time_us + 1).plan().cut
+    reported = driver.rows[-1]
+    assert "invariant_violated" == reported.kind
+    assert 0 == surveyed(driver.rows, reported.time_us).plan().cut
+    assert reported.position == surveyed(driver.rows, reported.time_us + 1).plan().cut
 
 
 def test_what_a_base_forgets_of_an_open_request():
@@ -578,7 +578,7 @@ def pruning(base: Base) -> ev.JournalPruned:
     )
 
 
-def told(report: Report) -> list[tuple[str, int, str]]:
+def reported(report: Report) -> list[tuple[str, int, str]]:
     """A finding, shortened for comparison."""
     return [(f.invariant, f.position, f.message) for f in report.findings]
 
@@ -589,7 +589,7 @@ def test_a_base_and_its_event():
     report = replay(rows, base=base)
     assert () == report.findings
     assert len(rows) == report.rows
-    assert [] == told(replay([], base=None))
+    assert [] == reported(replay([], base=None))
 
 
 @pytest.mark.parametrize("change", ["state", "head", "digest", "position"])
@@ -604,7 +604,7 @@ def test_a_base_changed_by_hand(change: str):
         other = attrs.evolve(base, state=b"{}")
     else:
         other = attrs.evolve(base, position=base.position - 1)
-    found = told(replay(rows, base=other))
+    found = reported(replay(rows, base=other))
     assert ("INV-8", other.position, "the base was changed") == found[0]
 
 
@@ -613,13 +613,13 @@ def test_a_base_that_no_row_names():
     base, rows = cut_journal()
     place = next(n for n, row in enumerate(rows) if row.kind == ev.JournalPruned.kind)
     report = replay(rows[:place], base=base)
-    assert [("INV-8", base.position, "no row says that the journal was pruned")] == told(report)
+    assert [("INV-8", base.position, "no row says that the journal was pruned")] == reported(report)
 
 
 def test_a_base_that_is_gone():
     """Rows that begin above row 1 without a base in place of the missing rows are found."""
     base, rows = cut_journal()
-    found = told(replay(rows))
+    found = reported(replay(rows))
     assert "INV-8" == found[0][0]
     assert "the base that the journal stood on is gone" == found[0][2]
     words = "the rows before it are gone, and no base is in their place"
@@ -634,13 +634,13 @@ def test_a_cut_of_a_cut():
     second = base_of(states[2], rows[1].hash)
     assert base.position + 2 == second.position
     report = replay(rows[2:], base=second)
-    assert [("INV-8", second.position, "the base was changed")] == told(report)
+    assert [("INV-8", second.position, "the base was changed")] == reported(report)
 
 
 def test_part_of_a_cut_journal():
     """A replay that stops before the event does not report it as missing."""
     base, rows = cut_journal()
-    assert [] == told(replay(rows, base=base, until=base.position + 1))
+    assert [] == reported(replay(rows, base=base, until=base.position + 1))
 
 
 def test_a_base_without_its_state():

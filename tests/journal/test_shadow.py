@@ -21,7 +21,7 @@ from cairn.journal.state import Block, Model, Pool, Session, SessionId, Shadow, 
 from tests.journal.model import Driver, Talk, Violated
 
 
-def test_a_share_is_kept():
+def test_the_share_is_met():
     """Of many ids, about the share is chosen; none with 0, all with 1."""
     ids = [str(uuid.UUID(int=place)) for place in range(4000)]
     for share in (0.01, 0.25, 0.5):
@@ -31,7 +31,7 @@ def test_a_share_is_kept():
     assert all(is_chosen(one, 1.0) for one in ids)
 
 
-def test_who_is_chosen_stays_chosen():
+def test_a_larger_share_includes_a_smaller_one():
     """The choice follows from the id alone, and a larger share includes all of a smaller one."""
     ids = [str(uuid.UUID(int=place)) for place in range(500)]
     few = {one for one in ids if is_chosen(one, 0.1)}
@@ -39,7 +39,7 @@ def test_who_is_chosen_stays_chosen():
     assert few < {one for one in ids if is_chosen(one, 0.3)}
 
 
-def test_who_is_chosen_can_be_told_by_hand():
+def test_the_choice_can_be_computed_by_hand():
     """As docs/how-to/shadow-check.md says: an id is chosen at any share just above its number."""
     request = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
     digest = hashlib.sha256(b"cairn shadow check/" + request.encode()).hexdigest()
@@ -227,7 +227,7 @@ def test_what_differs_breaks_the_invariant(
     assert keys == broken_keys(state_of_two(), event)
 
 
-def test_a_check_of_a_block_that_nobody_sealed():
+def test_a_check_of_a_block_that_was_never_sealed():
     """A key that is not on record is not a legal step."""
     ((invariant, message),) = found(checked(keys=("a", "x")))
     assert ("INV-6", "shadow_checked of a block that was never sealed") == (invariant, message)
@@ -300,7 +300,7 @@ def test_the_slab_of_a_check_is_the_one_that_it_had(changes: dict[str, Any], mes
 # --- what is quarantined -------------------------------------------------------------------------
 
 
-def test_the_session_in_doubt():
+def test_the_session_to_quarantine():
     """
     The session with the different answer is quarantined, unless a block of its prompt explains it:
     any request that reuses that block is cut off there. A block that covers the answer, or one that

@@ -3,12 +3,15 @@ All stores keep rows in the same way: memory, SQLite, and PostgreSQL if it is in
 that is not a Cairn journal is left unchanged.
 """
 
+import errno
+import io
 import os
 import pickle
 import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -434,7 +437,7 @@ def test_a_process_that_dies_in_a_cut(url: str):
 def test_space_is_given_back(sqlite_url: str, tmp_path: Path):
     """After a cut, the file is smaller, and no longer contains what was cut off."""
     path = tmp_path / "journal.db"
-    secret = b"a word that nobody else uses"
+    secret = b"a word that occurs nowhere else"
     rows = [attrs.evolve(ROWS[0], private=secret * 20_000), *ROWS[1:]]
     store = SqlStore.open(sqlite_url)
     store.append(rows)
@@ -450,7 +453,7 @@ def test_space_is_given_back(sqlite_url: str, tmp_path: Path):
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no way to see open files")
 @pytest.mark.parametrize("named", [None, "spare", "not there"])
-def test_where_a_journal_is_written_anew(
+def test_where_a_journal_is_rewritten(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
 ):
     """
@@ -487,7 +490,7 @@ def test_where_a_journal_is_written_anew(
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_no_room_to_write_a_journal_anew(
+def test_no_room_to_rewrite_a_journal(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ):
     """The message says which disk needs space; the journal is unchanged."""
@@ -522,6 +525,80 @@ def test_no_room_to_write_a_journal_anew(
     assert room in str(refused.value)
 
 
+def test_space_that_is_left(url: str):
+    """SQLite has slack until space is given back; PostgreSQL reuses it by itself."""
+    is_sqlite = url.startswith("sqlite")
+    with closing(SqlStore.open(url)) as store:
+        store.append([attrs.evolve(ROWS[0], private=bytes(100_000)), *ROWS[1:]])
+        store.cut(base_at(8), [])
+        assert is_sqlite == store.has_slack()
+        store.give_back()
+        assert not store.has_slack()
+        store.give_back()
+        assert ROWS[8:] == list(store.read())
+
+
+def test_a_reader_keeps_space(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The log cannot be emptied while another program reads it; then it can."""
+    monkeypatch.setattr(store_sql, "BUSY_S", 0.05)
+    with closing(SqlStore.open(sqlite_url)) as store:
+        store.append(ROWS)
+        with closing(sqlite3.connect(tmp_path / "journal.db", isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM events").fetchall()
+            store.cut(base_at(8), [])
+            with pytest.raises(StoreError, match="another program reads it"):
+                store.give_back()
+            reader.execute("ROLLBACK")
+        store.give_back()
+        assert ROWS[8:] == list(store.read())
+
+
+@pytest.mark.parametrize("room", [0, 100, None], ids=["quota", "a little", "enough"])
+def test_a_disk_error(sqlite_url: str, monkeypatch: pytest.MonkeyPatch, room: int | None):
+    """SQLite reports a general error if the disk is full. Whether it is, is tried."""
+
+    class Failing(sqlite3.Connection):
+        def execute(self, words: str, *parameters: Any) -> sqlite3.Cursor:
+            if words == "VACUUM":
+                error = sqlite3.OperationalError("disk I/O error")
+                error.sqlite_errorname = "SQLITE_IOERR_WRITE"
+                raise error
+            return super().execute(words, *parameters)
+
+    real = tempfile.TemporaryFile
+
+    class Small(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(data[:room])
+
+    def tried(**options: Any) -> Any:
+        if room == 0:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        return real(**options) if room is None else Small()
+
+    with connected(sqlite_url, factory=Failing) as (store, _):
+        store.append([attrs.evolve(ROWS[0], private=bytes(100_000)), *ROWS[1:]])
+        store.cut(base_at(8), [])
+        monkeypatch.setattr(tempfile, "TemporaryFile", tried)
+        with pytest.raises(StoreError) as refused:
+            store.give_back()
+        assert ROWS[8:] == list(store.read())
+    assert (room is not None) == isinstance(refused.value, StoreFull)
+    assert ("The disk failed" in str(refused.value)) == (room is None)
+
+
+def test_two_bases(sqlite_url: str, tmp_path: Path):
+    """Cairn keeps one, so which one is right is unknown."""
+    with closing(SqlStore.open(sqlite_url)) as store:
+        store.append(ROWS)
+        store.cut(base_at(8), [])
+        with closing(sqlite3.connect(tmp_path / "journal.db")) as other, other:
+            other.execute("INSERT INTO bases SELECT 1, head, state, state_digest FROM bases")
+        with pytest.raises(StoreError, match="more than one base"):
+            store.base()
+
+
 def test_the_time_of_a_row(url: str):
     """The time of a row by its position; None if there is no such row."""
     store = SqlStore.open(url)
@@ -531,13 +608,13 @@ def test_the_time_of_a_row(url: str):
 
 
 def test_a_base_changed_into_text(sqlite_url: str, tmp_path: Path):
-    """A state that was changed to text by hand is read as its bytes."""
+    """A state that was changed to text by hand is read as its bytes, and bytes as text."""
     store = SqlStore.open(sqlite_url)
     store.append(ROWS)
     store.cut(base_at(8), [])
     with closing(sqlite3.connect(tmp_path / "journal.db")) as other, other:
-        other.execute("UPDATE bases SET state = '{}'")
-    assert attrs.evolve(base_at(8), state=b"{}") == store.base()
+        other.execute("UPDATE bases SET state = '{}', head = x'61ff'")
+    assert attrs.evolve(base_at(8), state=b"{}", head="a\\xff") == store.base()
     store.close()
 
 

@@ -121,7 +121,7 @@ def test_an_end_that_broke_an_invariant_keeps_nothing():
         assert left == len(turns)
 
 
-def test_an_agents_turn_is_looked_up_by_nobody():
+def test_a_turn_of_an_agent_is_not_found_by_its_request():
     """It is not found by its request, and is in no history; it is found as the agent's."""
     turns = seen(
         *(kept("r1", agent="notes"), finished("r1")),
@@ -143,7 +143,7 @@ def test_another_tenants_turn_is_none():
     assert turns.history("r2", "t1") is None
 
 
-def test_a_history_is_told_from_its_beginning():
+def test_a_history_starts_at_its_beginning():
     """Each turn names the one before it; two may continue from the same one."""
     turns = seen(
         *(kept("r1"), finished("r1")),

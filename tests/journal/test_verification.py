@@ -5,14 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
+from cairn.journal import events as ev
+from cairn.journal.base import Base, base_of
+from cairn.journal.codec import GENESIS, Row
 from cairn.journal.errors import StoreError
-from cairn.journal.export import to_line
-from cairn.journal.verification import consequences, verify_export
+from cairn.journal.export import Excerpt, to_line
+from cairn.journal.ledger import Clock, Ledger
+from cairn.journal.replay import replay
+from cairn.journal.verification import Verification, consequences, verify_export
 from tests.support.journals import BREAKABLE, broken, healthy, tampered
+
+CUT = 8
 
 
 def exported(path: Path, rows) -> Path:
@@ -67,9 +75,126 @@ def test_a_file_that_is_no_export(tmp_path: Path):
 
 
 def test_it_needs_no_command_line():
-    """The library call loads neither click nor rich."""
+    """The library calls load neither click nor rich."""
     code = (
-        "import sys, cairn.journal.verification\n"
+        "import sys, cairn.journal.pruning, cairn.journal.stories, cairn.journal.verification\n"
         "assert not {'click', 'rich', 'cairn.ops'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+PRUNED = ev.JournalPruned(
+    cut=CUT,
+    head=healthy()[CUT - 1].hash,
+    rows=CUT,
+    sessions=1,
+    first_us=0,
+    last_us=0,
+    before_us=0,
+    base_digest="",
+)
+
+
+def base_at(position: int) -> Base:
+    """The base of the first rows of a healthy journal."""
+    return base_of(replay(healthy(), until=position).state, healthy()[position - 1].hash)
+
+
+def pruned() -> tuple[Base, list[Row]]:
+    """A healthy journal without its first rows, with the event that says so."""
+    base, report = base_at(CUT), replay(healthy())
+    clock = Clock(new_id=lambda: "the prune", now_us=lambda: 2**60, version="0.0.test")
+    ledger = Ledger(clock, state=report.state, head=report.head)
+    outcome = ledger.propose([attrs.evolve(PRUNED, base_digest=base.digest)])
+    return base, [*healthy()[CUT:], *outcome.rows]
+
+
+def verified(rows: list[Row], **options: Any) -> Verification:
+    """The verification of rows."""
+    checked = Verification(may_be_excerpt=options.pop("may_be_excerpt", True), **options)
+    for row in rows:
+        checked.feed(row)
+    return checked
+
+
+def facts(checked: Verification) -> list[tuple[int, str]]:
+    """The findings: (row, message)."""
+    return [(found.position, found.message) for found in checked.findings()]
+
+
+def without_private(rows: list[Row]) -> list[Row]:
+    """The rows without texts and token ids."""
+    return [attrs.evolve(row, private=None) for row in rows]
+
+
+def test_a_pruned_journal():
+    """The base is checked against the event that names it; heads after that vouch for all."""
+    base, rows = pruned()
+    checked = verified(rows, base=base, saved_head=rows[-1].hash)
+    assert ([], True, True) == (facts(checked), checked.whole, checked.vouched_for)
+    assert checked.pruned is not None
+    assert rows[-1].position == checked.pruned[0]
+    for saved in (rows[0].hash, base.head):
+        checked = verified(rows, base=base, saved_head=saved)
+        assert (False, False) == (checked.saved_at is None, checked.vouched_for)
+    assert not verified(rows, base=base, saved_head="0" * 64).vouched_for
+    assert 0 == verified([], saved_head=GENESIS).saved_at
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_a_base_that_is_not_the_one(left_out: bool):
+    """Another base, and a base that no row names, break the chain, with or without contents."""
+    base, rows = pruned()
+    if left_out:
+        base, rows = attrs.evolve(base, state=None), without_private(rows)
+    changed = attrs.evolve(base, state_digest="0" * 64)
+    for wrong, given in ((changed, rows), (base, rows[:-1])):
+        first, *_ = verified(given, base=wrong).findings()
+        assert ("INV-8", CUT) == (first.invariant, first.position)
+    first, *_ = verified(rows[-1:]).findings()
+    assert "INV-8" == first.invariant
+
+
+def test_an_event_of_a_prune_that_was_changed():
+    """It does not decode, so no row names the base."""
+    base, rows = pruned()
+    rows[-1] = attrs.evolve(rows[-1], public=b"no event")
+    checked = verified(without_private(rows), base=attrs.evolve(base, state=None))
+    assert checked.pruned is None
+    assert (rows[-1].position, "the row was changed") in facts(checked)
+
+
+def test_a_changed_row_without_private_contents():
+    """The chain alone finds it."""
+    rows = without_private(tampered())
+    assert [(4, "the row was changed")] == facts(verified(rows))
+
+
+def test_rows_of_one_session():
+    """Their own hashes, their order, and that none is missing before one are checked."""
+    mine = [row for row in healthy() if row.stream == "session/s1"]
+    checked = verified(mine)
+    assert (True, False, []) == (checked.excerpt, checked.whole, facts(checked))
+    second, third = mine[1].position, mine[2].position
+    words = "rows of session/s1 are missing before it"
+    assert [(second, words)] == facts(verified(mine[1:]))
+    assert [(third, words)] == facts(verified([mine[0], *mine[2:]]))
+    assert (second, "rows are not in order") in facts(verified([mine[0], mine[2], *mine[1:]]))
+    assert (1, "rows are missing before it") in facts(verified([mine[0], healthy()[0]]))
+    changed = attrs.evolve(mine[1], public=mine[1].public.replace(b"openai", b"opened"))
+    assert [(second, "the row was changed")] == facts(verified([mine[0], changed, *mine[2:]]))
+    # A journal is no excerpt, so all that is before these rows is missing.
+    assert "INV-8" == verified(mine, may_be_excerpt=False).findings()[0].invariant
+
+
+def test_rows_of_one_session_of_a_pruned_journal():
+    """The first line says how many rows were pruned, so those are not missing."""
+    base, rows = pruned()
+    mine = [row for row in rows if row.stream == "session/s1"]
+    begins = Excerpt(stream="session/s1", seq=mine[0].seq - 1, base=base)
+    checked = verified(mine, begins=begins)
+    assert (True, []) == (checked.excerpt, facts(checked))
+    fewer = attrs.evolve(begins, seq=mine[0].seq - 2)
+    assert [mine[0].position] == [position for position, _ in facts(verified(mine, begins=fewer))]
+    other = attrs.evolve(begins, stream="session/s2")
+    assert "rows are missing before it" == facts(verified(mine, begins=other))[0][1]

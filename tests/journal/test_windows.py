@@ -49,7 +49,7 @@ def windowed(session: Session, blocks: int, *gone: int) -> State:
     ("gone", "due"),
     [((), 20), (range(1, 16), 20), ((16,), 16), ((17, 16), 16), ((0,), 0), ((19,), 19)],
 )
-def test_a_chain_whose_middle_has_left_goes_on(gone: tuple[int, ...], due: int):
+def test_a_chain_without_its_middle_can_be_continued(gone: tuple[int, ...], due: int):
     """It continues up to the last place at which sinks and window exist."""
     keys = tuple(f"a{place}" for place in range(20))
     empty = attrs.evolve(held(), slab=None)
@@ -82,7 +82,7 @@ def test_the_blocks_that_a_slab_needs_are_those_that_would_be_copied():
     assert not eviction.can_spare_slab(windowed(session, 20, 19), session)
 
 
-def test_a_slab_whose_window_has_moved_on_is_not_reused():
+def test_a_slab_whose_window_has_moved_is_not_reused():
     """It cannot be trimmed to where the next prompt differs."""
     keys = tuple(f"a{place}" for place in range(20))
     session = attrs.evolve(held(*keys), cached_tokens=80, window_start=60)

@@ -143,8 +143,6 @@ def _coverage(
                 "INV-2", "the cached window does not start where it should", start_due, coverage
             )
             break
-    if end and coverage and coverage[0][1] < session.window_start:
-        yield _broken("INV-2", "the window moved back", session.window_start, coverage[0][1])
     capacity = session.slab.capacity_tokens if session.slab else 0
     if end > capacity:
         yield _broken("INV-5", "KV past the end of the slab", capacity, end)
@@ -393,8 +391,6 @@ def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
     place = event.start // chunk if chunk else 0
     if place < len(keys) and keys[place] != event.key:
         yield _broken("INV-3", "a block under another key", keys[place], event.key)
-    if place >= len(keys) and (session.request is not None or session.prewarm is not None):
-        yield _broken("INV-3", "a block past the prompt", len(keys), place)
     known = state.blocks.get(event.key)
     if event.resealed != (known is not None):
         yield _broken("INV-3", "a block sealed again, or not", known is not None, event.resealed)

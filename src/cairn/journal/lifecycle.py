@@ -214,7 +214,7 @@ def _of_a_prewarm(session: Session, event: ev.Event) -> Iterator[Illegal]:
         case ev.PrewarmAbandoned(reason="render_failed") if open_prewarm:
             yield "a prewarm that had started was not rendered", "not started", "started"
         case ev.PrewarmAbandoned(reason="render_failed"):
-            return
+            pass  # it could not start
         case ev.PrewarmFinished() | ev.PrewarmAbandoned() if not open_prewarm:
             yield "a prewarm ended that had not started", "started", "not started"
         case ev.SessionSettled() if open_prewarm:

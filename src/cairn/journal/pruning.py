@@ -21,7 +21,7 @@ from cairn.journal.base import Base, base_of, forgotten, forgotten_faults, loade
 from cairn.journal.codec import Row, decode
 from cairn.journal.errors import StoreError
 from cairn.journal.ledger import Clock, Ledger
-from cairn.journal.replay import Replay, Report
+from cairn.journal.replay import Replay, Report, replay
 from cairn.journal.retention import Plan, Span, Survey, compared_with
 from cairn.journal.runs import Runs
 from cairn.journal.state import Block, State
@@ -274,12 +274,10 @@ def orphaned_blocks(rows: Iterable[Row], base: Base) -> tuple[Report, dict[str, 
     Args:
         rows: what is left.
     """
-    fold, named = Replay(base), set[str]()
-    for row in rows:
-        recorded = fold.feed(row)
-        if recorded is not None:
-            named.update(_keys_in(recorded.event))
-    report = fold.report()
+    named = set[str]()
+    report = replay(
+        rows, base=base, watch=lambda recorded, _: named.update(_keys_in(recorded.event))
+    )
     return report, {key: block for key, block in report.state.blocks.items() if key not in named}
 
 

@@ -155,11 +155,10 @@ class Survey:
     def _began(self, broken: int) -> int:
         """The row with which the story of a violation begins."""
         checked, session = self._checked
-        if broken == checked:
-            for span in reversed(self._spans):
-                if span.session == session:
-                    return min(broken, span.first)
-        return broken
+        if broken != checked:
+            return broken
+        firsts = (span.first for span in reversed(self._spans) if span.session == session)
+        return next(firsts, broken)  # the session may be from the base
 
     def _seen(self, session: str, recorded: ev.Recorded) -> None:
         if (span := self._open.get(session)) is not None:

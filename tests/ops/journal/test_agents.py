@@ -104,8 +104,8 @@ def test_list(run, stored, tmp_path: Path):
 def test_show(run, stored):
     """What it was created with and what was said; nothing of it steers a terminal."""
     stored(journal().rows)
-    told = run("agents", "show", "review", "--tenant", "local").stdout
-    head, said = told.split("\n\n")
+    shown = run("agents", "show", "review", "--tenant", "local").stdout
+    head, said = shown.split("\n\n")
     for words in ("agent:", "review", "10 tokens of 900", "agent/review", "look", "Be brief."):
         assert words in head
     assert (

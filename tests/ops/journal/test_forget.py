@@ -229,7 +229,7 @@ def anticipating(made: Builder, name: str, request: str, ids: tuple[int, ...]) -
     assert made.bug is None
 
 
-def test_a_file_that_is_anticipated_stays(run, stored):
+def test_a_file_that_a_prewarm_needs_stays(run, stored):
     """
     A remaining session has a block in its slab that only its prewarm names: the session that
     computed it is pruned, and its file is still needed.
@@ -344,7 +344,7 @@ def test_a_directory_in_use(run, setup: Setup):
     assert setup.kept == setup.there()
 
 
-def test_a_file_that_no_record_tells_of(run, setup: Setup):
+def test_a_file_that_is_not_on_record(run, setup: Setup):
     """A file at the place of a block that has none on record is another journal's, and stays."""
     stays, goes = sorted(setup.gone)
     setup.append(
@@ -358,10 +358,10 @@ def test_a_file_that_no_record_tells_of(run, setup: Setup):
     assert {stays, goes} == setup.dropped()
 
 
-def told_by(key: str, run: str) -> bytes:
+def written_by(key: str, run: str) -> bytes:
     """The head of a block's file that says which run wrote it."""
-    told = {"__metadata__": {"key": key, "fingerprint": FINGERPRINT, "run": run}}
-    head = json.dumps(told).encode()
+    header = {"__metadata__": {"key": key, "fingerprint": FINGERPRINT, "run": run}}
+    head = json.dumps(header).encode()
     return len(head).to_bytes(8, "little") + head
 
 
@@ -373,11 +373,11 @@ def test_files_of_other_runs(run, setup: Setup):
     first, second = sorted(setup.gone)
     theirs = [
         setup.put(first, ".boot-9.unfinished"),
-        setup.put(first, ".safetensors.rejected", told_by(first, "boot-9")),
+        setup.put(first, ".safetensors.rejected", written_by(first, "boot-9")),
     ]
     ours = [
         setup.put(second, ".boot-1.unfinished"),
-        setup.put(second, ".safetensors.rejected", told_by(second, "boot-1")),
+        setup.put(second, ".safetensors.rejected", written_by(second, "boot-1")),
     ]
     result = run("journal", "prune", "--before", "0m", "--recent", "--close-idle")
     assert set() == setup.there()

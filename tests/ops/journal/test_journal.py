@@ -101,7 +101,7 @@ def test_nothing_is_old_enough(run, stored):
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
-def test_a_bug_holds_the_cut(run, stored, more: tuple[str, ...]):
+def test_a_bug_limits_the_cut(run, stored, more: tuple[str, ...]):
     """A session is old enough, but its bug is not: the message says what holds back the row."""
     made = Builder()
     made.start()
@@ -157,7 +157,7 @@ def test_a_dry_run_beside_a_server_that_writes(run, stored, monkeypatch: pytest.
     monkeypatch.setattr(SqlStore, "read", beside)
     result = run("journal", "prune", *BEFORE, "--close-idle", "--dry-run")
     assert (0, "") == (result.exit_code, result.stderr)
-    # The digest of the base is the same too: it stands for the same rows.
+    # The digest of the base is the same too: it replaces the same rows.
     assert alone.stdout == result.stdout
     assert "1 session would be removed" in result.stdout
 
@@ -244,9 +244,9 @@ def test_a_bug_that_was_pruned(run, stored):
     assert 0 == result.exit_code
     assert f"{len(rows)} rows, 1 session removed" in result.stdout
     for name in (bug_id, bug_id[:8]):
-        told = run("replay", name)
-        assert (2, "") == (told.exit_code, told.stdout)
-        assert f"Bug {bug_id} was pruned with the rows up to " in told.stderr
+        result = run("replay", name)
+        assert (2, "") == (result.exit_code, result.stdout)
+        assert f"Bug {bug_id} was pruned with the rows up to " in result.stderr
     result = run("verify")
     assert 0 == result.exit_code
     assert "\npruned: 1 violation on record\n" in result.stdout
@@ -313,7 +313,7 @@ def test_a_lost_server_is_not_recorded_for_nothing(run, stored):
     assert (None, conversation().rows) == there(folder)
 
 
-def test_a_server_holds_it(run, stored):
+def test_a_server_uses_it(run, stored):
     """Refused, with what to do, and nothing is changed."""
     folder = stored(aged())
     with hold_journal(journal_url(folder), who="serve"):
@@ -323,7 +323,7 @@ def test_a_server_holds_it(run, stored):
     assert (None, aged()) == there(folder)
 
 
-def test_a_journal_that_does_not_hold(run, stored):
+def test_a_broken_journal(run, stored):
     """What is broken is looked at before it may go."""
     folder = stored(tampered())
     result = run("journal", "prune", *BEFORE, "--close-idle")
@@ -384,7 +384,7 @@ def test_space_is_given_back_later(run, stored, monkeypatch: pytest.MonkeyPatch)
     assert ("", False) == (again.stderr, "on disk" in again.stdout)
 
 
-def test_a_prune_that_a_reader_holds_up(run, stored, monkeypatch: pytest.MonkeyPatch):
+def test_a_prune_beside_an_open_reader(run, stored, monkeypatch: pytest.MonkeyPatch):
     """
     The removed rows stay in the file until no reader is left; that is reported, and done later.
     """
@@ -415,7 +415,7 @@ def test_a_prune_that_a_reader_holds_up(run, stored, monkeypatch: pytest.MonkeyP
         ("0001-01-01T00:00+14:00", "is not a date"),
     ],
 )
-def test_dates_that_are_none(run, stored, date: str, says: str):
+def test_invalid_dates(run, stored, date: str, says: str):
     """A date is a day, a time or an age, and not in the future."""
     stored(aged())
     result = run("journal", "prune", "--before", date)
@@ -444,7 +444,7 @@ def test_dates(run, stored, date: str, rows: int):
 def test_a_date_within_a_day(run, stored, date: str):
     """
     A month that is written 1m is a minute: what is younger than a day goes only where that was
-    said. The date that was understood is told, and with --dry-run nothing has to be said.
+    said. The output names the date, and with --dry-run nothing has to be said.
     """
     folder = stored(aged())
     result = run("journal", "prune", "--before", date, "--close-idle")
@@ -463,7 +463,7 @@ def test_a_date_within_a_day(run, stored, date: str):
 
 
 def test_verify_of_what_is_left(run, pruned: Path):
-    """It holds, and says on what it stands."""
+    """All checks pass, and the output says where the journal begins."""
     result = run("verify")
     assert 0 == result.exit_code
     assert f"begins: at row {FIRST_RUN + 1}, with a base that replaces the rows" in result.stdout
@@ -472,10 +472,10 @@ def test_verify_of_what_is_left(run, pruned: Path):
     assert "or changes to rows that were pruned. To check for that, pass a head" in result.stdout
 
 
-def test_kept_heads(run, pruned: Path):
+def test_saved_heads(run, pruned: Path):
     """
     A head from after the prune vouches for all; one from before it cannot for the base, and one
-    from below the cut can no longer be told: neither is a pass.
+    from below the cut can no longer be found: neither is a pass.
     """
     rows = aged()
     for place in (FIRST_RUN, len(rows)):
@@ -563,7 +563,7 @@ def test_two_bases(run, pruned: Path):
 
 
 def test_a_base_of_a_newer_cairn(run, pruned: Path):
-    """The user is told so; the journal is not broken."""
+    """The message says so; the journal is not broken."""
     base = there(pruned)[0]
     state = json.loads(base.state) | {"version": VERSION + 1}
     encoded = json.dumps(state)
@@ -636,8 +636,8 @@ def test_exports(run, pruned: Path, tmp_path: Path):
 
 def in_the_middle() -> list[Row]:
     """
-    Session s1 of January, which gives its slab back in June; it stands across a cut, and is opened
-    once more.
+    Session s1 of January, which gives its slab back in June; it is open across a cut, and is opened
+    again.
     """
     made = Builder()
     made.start()
@@ -706,7 +706,7 @@ def test_one_session_of_a_journal_whose_base_was_changed(run, stored, tmp_path: 
 
 
 def test_a_damaged_base_line(run, pruned: Path, tmp_path: Path):
-    """A first line that begins like a base and is none is named; so is a base that stands later."""
+    """A first line that begins like a base and is none is named; so is a base on a later line."""
     export = tmp_path / "x.jsonl"
     run("export", "-o", export)
     first, *rest = export.read_bytes().splitlines(keepends=True)
@@ -786,7 +786,7 @@ def test_a_cut_in_the_middle_of_a_run(run, stored):
 # --- size ----------------------------------------------------------------------------------------
 
 
-def told_of(stdout: str) -> dict[str, str]:
+def facts_of(stdout: str) -> dict[str, str]:
     """The facts at the head of what was printed."""
     pairs = (line.split(":", 1) for line in stdout.split("\n\n")[0].splitlines())
     return {name: value.strip() for name, value in pairs}
@@ -799,11 +799,11 @@ def test_size(run, stored):
     assert 0 == plain.exit_code
     assert plain.stdout == run("journal", "size").stdout
     assert plain.stdout == run("journal", "--data-dir", folder).stdout
-    told = told_of(plain.stdout)
-    assert str(folder / "journal.db") == told["journal"]
-    assert str(len(aged())) == told["rows"]
-    assert "2026-01-01 00:00:00.001Z" == told["first row"]
-    assert "3 open, 0 closed" == told["sessions"]
+    result = facts_of(plain.stdout)
+    assert str(folder / "journal.db") == result["journal"]
+    assert str(len(aged())) == result["rows"]
+    assert "2026-01-01 00:00:00.001Z" == result["first row"]
+    assert "3 open, 0 closed" == result["sessions"]
     lines = [line.split("\t") for line in plain.stdout.splitlines()]
     received = [row for row in aged() if row.kind == "request_received"]
     private = sum(len(row.private or b"") for row in received)
@@ -819,21 +819,21 @@ def test_size_of_today(run, stored):
     folder = stored(aged())
     run("journal", "prune", *BEFORE, "--close-idle")
     result = run("journal")
-    assert f"the rows up to {FIRST_RUN}" == told_of(result.stdout)["pruned"]
+    assert f"the rows up to {FIRST_RUN}" == facts_of(result.stdout)["pruned"]
     assert "\t3\t" in result.stdout.split("day\trows\tbytes\n")[1].splitlines()[0]
     assert "growth: 0 bytes a day" not in result.stdout
     assert there(folder)[0] is not None
 
 
 @pytest.mark.parametrize(
-    ("ago_s", "old_rows", "told"),
+    ("ago_s", "old_rows", "words"),
     [
         (172_800, 0, "growth: {} over the last 7 days\n"),
         (43_200, 20, "growth: {} over the last 7 days\n"),
         (300, 0, "growth: {} in 5 minutes; too short to give a daily rate\n"),
     ],
 )
-def test_growth_is_what_the_doctor_tells(run, stored, ago_s: int, old_rows: int, told: str):
+def test_growth_is_what_the_doctor_reports(run, stored, ago_s: int, old_rows: int, words: str):
     """One figure for both: of a journal of two days, of one with older rows, and of a new one."""
     began_us = time.time_ns() // 1000 - ago_s * 1_000_000
     rows = [
@@ -843,9 +843,9 @@ def test_growth_is_what_the_doctor_tells(run, stored, ago_s: int, old_rows: int,
     folder = stored(rows)
     url = journal_url(folder)
     grown = growth(url)
-    size = size_text(grown.size) if "minutes" in told else f"{size_text(grown.daily)} a day"
-    assert told.format(size) in run("journal").stdout
-    assert f"the journal gr{'ew' if 'minutes' in told else 'ows'} by {grown}" in (
+    size = size_text(grown.size) if "minutes" in words else f"{size_text(grown.daily)} a day"
+    assert words.format(size) in run("journal").stdout
+    assert f"the journal gr{'ew' if 'minutes' in words else 'ows'} by {grown}" in (
         doctor.check_disk(folder, url).fact
     )
 
@@ -856,7 +856,7 @@ def test_size_beside_a_writer(run, stored):
     writer = SqlStore.open(journal_url(folder))
     writer.append(healthy()[12:])
     with hold_journal(journal_url(folder), who="serve"):
-        assert "31" == told_of(run("journal").stdout)["rows"]
+        assert "31" == facts_of(run("journal").stdout)["rows"]
     writer.close()
 
 
@@ -866,7 +866,7 @@ def test_size_of_nothing(run, stored):
     stored([])
     result = run("journal")
     assert 0 == result.exit_code
-    assert "0" == told_of(result.stdout)["rows"]
+    assert "0" == facts_of(result.stdout)["rows"]
 
 
 def test_sizes_for_people():

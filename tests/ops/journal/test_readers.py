@@ -49,14 +49,14 @@ def test_a_journal_that_was_there_stays_as_it_is(folder: Path):
     path.chmod(0o644)
     migrate(journal_url(folder))
     assert 0o644 == stat.S_IMODE(path.stat().st_mode)
-    told = readers_warning(path)
-    assert told is not None
-    assert told[0].startswith(f"every user of this machine can read {path}")
-    assert f"`chmod o-rwx {path}`" == told[1]
+    found_warning = readers_warning(path)
+    assert found_warning is not None
+    assert found_warning[0].startswith(f"every user of this machine can read {path}")
+    assert f"`chmod o-rwx {path}`" == found_warning[1]
     found = doctor.check_journal(journal_url(folder))
     # Reading it creates the files next to it, with its own mode.
     assert ("warn", f"`chmod o-rwx {path} {path}-wal {path}-shm`") == (found.status, found.advice)
-    assert found.fact.endswith(f"rows are chained; {told[0]}")
+    assert found.fact.endswith(f"rows are chained; {found_warning[0]}")
     folder.chmod(0o700)
     assert "ok" == doctor.check_journal(journal_url(folder)).status
 
@@ -66,10 +66,10 @@ def test_the_files_beside_it(folder: Path):
     for name in ("my journal.db", "my journal.db-wal", "my journal.db-shm"):
         (folder / name).touch()
         (folder / name).chmod(0o640 if name.endswith(".db") else 0o644)
-    told = readers_warning(folder / "my journal.db")
-    assert told is not None
+    found_warning = readers_warning(folder / "my journal.db")
+    assert found_warning is not None
     start = folder / "my journal.db"
-    assert f"`chmod o-rwx '{start}-wal' '{start}-shm'`" == told[1]
+    assert f"`chmod o-rwx '{start}-wal' '{start}-shm'`" == found_warning[1]
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o770, 0o754])
@@ -88,11 +88,11 @@ def test_serve_warns(
     """When the journal is open, with all the files next to it, and before anything is served."""
     seen: list[set[str]] = []
 
-    def told(path: Path) -> tuple[str, str]:
+    def warned(path: Path) -> tuple[str, str]:
         seen.append({file.name for file in path.parent.glob("*.db*")} - {"journal.db.lock"})
         return f"open: {path.name}", "close it"
 
-    monkeypatch.setattr(serve_run, "readers_warning", told)
+    monkeypatch.setattr(serve_run, "readers_warning", warned)
     monkeypatch.setattr(serve_run, "set_up_logs", lambda _: None)
     monkeypatch.setattr(serve_run, "use_one_heap", lambda: None)
     monkeypatch.setattr("cairn.ops.serve.run.trio.run", lambda *_: True)

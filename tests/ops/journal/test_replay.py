@@ -58,7 +58,7 @@ def test_a_crash_is_not_reproduced(run, stored):
 
 
 @pytest.mark.parametrize("rows", [tampered(), unrecorded("INV-4")])
-def test_a_bug_that_nobody_recorded(run, stored, rows):
+def test_a_bug_that_is_not_on_record(run, stored, rows):
     """The bug id from verify is enough."""
     stored(rows)
     bug_id = run("verify").stdout.split("\t")[0]
@@ -163,7 +163,7 @@ def test_a_changed_row_under_a_session(run, stored, reruns, options: tuple[str, 
     assert [] == reruns
 
 
-def test_a_changed_row_behind_a_session(run, stored, reruns):
+def test_a_changed_row_after_a_session(run, stored, reruns):
     """A change after a session's last row does not affect it."""
     rows = healthy()
     rows[-1] = attrs.evolve(rows[-1], public=rows[-1].public.replace(b"signal", b"sigkil"))
@@ -184,7 +184,7 @@ def test_a_state_of_the_past_from_standard_input(tmp_path: Path):
 
 
 @pytest.mark.parametrize("options", [(), ("--engine",)])
-def test_a_session_with_a_bug_that_nobody_recorded(run, stored, reruns, options: tuple[str, ...]):
+def test_a_session_with_a_bug_that_is_not_on_record(run, stored, reruns, options: tuple[str, ...]):
     """It is named, and the model is not run: the fold ends there for this session."""
     stored(unrecorded("INV-4"))
     bug_id = run("verify").stdout.split("\t")[0]
@@ -217,15 +217,15 @@ def test_a_bug_of_a_shadow_check(run, stored, reruns):
         driver.end_check("differs")
     stored(driver.rows)
     (bug_id,) = driver.bugs
-    told = run("replay", bug_id)
-    assert (0, True) == (told.exit_code, "session:      of-it\n" in told.stdout)
+    result = run("replay", bug_id)
+    assert (0, True) == (result.exit_code, "session:      of-it\n" in result.stdout)
     assert 3 == run("replay", bug_id, "--engine").exit_code
     ((_, session, *_),) = reruns
     assert "of-it" == session
-    told = run("replay", "of-it")
-    assert (1, True) == (told.exit_code, bug_id in told.stdout)
-    told = run("tail", "--journal", "--session", "of-it", "kind=shadow_checked")
-    assert 1 == len(told.stdout.splitlines())
+    result = run("replay", "of-it")
+    assert (1, True) == (result.exit_code, bug_id in result.stdout)
+    result = run("tail", "--journal", "--session", "of-it", "kind=shadow_checked")
+    assert 1 == len(result.stdout.splitlines())
 
 
 def test_an_agent_by_its_bare_name(run, stored):
@@ -234,9 +234,9 @@ def test_an_agent_by_its_bare_name(run, stored):
     driver.start()
     driver.serve(Talk(tenant="t1", group=None, name="agent/guide", parts=(("user", (5,) * 20),)))
     stored(driver.rows)
-    told = run("replay", "guide")
+    result = run("replay", "guide")
     due = "guide is an agent's name; its session is agent/guide."
-    assert (2, True) == (told.exit_code, due in told.stderr)
+    assert (2, True) == (result.exit_code, due in result.stderr)
     assert 0 == run("replay", "agent/guide").exit_code
     assert "No bug id or session guid " in run("replay", "guid").stderr
 
@@ -255,5 +255,5 @@ def test_a_request_that_was_lost(run):
     """A request that was open when its server was killed has an end, and is not shown as open."""
     history = Path(__file__).parents[2] / "histories" / "killed.jsonl"
     (session,) = (line.split("\t")[0] for line in run("sessions", history).stdout.splitlines()[1:])
-    told = run("replay", session, history).stdout.splitlines()
-    assert ["length", "lost", "stop"] == [line.split("\t")[-1] for line in told[1:4]]
+    result = run("replay", session, history).stdout.splitlines()
+    assert ["length", "lost", "stop"] == [line.split("\t")[-1] for line in result[1:4]]

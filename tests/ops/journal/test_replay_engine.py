@@ -1,6 +1,6 @@
 """
 ``ops replay --engine``: a healthy session comes out the same, a forged one is named, and another
-fingerprint is told apart.
+fingerprint is recognised.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def test_the_first_event_that_differs_is_named(
     rows: list[Row], capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
     """
-    A journal that says something else than the engine gives is found out, though its chain holds.
+    A journal that differs from what the engine gives is detected, though its chain is unbroken.
     """
     position = [0]
 

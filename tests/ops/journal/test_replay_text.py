@@ -41,8 +41,8 @@ def rows(model_directory: Path) -> list[Row]:
             await ask(server, generate(asked, session_name=STOPPED, stop=(stop,)))
             async with local(server).generate(
                 generate(asked, session_name=LEFT, max_tokens=400)
-            ) as told:
-                async for reply in told:
+            ) as replies:
+                async for reply in replies:
                     if isinstance(reply, Delta) and reply.parts:
                         break  # the client goes away
 
@@ -119,7 +119,7 @@ def test_text_that_the_tokens_do_not_make_is_named(
     rows: list[Row], capsys: pytest.CaptureFixture[str], session: str, text: str
 ) -> None:
     """
-    Other text and more of it; less of it too, where nothing cut the answer. The words are not told.
+    Other text and more of it; less of it too, where nothing cut the answer. The text is not shown.
     """
     stream = f"session/{session}"
     position = max(
@@ -135,17 +135,17 @@ def test_text_that_the_tokens_do_not_make_is_named(
         return attrs.evolve(event, text=text.format(event.text))
 
     assert DIFFERS == rerun(changed(rows, position, change), session, None)
-    told = capsys.readouterr().out
+    out = capsys.readouterr().out
     kind = "tokens_emitted" if text else "request_finished"
-    assert f"({kind})\n  the text, the same for " in told
-    assert "\0" not in told
+    assert f"({kind})\n  the text, the same for " in out
+    assert "\0" not in out
 
 
 @pytest.mark.parametrize(("beginning", "code"), [("", SAME), ("\0", DIFFERS)])
 def test_the_text_of_a_rejected_call_is_of_the_answer(
     rows: list[Row], capsys: pytest.CaptureFixture[str], beginning: str, code: int
 ) -> None:
-    """What is on record as none of a call stands in the answer. The words are not told."""
+    """The text of a rejected call is part of the answer. The text is not shown."""
     position = last(rows, WHOLE, ev.TokensEmitted)
     emitted = decode(rows[position - 1]).event
     assert isinstance(emitted, ev.TokensEmitted)
@@ -155,9 +155,9 @@ def test_the_text_of_a_rejected_call_is_of_the_answer(
     )
 
     assert code == rerun(with_one_more(rows, position, rejected), WHOLE, None)
-    told = capsys.readouterr().out
-    assert (code == DIFFERS) == ("(call_rejected)\n  the text of a rejected call" in told)
-    assert "\0" not in told
+    out = capsys.readouterr().out
+    assert (code == DIFFERS) == ("(call_rejected)\n  the text of a rejected call" in out)
+    assert "\0" not in out
 
 
 @pytest.mark.parametrize(

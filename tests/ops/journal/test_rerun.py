@@ -1,6 +1,6 @@
 """
 ``ops replay --engine`` compares everything: a journal in which one measured value alone is another
-one is found out, though its chain holds and, where that can be, every invariant.
+one is detected, though its chain is unbroken and, if possible, no invariant is broken.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def last(rows: list[Row], session: str, step: ev.Step) -> ev.CacheExtended:
 
 
 def differs_at(rows: list[Row], session: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What is told of a journal that is not what the engine gives."""
+    """What is reported of a journal that differs from what the engine gives."""
     assert DIFFERS == rerun(rows, session, None)
     return capsys.readouterr().out
 

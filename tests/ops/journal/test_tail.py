@@ -105,7 +105,7 @@ def test_a_kind_of_the_log(run, log: Path):
     assert "add --journal" in result.stderr
 
 
-def test_a_kind_that_is_none(run, stored):
+def test_an_unknown_kind(run, stored):
     """No event will ever have it, so the message says that."""
     stored(healthy())
     result = run("tail", "--journal", "kind=nonsense")
@@ -114,7 +114,7 @@ def test_a_kind_that_is_none(run, stored):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ("knd=path_selected", "no event has a field knd; did you mean kind?"),
         ("xyzzy=1", "no event has a field xyzzy.\n"),
@@ -122,15 +122,15 @@ def test_a_kind_that_is_none(run, stored):
         ("ids=1", "ids is private (texts or token ids), so events cannot be filtered by it; "),
     ],
 )
-def test_a_field_that_no_event_has(run, stored, value: str, told: str):
+def test_a_field_that_no_event_has(run, stored, value: str, message: str):
     """Otherwise it would wait forever, in silence."""
     stored(healthy())
     result = run("tail", "--journal", value)
     assert (2, "") == (result.exit_code, result.stdout)
-    assert told in result.stderr
+    assert message in result.stderr
 
 
-def test_every_field_of_an_event_can_be_asked_for(run, stored):
+def test_every_field_of_an_event_can_be_filtered_by(run, stored):
     """Those of the line, and those of what happened."""
     stored(healthy())
     events = shown(run("tail", "--journal", "-n", 31))
@@ -140,7 +140,7 @@ def test_every_field_of_an_event_can_be_asked_for(run, stored):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("nosuch=1",), "No entry of the log that was read has a field nosuch.\n"),
         (("tokns=1",), "No entry of the log that was read has a field tokns; did you mean tokens?"),
@@ -150,14 +150,14 @@ def test_every_field_of_an_event_can_be_asked_for(run, stored):
         (("--grep", "nosuch"), ""),
     ],
 )
-def test_nothing_was_found_in_the_log(run, log: Path, arguments, told: str):
+def test_nothing_was_found_in_the_log(run, log: Path, arguments, message: str):
     """
     Misspelt names are distinguished from events that did not happen; otherwise it prints nothing.
     """
     result = run("tail", *arguments)
     cursor = f"cursor: {log.stat().st_size}\n"
     assert (0, "") == (result.exit_code, result.stdout)
-    assert result.stderr.startswith(told) if told else cursor == result.stderr
+    assert result.stderr.startswith(message) if message else cursor == result.stderr
     assert result.stderr.endswith(cursor)
     log.write_text("")
     assert "cursor: 0\n" == run("tail", *arguments).stderr
@@ -166,10 +166,10 @@ def test_nothing_was_found_in_the_log(run, log: Path, arguments, told: str):
 def test_nothing_was_found_in_the_journal(run, stored):
     """The same of events; a field that other journals have is none that is misspelt."""
     stored(healthy())
-    told = run("tail", "--journal", "--session", "nosuch").stderr
-    assert told.startswith("The journal that was read has no session nosuch; ")
-    told = run("tail", "--journal", "bug_id=1").stderr
-    assert told.startswith("No entry of the journal that was read has a field bug_id.\n")
+    message = run("tail", "--journal", "--session", "nosuch").stderr
+    assert message.startswith("The journal that was read has no session nosuch; ")
+    message = run("tail", "--journal", "bug_id=1").stderr
+    assert message.startswith("No entry of the journal that was read has a field bug_id.\n")
     assert "cursor: 31\n" == run("tail", "--journal", "--session", "s1", "position=1").stderr
 
 
@@ -215,7 +215,7 @@ def test_what_makes_no_sense(run, arguments):
 
 @pytest.mark.usefixtures("log")
 @pytest.mark.parametrize("text", ["soon", "999999999d", "0001-01-01T00:00+14:00"])
-def test_a_time_that_is_none(run, text: str):
+def test_an_invalid_time(run, text: str):
     """What is no time, or beyond all calendars in UTC, is named."""
     result = run("tail", "--since", text)
     assert (2, "") == (result.exit_code, result.stdout)

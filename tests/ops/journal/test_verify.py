@@ -108,8 +108,8 @@ def test_a_kept_head(run, stored, tmp_path: Path):
     """An earlier head is in a journal that grew, and not in one that was cut or written again."""
     rows = healthy()
     stored(rows)
-    for kept, row in ((rows[-1].hash, 31), (rows[19].hash.upper(), 20), ("0" * 64, 0)):
-        result = run("verify", "--head", kept)
+    for saved, row in ((rows[-1].hash, 31), (rows[19].hash.upper(), 20), ("0" * 64, 0)):
+        result = run("verify", "--head", saved)
         assert 0 == result.exit_code
         assert f"saved head: in the chain, at row {row}\n" in result.stdout
     cut = write(tmp_path / "x.jsonl", rows[:-1])
@@ -129,11 +129,11 @@ def test_a_kept_head_and_an_excerpt(run, tmp_path: Path):
     assert "saved head: not in this excerpt" in result.stdout
 
 
-@pytest.mark.parametrize("kept", ["", "abc", "g" * 64])
-def test_a_head_that_is_none(run, stored, kept: str):
+@pytest.mark.parametrize("saved", ["", "abc", "g" * 64])
+def test_an_invalid_head(run, stored, saved: str):
     """A text that cannot be a hash is not looked up."""
     stored(healthy())
-    result = run("verify", "--head", kept)
+    result = run("verify", "--head", saved)
     assert (2, "") == (result.exit_code, result.stdout)
 
 
