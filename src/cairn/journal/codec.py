@@ -3,7 +3,7 @@ Converts events to stored rows and back, and computes the hash chain over the ro
 
 A row's payload is two JSON texts, one public and one private. The row's hash covers the stored
 bytes of all its columns and the hash of the row before. Of the private payload it covers only a
-digest, so the private payload can be encrypted or forgotten and the chain still holds.
+digest, so the private payload can be encrypted or forgotten and the chain stays valid.
 
 Rows of an older version are brought up step by step by ``UPCASTS`` and never rewritten.
 """

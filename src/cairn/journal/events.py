@@ -174,7 +174,7 @@ class SelfTestFinished(Event):
     The engine tested its guarantees on the model that it loaded.
 
     Attributes:
-        findings: name of the check to its result, true if it holds. ``naive_differs`` says whether
+        findings: name of the check to its result, true if it passed. ``naive_differs`` says whether
             naive reuse would have changed bits on this device.
         passed: whether all checks that the guarantees need hold.
         error_max: the largest relative difference from mlx-lm's plain pass.

@@ -65,7 +65,7 @@ class Ends:
         self._blocks: Map[str, Block] = Map()
         self._members: set[str] = set()
         # key to how many of its direct successors are in the subset, or have a successor that is
-        self._behind: dict[str, int] = {}
+        self._successors: dict[str, int] = {}
         self._ends: dict[str, _Rank] = {}
         # Has all ends, and some blocks that no longer are: removing those would cost more.
         self._heap: list[_Rank] = []
@@ -79,14 +79,14 @@ class Ends:
             if block is not None and self._belongs(block):
                 if not was:
                     self._members.add(key)
-                    if key not in self._behind:
-                        self._behind_grows(block.parent)
-                if key not in self._behind:
+                    if key not in self._successors:
+                        self._add_successor(block.parent)
+                if key not in self._successors:
                     self._ends_with(block)
             elif was:
                 self._members.remove(key)
                 if self._ends.pop(key, None) is not None:
-                    self._behind_shrinks(self._blocks[key].parent)
+                    self._remove_successor(self._blocks[key].parent)
         self._tidy()
 
     def others(self, keys: Iterable[str]) -> list[str]:
@@ -116,7 +116,7 @@ class Ends:
         blocks taken, times the logarithm of the number of ends.
         """
         blocks, last = self._blocks, 0
-        behind: dict[str, int] = {}
+        remaining: dict[str, int] = {}
         seen: set[str] = set()
         ahead = [(self._heap[0], 0)] if self._heap else []
         while ahead:
@@ -132,9 +132,9 @@ class Ends:
             last = max(last, rank[0])
             yield block, last
             parent = block.parent
-            while parent is not None and parent in self._behind:
-                behind[parent] = behind.get(parent, self._behind[parent]) - 1
-                if behind[parent]:
+            while parent is not None and parent in self._successors:
+                remaining[parent] = remaining.get(parent, self._successors[parent]) - 1
+                if remaining[parent]:
                     break
                 before = blocks[parent]
                 if parent in self._members:
@@ -153,26 +153,26 @@ class Ends:
             self._ends[block.key] = rank
             heapq.heappush(self._heap, rank)
 
-    def _behind_grows(self, key: str | None) -> None:
+    def _add_successor(self, key: str | None) -> None:
         """
         Count a successor of this block that is new to the subset, or has the first such block after
         it.
         """
         while key is not None and key in self._blocks:
-            self._behind[key] = self._behind.get(key, 0) + 1
-            if self._behind[key] > 1:
+            self._successors[key] = self._successors.get(key, 0) + 1
+            if self._successors[key] > 1:
                 return
             if key in self._members:
                 self._ends.pop(key, None)
                 return
             key = self._blocks[key].parent
 
-    def _behind_shrinks(self, key: str | None) -> None:
+    def _remove_successor(self, key: str | None) -> None:
         while key is not None and key in self._blocks:
-            self._behind[key] -= 1
-            if self._behind[key]:
+            self._successors[key] -= 1
+            if self._successors[key]:
                 return
-            del self._behind[key]
+            del self._successors[key]
             if key in self._members:
                 self._ends_with(self._blocks[key])
                 return

@@ -133,8 +133,8 @@ class Survey:
         session = getattr(event, "session", None)
         if session is None:
             return
-        was, stands = SessionId(session) in before.sessions, SessionId(session) in state.sessions
-        if stands and not was:
+        was_open, is_open = (SessionId(session) in one.sessions for one in (before, state))
+        if is_open and not was_open:
             self._open[session] = Span(
                 session=session,
                 first=recorded.position,
@@ -143,7 +143,7 @@ class Survey:
                 used_us=recorded.time_us,
             )
             self._spans.append(self._open[session])
-        elif was and not stands:
+        elif was_open and not is_open:
             # A session from the base has no span: its earlier rows were pruned with an earlier cut.
             if (closed := self._open.pop(session, None)) is not None:
                 closed.closed = recorded.position
