@@ -1262,24 +1262,6 @@ def test_what_no_session_did_is_checked_too(wrong: ev.Event):
     driver.finish("by")
 
 
-def test_no_request_while_admission_is_closed():
-    """A server that could not trust its memory takes no request until the next start."""
-    driver = driver_of()
-    driver.start()
-    driver.serve(talk(OTHER))
-    wrong = but(ev.SlabReleased, pool_bytes=_more("pool_bytes"))
-    driver.damage = lambda event: wrong(driver, event) or event
-    with pytest.raises(Violated):
-        driver.release("s1")
-    assert driver.state.admission_bug is not None
-    driver.damage = lambda event: event
-    with pytest.raises(Violated) as caught:
-        driver.serve(talk(MORE))
-
-    assert "INV-5" == caught.value.outcome.bug.invariant  # type: ignore[union-attr]
-    assert "admission is closed" == caught.value.outcome.bug.message  # type: ignore[union-attr]
-
-
 def test_a_trim_that_a_window_does_not_reach():
     """A slab that dropped tokens cannot be trimmed to where they would be attended to."""
     rows = list(read_export(HISTORIES / "windowed.jsonl"))

@@ -56,7 +56,7 @@ def test_a_journal_that_was_there_stays_as_it_is(folder: Path):
     found = doctor.check_journal(journal_url(folder))
     # Reading it creates the files next to it, with its own mode.
     assert ("warn", f"`chmod o-rwx {path} {path}-wal {path}-shm`") == (found.status, found.advice)
-    assert found.fact.endswith(f"rows are chained; {found_warning[0]}")
+    assert found.fact.endswith(f"rows are correct; {found_warning[0]}")
     folder.chmod(0o700)
     assert "ok" == doctor.check_journal(journal_url(folder)).status
 
