@@ -168,6 +168,18 @@ def test_a_broken_journal():
             prepared(MemoryStore(rows), close_idle=True)
 
 
+def test_a_session_that_cannot_be_closed():
+    """It has a slab although no server runs: the journal lacks the start of a run."""
+    made = Builder()
+    made.start()
+    made.stop()
+    made.propose(decode(made.rows[1]).event)
+    made.turn("s1", "r1", ["Hello"], range(11, 21), (21, 22))
+    assert () == replay(made.rows).findings
+    with pytest.raises(StoreError, match=r"^Session s1 cannot be closed: .*slab.* Nothing was"):
+        prepared(MemoryStore(made.rows), FAR, close_idle=True)
+
+
 def blind_to_loss(feed: Callable[..., None]) -> Callable[..., None]:
     """A survey that ignores that a server was lost."""
 

@@ -97,7 +97,8 @@ def prepare_prune(
     Prepare a prune. Changes nothing.
 
     Raises:
-        StoreError: the journal failed verification, or it was pruned while it was read.
+        StoreError: the journal failed verification, it was pruned while it was read, or a session
+            cannot be closed.
     """
     old = store.base()
     begins = old.position if old is not None else 0
@@ -183,6 +184,9 @@ def _close_sessions(
     """
     Close the sessions that the options name: (rows to append, the sessions). Changes ledger and
     survey.
+
+    Raises:
+        StoreError: a session cannot be closed.
     """
     rows: list[Row] = []
     lost = None
@@ -202,7 +206,11 @@ def _close_sessions(
             survey.feed(recorded, ledger.state)
     for span in spans:
         outcome = ledger.propose([ev.SessionClosed(session=span.session, reason="retention")])
-        assert outcome.bug is None, outcome.bug  # a closable session has no slab and no request
+        if outcome.bug is not None:
+            raise StoreError(
+                f"Session {span.session} cannot be closed: {outcome.bug.message}. Nothing was "
+                "pruned. Leave out --close-idle and --close-quarantined."
+            )
         rows.extend(outcome.rows)
     return tuple(rows), spans
 
