@@ -44,6 +44,29 @@ def test_defaults(tmp_path: Path, found: dict[str, Any], expected: Sampling) -> 
     assert expected == read_defaults(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("found", "fault"),
+    [
+        ("[]", "it is not a JSON object"),
+        ('{"top_p": []}', "top_p must be a number, not []"),
+        ('{"min_p": "' + "x" * 99 + '"}', f"min_p must be a number, not '{'x' * 12}...{'x' * 13}'"),
+        ('{"repetition_penalty": ' + "[" * 500 + "]" * 500 + "}", "repetition_penalty must be a"),
+        ('{"temperature": 1' + "0" * 400 + "}", "temperature is too large"),
+        ('{"top_k": 1.5}', "top_k must be an integer, not 1.5"),
+        ('{"do_sample": "no"}', "do_sample must be true or false, not 'no'"),
+        ('{"eos_token_id": [7, -1]}', "eos_token_id must be a token id or a list of them, not [7,"),
+        ('{"chat_template_kwargs": 7}', "chat_template_kwargs must be an object, not 7"),
+        ('{"top_p": 0}', "top_p must be above 0 and at most 1, not 0.0"),
+    ],
+)
+def test_a_file_that_cannot_be_used(tmp_path: Path, found: str, fault: str) -> None:
+    """The message names the file and the field, and says what the field must be."""
+    (tmp_path / NAME).write_text(found)
+    with pytest.raises(GenerationConfigFault) as refused:
+        read_defaults(tmp_path)
+    assert str(refused.value).startswith(f"{tmp_path / NAME} cannot be used: {fault}")
+
+
 def test_no_file(tmp_path: Path) -> None:
     """A model without the file has OpenAI's defaults."""
     assert Sampling() == read_defaults(tmp_path)

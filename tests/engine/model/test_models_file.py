@@ -144,14 +144,24 @@ def test_all_faults_are_reported(tmp_path: Path):
         assert line.startswith(f"{path}, {head}")
 
 
-@pytest.mark.parametrize("content", [None, b"\xff", b"#" * (1 << 20) + b"#"])
-def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None):
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"\xff", "is not UTF-8 text: invalid start byte at byte 0"),
+        (b"#" * (1 << 20) + b"#", "is larger than 1048576 bytes"),
+        (b"#" * (1 << 20) + "ü".encode(), "is larger than 1048576 bytes"),
+    ],
+    ids=["missing", "not text", "too large", "cut in a character"],
+)
+def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, what: str):
     """It is missing, not text, or far too large."""
     path = tmp_path / "models.toml"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ModelsFault, match=r"models\.toml"):
+    with pytest.raises(ModelsFault) as caught:
         read_models(path)
+    assert str(caught.value).startswith(f"{path} {what}")
 
 
 def test_metadata_is_read_from_a_directory():
@@ -164,10 +174,14 @@ def test_metadata_is_read_from_a_directory():
     assert found.context_tokens > 0
 
 
-def test_a_home_that_does_not_exist():
-    """The path cannot be resolved."""
-    with pytest.raises(ModelsFault, match=r"begins with ~: .* Write it in full"):
-        parse_models('[models.a]\npath = "~no-such-user/model"', PATH)
+@pytest.mark.parametrize("setting", ["path", "adapter"])
+def test_a_home_that_does_not_exist(setting: str):
+    """The message names the setting and its path."""
+    table = {"path": "/model", setting: "~no-such-user/model"}
+    text = "".join(f"{key} = '{value}'\n" for key, value in table.items())
+    message = rf"\[models\.a\]: {setting} is '~no-such-user/model', .* Write the path in full"
+    with pytest.raises(ModelsFault, match=message):
+        parse_models(f"[models.a]\n{text}", PATH)
 
 
 def test_sizes_of_a_model_with_several_parts(tmp_path: Path):

@@ -8,6 +8,7 @@ ignores what it cannot read.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -22,6 +23,14 @@ NAME: Final = "generation_config.json"
 
 _USUAL = Sampling()
 _TokenId = Annotated[int, msgspec.Meta(ge=0)]
+
+_MUST_BE: Mapping[str, str] = {
+    "top_k": "an integer",
+    "do_sample": "true or false",
+    "eos_token_id": "a token id or a list of them",
+    "chat_template_kwargs": "an object",
+}
+"""What a field must be, other than a number."""
 
 
 class GenerationConfigFault(Exception):
@@ -83,9 +92,20 @@ def _read(directory: Path) -> _GenerationConfig:
         if not path.is_file():
             return _GenerationConfig()
         found = parsed(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            found = {name: value for name, value in found.items() if value is not None}
-        return msgspec.convert(found, _GenerationConfig)
+        if not isinstance(found, dict):
+            raise ValueError("it is not a JSON object")
+        found = {name: value for name, value in found.items() if value is not None}
+        try:
+            return msgspec.convert(found, _GenerationConfig)
+        except msgspec.ValidationError as error:
+            # If a value has another type, it ends with its place: "... - at `$.eos_token_id[0]`".
+            name = str(error).partition("`$.")[2].rstrip("`").partition("[")[0]
+            if name not in found:
+                raise
+            fault = f"must be {_MUST_BE.get(name, 'a number')}, not {reprlib.repr(found[name])}"
+            if str(error).startswith("Number out of range"):
+                fault = "is too large"
+            raise ValueError(f"{name} {fault}") from None
     except (OSError, ValueError) as error:
         raise GenerationConfigFault(
             f"{path} cannot be used: {error}. Correct it, or remove it to use OpenAI's defaults."

@@ -158,6 +158,10 @@ def read_models(path: Path) -> ModelList:
     try:
         with path.open("rb") as file:
             raw = file.read(_FILE_BYTES_MAX + 1)
+        if len(raw) > _FILE_BYTES_MAX:
+            raise ModelsFault(
+                f"{path} is larger than {_FILE_BYTES_MAX} bytes; is it the right file?"
+            )
         text = raw.decode("utf-8")
     except OSError as error:
         raise ModelsFault(f"{path} cannot be read: {error.strerror}.") from error
@@ -165,8 +169,6 @@ def read_models(path: Path) -> ModelList:
         raise ModelsFault(
             f"{path} is not UTF-8 text: {error.reason} at byte {error.start}."
         ) from error
-    if len(raw) > _FILE_BYTES_MAX:
-        raise ModelsFault(f"{path} is larger than {_FILE_BYTES_MAX} bytes; is it the right file?")
     return parse_models(text, path, entry_fault)
 
 
@@ -302,19 +304,19 @@ def _entry(name: str, table: Any, text: str, path: Path) -> ModelEntry:
             f'{where} does not say where the model is. Write path = "DIRECTORY", or builtin = true '
             "for Pebble."
         )
-    try:
-        folder, adapter = path.absolute().parent, entry.adapter
-        return msgspec.structs.replace(
-            entry,
-            directory=str(
-                builtin_directory()
-                if entry.builtin
-                else folder / Path(entry.directory).expanduser()
-            ),
-            adapter=None if adapter is None else str(folder / Path(adapter).expanduser()),
-        )
-    except RuntimeError as error:
-        raise ModelsFault(f"{where}: a path begins with ~: {error} Write it in full.") from error
+    places = {"path": entry.directory, "adapter": entry.adapter}
+    if entry.builtin:
+        places["path"] = str(builtin_directory())
+    for key, place in places.items():
+        try:
+            if place is not None:
+                places[key] = str(path.absolute().parent / Path(place).expanduser())
+        except RuntimeError:
+            raise ModelsFault(
+                f"{where}: {key} is {place!r}, whose home directory is not known. Write the path "
+                "in full."
+            ) from None
+    return msgspec.structs.replace(entry, directory=places["path"], adapter=places["adapter"])
 
 
 def _split_names(name: str, table: Mapping[str, Any]) -> list[str]:
