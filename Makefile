@@ -1,4 +1,4 @@
-# `make help` lists what there is. PYTHON=... chooses the interpreter of the environment.
+# `make help` lists the targets. PYTHON=... chooses the interpreter of the environment.
 
 SHELL := /bin/sh
 VENV := .venv
@@ -6,14 +6,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 OLDEST := .cache/mlx-lm-oldest
 UV := .cache/uv
-# Packages beside the product: they are installed here, and its wheel does not hold them.
+# Packages beside the product: `make env` installs them, and the wheel does not contain them.
 WORKSHOP := $(patsubst %/pyproject.toml,%,$(wildcard workshop/*/pyproject.toml))
 SCHEMATHESIS := .cache/schemathesis
 
-# The folder of a module is never on the path: `import http` is the standard library's.
+# The folder of a module is never on the path: `import http` has to find the standard library's.
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Tests start hundreds of processes, and each would compile all of src/cairn again.
+# Tests start hundreds of processes; without .pyc files each would compile src/cairn again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help env serve test quick coverage fuzz jitter soak oldest schema clients lint format lock clean FORCE
@@ -23,10 +23,10 @@ help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile \
 	| while IFS='|' read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
 
-env: $(STAMP) ## make .venv from requirements.lock, with OpenBLAS on Linux
+env: $(STAMP) ## create .venv from requirements.lock, with OpenBLAS on Linux
 	@:
 
-# Another interpreter than the environment's was asked for: make it anew.
+# If PYTHON has a different version than the environment, create the environment again.
 VERSION_OF = -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
 ifneq ($(PYTHON),)
 ifneq ($(shell $(PYTHON) $(VERSION_OF)),$(shell $(BIN)/python $(VERSION_OF)))
@@ -35,7 +35,7 @@ endif
 endif
 FORCE:
 
-# A name on the path may be a shim that does not run, so each is tried.
+# A name on the path may be a shim that does not run, so try each one.
 $(STAMP): pyproject.toml requirements.lock
 	@set -e; \
 	usable='import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; \
@@ -51,7 +51,7 @@ $(STAMP): pyproject.toml requirements.lock
 		echo "env: $$("$$wanted" -V) in $(VENV)"; \
 		rm -rf $(VENV); "$$wanted" -m venv $(VENV); \
 	fi; \
-	echo "env: $$(grep -c == requirements.lock) packages of requirements.lock; the first time takes some minutes"; \
+	echo "env: $$(grep -c == requirements.lock) packages of requirements.lock; the first time takes a few minutes"; \
 	$(BIN)/python -m pip install -qq --require-hashes -r requirements.lock; \
 	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e . $(WORKSHOP:%=-e %)
 	@if [ "$$(uname)" = Linux ]; then \
@@ -59,11 +59,11 @@ $(STAMP): pyproject.toml requirements.lock
 	fi
 	@touch $@
 
-serve: env ## run the server; ARGS="..." go to `ops serve`
+serve: env ## run the server; ARGS="..." for options of `ops serve`
 	@$(BIN)/ops serve $(ARGS)
 
-# Sets LD_PRELOAD to a BLAS whose bits depend on shape, unless it is set (LD_PRELOAD= : without),
-# and `why` to the reason when there is none: then the tests of bit-identity prove nothing.
+# Sets LD_PRELOAD to a BLAS whose bits depend on shape, unless it is set (LD_PRELOAD= preloads none).
+# Without such a BLAS, the tests of bit-identity prove nothing, and `why` is set to the reason.
 define with_blas
 	why=''; \
 	if [ "$$(uname)" = Linux ]; then \
@@ -78,18 +78,18 @@ define with_blas
 	if [ -n "$$why" ] && [ "$${CAIRN_GATE_REQUIRED:-}" = 1 ]; then exit 1; fi
 endef
 
-# One worker for each core, each with one thread of the BLAS: two that share a core wait for each
-# other far longer than they compute. A worker begins with neighbouring tests, so that most fixtures
-# of a module are made once, and takes over tests of another worker when it has no more of its own.
-# ARGS=-n0 runs all in one process, as a debugger needs it.
+# One worker for each core, each with one BLAS thread: two threads that share a core wait for each
+# other far longer than they compute. A worker starts with neighbouring tests, so that most fixtures
+# of a module are set up once, and takes over tests of another worker when it has finished its own.
+# ARGS=-n0 runs all tests in one process, as a debugger needs.
 ALL_CORES := -n auto --dist worksteal
 
-test: env ## run the tests on all cores, on Linux with OpenBLAS preloaded; ARGS="..." go to pytest
+test: env ## run the tests on all cores, on Linux with OpenBLAS preloaded; ARGS="..." for options of pytest
 	@$(with_blas); \
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -P -m pytest -q $(ALL_CORES) $(ARGS); \
 	status=$$?; gate; exit $$status
 
-quick: env ## test journal, http and the actors on the fake engine in 30 seconds, with few random examples
+quick: env ## test journal, http and actors in 30 seconds, on the fake engine, with few random examples
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -P -m pytest -q $(ALL_CORES) --hypothesis-profile=quick \
 		-m 'not slow and not soak and not model' tests/journal tests/http tests/actors $(ARGS)
 
@@ -116,26 +116,26 @@ coverage: env ## run the tests as `make test` does, and measure which lines and 
 	$(BIN)/coverage report --include='$(PURE)' --fail-under=$(PURE_PERCENT) || status=1; \
 	gate; exit $$status
 
-fuzz: env ## ask ten thousand requests that are almost right; EXAMPLES=..., SEED=... for the same again
+fuzz: env ## send 10,000 almost valid requests; EXAMPLES=... to change that, SEED=... to repeat a run
 	@seed=$(or $(SEED),$$(date +%s)); echo "fuzz: SEED=$$seed"; \
 	CAIRN_FUZZ_EXAMPLES=$(or $(EXAMPLES),10000) $(BIN)/python -P -m pytest -q tests/http/test_fuzz.py \
 		--hypothesis-seed=$$seed $(ARGS)
 
-# Each round is a test of its own, with a seed of its own. What failed can be had again by its seed,
-# and with CAIRN_JITTER_SHRINK=1 it is cut short as long as it fails.
-jitter: env ## compare random histories with cold answers, bit for bit; REQUESTS=..., SEED=... for the same again
+# Each round is a separate test with its own seed. A failed round can be repeated with its seed;
+# CAIRN_JITTER_SHRINK=1 shortens it as long as it fails.
+jitter: env ## compare random histories with cold answers, bit for bit; REQUESTS=..., SEED=... to repeat a run
 	@$(with_blas); \
 	seed=$(or $(SEED),$$(date +%s)); echo "jitter: SEED=$$seed"; \
 	CAIRN_JITTER_REQUESTS=$(or $(REQUESTS),1500) CAIRN_JITTER_SEED=$$seed \
 		$(BIN)/python -P -m pytest -q -s -m gate tests/gate/test_jitter.py $(ARGS); status=$$?; gate; exit $$status
 
-# What is too long for each change: kills in a row, and the memory of many long sessions.
-soak: env ## run the tests that take minutes each; ARGS="-k memory" for some
+# Tests too slow for every change: repeated kills, and the memory of many long sessions.
+soak: env ## run the tests that take minutes each; ARGS="-k memory" to select some
 	@$(with_blas); \
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -P -m pytest -q -m soak --durations=0 tests $(ARGS); \
 	status=$$?; gate; exit $$status
 
-oldest: env ## test caches and markers with the oldest mlx-lm that pyproject.toml admits
+oldest: env ## test caches and markers with the oldest mlx-lm that pyproject.toml allows
 	@set -e; $(with_blas); \
 	version=$$(sed -n 's/.*"mlx-lm>=\([0-9.]*\),.*/\1/p' pyproject.toml); \
 	echo "oldest: mlx-lm $$version"; \
@@ -148,18 +148,19 @@ oldest: env ## test caches and markers with the oldest mlx-lm that pyproject.tom
 	assert used == '$$version', f'mlx-lm {used} in use, not $$version'"; \
 	$(BIN)/python -P -m pytest -q tests/engine/mlx/test_cache_against_mlx_lm.py tests/engine/answer/test_markers.py
 
-# It stays out of the environment: only this target needs it.
-schema: env ## hold a running server against its /openapi.json; EXAMPLES=..., SEED=..., ARGS=--quick
+# Schemathesis has an environment of its own, because only this target needs it.
+schema: env ## check a running server against its /openapi.json; EXAMPLES=..., SEED=..., ARGS=--quick
 	@test -x $(SCHEMATHESIS)/bin/schemathesis || { $(BIN)/python -m venv $(SCHEMATHESIS) \
 		&& $(SCHEMATHESIS)/bin/python -m pip install -qq 'schemathesis>=4.32,<5'; }
 	@SCHEMATHESIS=$(CURDIR)/$(SCHEMATHESIS)/bin/schemathesis $(BIN)/python -P tools/schema_check.py \
 		--examples $(or $(EXAMPLES),20) --seed $(or $(SEED),1) $(ARGS)
 
-# Nobody depends on them: what npm and pip bring lies in .cache/clients, and what cannot be had is skipped.
-clients: env ## hold conversations with real clients, off the network; ARGS="--only opencode" for some
+# No other target needs the clients. npm and pip install them in .cache/clients; one that cannot be
+# installed is skipped.
+clients: env ## run real clients, offline; ARGS="--only opencode" to select some
 	@$(BIN)/python -P -m cairn_clients.real_clients $(ARGS)
 
-lint: env ## ruff, mypy, and the direction of imports
+lint: env ## check with ruff and mypy, and check the direction of imports
 	@status=0; \
 	$(BIN)/ruff check -q . || status=1; \
 	$(BIN)/ruff format -q --check . || { $(BIN)/ruff format --check . || true; status=1; }; \
@@ -168,12 +169,12 @@ lint: env ## ruff, mypy, and the direction of imports
 		|| { echo "$$report"; status=1; }; \
 	if [ $$status = 0 ]; then echo 'lint: ok'; fi; exit $$status
 
-format: env ## format the code, and fix what ruff can fix
+format: env ## format the code, and apply ruff's fixes
 	@$(BIN)/ruff check -q --fix . || true
 	@$(BIN)/ruff format -q .
 
-# uv stays out of the environment: only this target needs it. No index address goes into the file.
-lock: $(STAMP) ## write requirements.lock anew from pyproject.toml; ARGS=--upgrade for newer versions
+# uv has an environment of its own, because only this target needs it.
+lock: $(STAMP) ## rewrite requirements.lock from pyproject.toml; ARGS=--upgrade for newer versions
 	@test -x $(UV)/bin/uv || { $(BIN)/python -m venv $(UV) && $(UV)/bin/python -m pip install -qq 'uv>=0.13,<0.14'; }
 	@$(UV)/bin/uv pip compile -q pyproject.toml --extra blas --group dev --universal \
 		--python-version 3.11 --generate-hashes --no-annotate --no-header \

@@ -130,8 +130,8 @@ def test_the_beginning_of_an_excerpt_comes_back(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "read", "words"),
     [
-        (b'{"base":2}', read_base, "line 1, is no base of a journal: Invalid enum value"),
-        (b'{"excerpt":1}', read_excerpt, "line 1, is no beginning of an excerpt: .* missing"),
+        (b'{"base":2}', read_base, "line 1, is not a base of a journal: Invalid enum value"),
+        (b'{"excerpt":1}', read_excerpt, "line 1, is not the beginning of an excerpt: .* missing"),
     ],
     ids=["base", "excerpt"],
 )

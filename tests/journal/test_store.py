@@ -760,7 +760,7 @@ def _newer(path: Path) -> None:
     [
         (_no_schema, "ops migrate"),
         (_something_else, "not a Cairn journal"),
-        (_no_database, "no Cairn journal"),
+        (_no_database, "not a Cairn journal"),
         (_newer, "newer"),
     ],
 )
@@ -877,7 +877,7 @@ def test_the_file_of_a_url(tmp_path: Path):
     """Only an SQLite database is a file."""
     path = tmp_path / "a journal.db"
     assert path == store_sql.sqlite_path(url_of_file(path))
-    with pytest.raises(StoreError, match=r"postgresql.*host/name is no file"):
+    with pytest.raises(StoreError, match=r"postgresql.*host/name is not a file"):
         store_sql.sqlite_path("postgresql://host/name")
 
 

@@ -67,7 +67,7 @@ def test_an_export_without_private_contents(tmp_path: Path):
 
 
 def test_a_file_that_is_no_export(tmp_path: Path):
-    """The line that is no row is named."""
+    """The message names the line that is not a row."""
     path = tmp_path / "x.jsonl"
     path.write_text("hello\n")
     with pytest.raises(StoreError, match="line 1"):

@@ -149,8 +149,8 @@ def test_how_the_process_ends(raised: str, code: int, stderr: str):
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        ("nothing", ".venv/bin/python cannot be run; 'make env' makes it"),
-        ("an empty environment", "Cairn is not in "),
+        ("nothing", ".venv/bin/python; run 'make env'"),
+        ("an empty environment", "Cairn is not installed in "),
         ("by make", ""),
         ("by pip", ""),
     ],

@@ -214,7 +214,7 @@ def read_base(path: Path) -> Base | None:
     Raises:
         StoreError: the file cannot be read, or its first line is an invalid base.
     """
-    return _read_first(path, _BASE_BEGINS, base_from_line, "base of a journal")
+    return _read_first(path, _BASE_BEGINS, base_from_line, "a base of a journal")
 
 
 def read_excerpt(path: Path) -> Excerpt | None:
@@ -224,7 +224,7 @@ def read_excerpt(path: Path) -> Excerpt | None:
     Raises:
         StoreError: the file cannot be read, or its first line is invalid.
     """
-    return _read_first(path, _EXCERPT_BEGINS, excerpt_from_line, "beginning of an excerpt")
+    return _read_first(path, _EXCERPT_BEGINS, excerpt_from_line, "the beginning of an excerpt")
 
 
 def _read_first(
@@ -235,7 +235,7 @@ def _read_first(
             line = file.readline()
             return decode(line) if line.startswith(begins) else None
     except ValueError as error:
-        raise StoreError(f"{path}, line 1, is no {what}: {error}.") from error
+        raise StoreError(f"{path}, line 1, is not {what}: {error}.") from error
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
 
@@ -257,7 +257,7 @@ def read_export(path: Path) -> Iterator[Row]:
                     yield from_line(line)
                 except ValueError as error:
                     raise StoreError(
-                        f"{path}, line {number}, is no row of an export: {error}. "
+                        f"{path}, line {number}, is not a row of an export: {error}. "
                         "`ops export` writes such files."
                     ) from error
     except OSError as error:

@@ -102,7 +102,7 @@ def sqlite_path(url: str) -> Path:
     """The file of an SQLite URL."""
     path = _file(_parsed(url))
     if path is None:
-        raise StoreError(f"{_place(_parsed(url))} is no file.")
+        raise StoreError(f"{_place(_parsed(url))} is not a file.")
     return path
 
 
@@ -173,7 +173,7 @@ class SqlStore:
             found = self._base()
         if found is None:
             return None
-        # Whatever was put there by hand: with a different type, it is no base that a row names.
+        # A value of another type was set by hand, and is not a base that a row names.
         position, head, state, digest = found
         return Base(
             position=position, head=_text(head), state=_bytes(state), state_digest=_text(digest)
@@ -186,7 +186,7 @@ class SqlStore:
             if self._connection.execute(ends).scalar_one_or_none() != base.head:
                 raise HeadMoved(
                     f"Row {base.position} of {self._place} is not the one that the base ends with; "
-                    "somebody else changed the journal meanwhile. Nothing was pruned."
+                    "another process changed the journal meanwhile. Nothing was pruned."
                 )
             if rows:
                 self._append(rows)
@@ -340,7 +340,7 @@ class SqlStore:
         if len(found) > 1:
             raise StoreError(
                 f"{self._place} has more than one base in the place of its first rows; Cairn keeps "
-                "one, so somebody changed it. Keep a copy of it, and restore a backup."
+                "one, so another program changed it. Keep a copy of it, and restore a backup."
             )
         return found[0] if found else None
 
@@ -431,7 +431,7 @@ def _parsed(url: str) -> sa.URL:
         parsed = sa.make_url(url)
     except SQLAlchemyError as error:
         raise StoreError(
-            f"{url!r} is no database URL; write sqlite:////path/to/journal.db or "
+            f"{url!r} is not a database URL; write sqlite:////path/to/journal.db or "
             "postgresql://user@host/name."
         ) from error
     if parsed.get_backend_name() == "sqlite" and not parsed.database:
@@ -497,7 +497,7 @@ def _connected(url: sa.URL, *, mode: str) -> sa.Connection:
             f"{place} needs the package {error.name}; install the extra `postgres`."
         ) from error
     except NoSuchModuleError as error:
-        raise StoreError(f"{place} is no database that Cairn knows: SQLite, PostgreSQL.") from error
+        raise StoreError(f"{place}: Cairn supports only SQLite and PostgreSQL.") from error
 
 
 def _sqlite(path: Path, mode: str) -> sa.Connection:
@@ -547,8 +547,8 @@ def _revision(connection: sa.Connection, place: str) -> str | None:
     if VERSION_TABLE not in tables:
         if tables and (connection.dialect.name == "sqlite" or "events" in tables):
             raise StoreError(
-                f"{place} is a database of something else, not a Cairn journal. It was left as it "
-                "is; name another with --data-dir or --journal."
+                f"{place} is the database of another program, not a Cairn journal. It was not "
+                "changed; choose another with --data-dir or --journal."
             )
         return None
     version = sa.table(VERSION_TABLE, sa.column("version_num", sa.Text))
@@ -559,7 +559,7 @@ def _other_revision(place: str, revision: str | None) -> str:
     if revision is not None and revision > REVISION:
         return (
             f"{place} was written by a newer Cairn (schema {revision}; this one knows {REVISION}). "
-            "Use that version or a newer one; the journal was left as it is."
+            "Use that version or a newer one; the journal was not changed."
         )
     has = "has no schema yet" if revision is None else f"has schema {revision}, not {REVISION}"
     return f"{place} {has}. Run `ops migrate`."
@@ -639,7 +639,7 @@ def _advice(fact: str) -> str:
     """What to do about a database error, by its message: drivers have no codes in common."""
     for words, advice in (
         ("locked", "Another program writes to it; let one server at a time use a journal."),
-        ("not a database", "It is no Cairn journal and was left as it is; name another file."),
+        ("not a database", "It is not a Cairn journal and was not changed; choose another file."),
         ("malformed", "The file is damaged; keep a copy of it, and restore a backup."),
         ("readonly", "Check who owns the file and its folder."),
         ("unable to open", "Check the path, and who owns the file and its folder."),

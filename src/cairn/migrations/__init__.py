@@ -1,1 +1,1 @@
-"""The migrations of the journal: Alembic runs them, nobody imports them."""
+"""The migrations of the journal: Alembic runs them; no module imports them."""

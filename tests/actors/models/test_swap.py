@@ -745,7 +745,7 @@ async def test_a_bias_of_a_token_that_the_model_does_not_know(setup: Setup) -> N
     """Parameters that were read before the model was loaded are checked once it is."""
     strange = Sampling(temperature=0.0, logit_bias=((1 << 20, 1.0),))
     async with setup.serving() as server:
-        with pytest.raises(PromptRefused, match="no token of this model"):
+        with pytest.raises(PromptRefused, match="not a token id of this model"):
             await ask(server, to("other", OPENING, sampling=strange))
 
 
@@ -816,7 +816,7 @@ async def test_an_agent_whose_request_leaves_the_queue_is_free(setup: Setup) -> 
             with pytest.raises(QueueFull):
                 await disconnect(server, turn("other", OPENING, previous=None))
         strange = Sampling(temperature=0.0, logit_bias=((1 << 20, 1.0),))
-        with pytest.raises(PromptRefused, match="no token of this model"):
+        with pytest.raises(PromptRefused, match="not a token id of this model"):
             await ask(server, turn("other", OPENING, previous=None, sampling=strange))
         await ask(server, turn("one", OPENING, previous=None))
         assert await local(server).agents.delete("notes")

@@ -711,9 +711,9 @@ def test_a_damaged_base_line(run, pruned: Path, tmp_path: Path):
     run("export", "-o", export)
     first, *rest = export.read_bytes().splitlines(keepends=True)
     export.write_bytes(b'{"base":1}\n' + b"".join(rest))
-    assert "line 1, is no base" in run("verify", export).stderr
+    assert "line 1, is not a base" in run("verify", export).stderr
     export.write_bytes(b"".join([rest[0], first, *rest[1:]]))
-    assert "line 2, is no row" in run("verify", export).stderr
+    assert "line 2, is not a row" in run("verify", export).stderr
 
 
 def test_a_prune_beside_a_reader(run, stored, monkeypatch: pytest.MonkeyPatch):

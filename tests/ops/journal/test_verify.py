@@ -165,7 +165,7 @@ def test_standard_input_that_is_no_export(stored):
     """It is named as such; a database has to be named by its path."""
     done = piped("-", b"Dear diary\n")
     assert (2, b"") == (done.returncode, done.stdout)
-    assert done.stderr.startswith(b"standard input, line 1, is no row of an export: ")
+    assert done.stderr.startswith(b"standard input, line 1, is not a row of an export: ")
     done = piped("-", (stored(healthy()) / "journal.db").read_bytes())
     assert (2, b"") == (done.returncode, done.stdout)
     assert b"is a database" in done.stderr
@@ -233,7 +233,7 @@ def test_no_journal(run, arguments):
 
 
 def test_no_export(run, tmp_path: Path):
-    """A file that is no export is named with the line that is none."""
+    """The message about a file that is not an export names the line."""
     path = tmp_path / "x.jsonl"
     path.write_text("Dear diary\n")
     result = run("verify", path)
@@ -253,7 +253,10 @@ def test_an_export_without_a_row(run, tmp_path: Path, command: str, begins: str)
     path.write_bytes(line if begins else b"")
     result = run(command, path)
     assert (2, "") == (result.exit_code, result.stdout)
-    assert f"There are no rows in {path}. `ops export` writes them; " in result.stderr
+    assert (
+        f"There are no rows in {path}. Check whether `ops export` reported an error"
+        in result.stderr
+    )
 
 
 def test_standard_input_without_a_row():

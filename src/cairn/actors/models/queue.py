@@ -235,8 +235,8 @@ async def take(command: Generate, context: RequestContext, server: ModelServer) 
     strange = [token for token, _ in command.sampling.logit_bias if token >= known]
     if strange:  # not known when the request was read, before the model was ever loaded
         raise PromptRefused(
-            f"logit_bias has {strange[0]}, which is no token of this model; token ids are 0 to "
-            f"{known - 1}"
+            f"logit_bias has {strange[0]}, which is not a token id of this model; its ids are 0 "
+            f"to {known - 1}"
         )
     tickets = await server.take(command, context)
     return tickets, server.replies(tickets, context)

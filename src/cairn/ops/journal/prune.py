@@ -166,8 +166,8 @@ def _prepared(store: SqlStore, options: PruneOptions) -> PreparedPrune:
 def _refuse_running(prepared: PreparedPrune) -> None:
     if prepared.state.boot is not None:
         raise StoreError(
-            "By the journal a server uses it, and on a database server Cairn cannot check whether "
-            "that server still runs. Stop it; if it was killed, start and stop one in its place."
+            "According to the journal, a server is using it, and Cairn cannot check this for a "
+            "database server. Stop the server; if it was killed, start it again and stop it."
         )
 
 

@@ -330,7 +330,7 @@ def _memory(looks: Sequence[Look]) -> list[str]:
     if resident:
         quarter = resident[len(resident) // _QUARTERS]
         lines.append(
-            f"memory of the process: {_mib(resident[0])} MiB at first, {_mib(quarter)} behind the "
+            f"memory of the process: {_mib(resident[0])} MiB at first, {_mib(quarter)} after the "
             f"first quarter, {_mib(resident[-1])} at the end"
         )
     return lines

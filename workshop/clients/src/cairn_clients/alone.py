@@ -18,7 +18,7 @@ _GET_FLAGS, _SET_FLAGS = 0x8913, 0x8914
 _UP = 0x1
 _REQUEST = "16sh14x"
 
-#: For clients that obey them; the second is where nobody listens.
+#: For clients that obey them; no program listens on the second address.
 PROXIES = {
     "NO_PROXY": "127.0.0.1,localhost",
     "HTTP_PROXY": "http://127.0.0.1:9",

@@ -314,7 +314,7 @@ class Training:
         if begun > len(self._stages) or told["identity"] != self._identity(begun):
             raise OtherTraining(
                 f"{self._path}.safetensors is of another recipe, seed, tokenizer, number of "
-                "processes or beginning. Choose another folder, or remove it to begin anew."
+                "processes or beginning. Choose another folder, or remove it to start again."
             )
         found = tree_unflatten(list(arrays.items()))
         self.model.update(found["model"])
