@@ -1,8 +1,8 @@
 """
 Tests use what they test as its callers do: they read, call and patch public names only.
 
-The tests look for private names of other modules and objects in the syntax of all tests. What is
-private to a test module itself, or to a class in it, is not meant.
+The tests look for private names of other modules and objects in the syntax of all tests, those of
+the workshop included. What is private to a test module itself, or to a class in it, is not meant.
 """
 
 from __future__ import annotations
@@ -13,29 +13,27 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).parent.parent
+TESTS = sorted(
+    path for tests in ("tests", "workshop/*/tests") for path in ROOT.glob(f"{tests}/**/*.py")
+)
+
 OWN = {"self", "cls"}
+BY_NAME = {"getattr", "hasattr", "setattr", "delattr", "attrgetter"}
+"""Functions, and methods of ``monkeypatch``, that take the names of attributes as texts."""
 
 _TOKENIZER = "of a library: mlx-lm's wrapper has no other way to the tokenizer in it"
-_STRUCT = "the fields of a body are compared with the tables of the reference"
 
 ALLOWED = {
-    "engine/answer/test_markers.py: tokenizer._tokenizer": _TOKENIZER,
-    "engine/prompt/test_cuts.py: wrapper.encode.__self__._tokenizer": _TOKENIZER,
-    "http/chat_completions/test_client.py: answer._request_id": "of OpenAI's client, documented",
-    "http/openapi/test_reference.py: agents._Fork": _STRUCT,
-    "http/openapi/test_reference.py: agents._NewAgent": _STRUCT,
-    "http/openapi/test_reference.py: anthropic._Request": _STRUCT,
-    "http/openapi/test_reference.py: anthropic_errors._TYPES": _STRUCT,
-    "http/openapi/test_reference.py: completions._Request": _STRUCT,
-    "http/openapi/test_reference.py: openai._Request": _STRUCT,
-    "http/openapi/test_reference.py: responses._Request": _STRUCT,
-    "journal/test_eviction_order.py: ends._heap": "that former ends do not pile up is not visible",
-    "journal/test_retention.py: base._Snapshot": "the fields of a base are hashed by their names",
-    "ops/drills/test_drill.py: _NO_RETRY": "a control: an error without its header",
-    "ops/drills/test_drill.py: _REFUSALS": "a control: an error without its header",
-    "ops/drills/test_drill.py: errors._REFUSALS": "a control: an error without its header",
-    "ops/drills/test_drill.py: _taken_out": "a control: a violation that quarantines nothing",
+    "tests/engine/answer/test_markers.py: tokenizer._tokenizer": _TOKENIZER,
+    "tests/engine/prompt/test_cuts.py: wrapper.encode.__self__._tokenizer": _TOKENIZER,
+    "tests/http/chat_completions/test_client.py: answer._request_id": "documented by OpenAI",
+    "tests/journal/test_eviction_order.py: ends._heap": "not visible: former ends do not pile up",
+    "tests/journal/test_retention.py: base._Snapshot": "fields are hashed by their names",
+    "tests/ops/drills/test_drill.py: _NO_RETRY": "a control: an error without its header",
+    "tests/ops/drills/test_drill.py: _REFUSALS": "a control: an error without its header",
+    "tests/ops/drills/test_drill.py: errors._REFUSALS": "a control: an error without its header",
+    "tests/ops/drills/test_drill.py: _taken_out": "a control: a violation that quarantines nothing",
 }
 """The private names that tests may use, by file, with the reason."""
 
@@ -48,7 +46,7 @@ def is_private(name: str) -> bool:
 def reached(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """
     The private names of others that a module uses, with their lines: as attributes, as imports, and
-    as the names of what ``monkeypatch`` replaces.
+    as texts in calls of ``BY_NAME``.
     """
     for node in ast.walk(tree):
         match node:
@@ -62,8 +60,10 @@ def reached(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 for one in names:
                     if is_private(one.name):
                         yield node.lineno, f"{module}.{one.name}"
-            case ast.Call(func=ast.Attribute(attr="setattr" | "delattr"), args=arguments):
-                for given in arguments[:2]:
+            case ast.Call(args=[ast.Name(id=owner), *_]) if owner in OWN:
+                pass
+            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=arguments):
+                for given in arguments[:2] if called in BY_NAME else ():
                     match given:
                         case ast.Constant(value=str(text)) if is_private(text.rpartition(".")[2]):
                             yield node.lineno, text
@@ -73,7 +73,7 @@ def reached(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def all_reached() -> Iterator[tuple[str, int, str]]:
     """The private names that all tests use, with their files and lines."""
-    for path in sorted(ROOT.rglob("*.py")):
+    for path in TESTS:
         place = str(path.relative_to(ROOT))
         for line, name in reached(ast.parse(path.read_text(encoding="utf-8"))):
             yield place, line, name
@@ -87,6 +87,12 @@ def test_no_test_reaches_into_private_state():
         if f"{place}: {name}" not in ALLOWED
     ]
     assert [] == found
+
+
+def test_all_tests_are_read():
+    """Those of the product, and those of each tool of the workshop that has any."""
+    places = {path.relative_to(ROOT).parts[:2] for path in TESTS}
+    assert {("tests", "journal"), ("workshop", "bench"), ("workshop", "pebble")} <= places
 
 
 def test_the_list_has_no_more_than_is_used():
@@ -103,6 +109,12 @@ def test_the_list_has_no_more_than_is_used():
         "from cairn.actors.memory import _BATCH",
         "monkeypatch.setattr(memory, '_BATCH', 2)",
         "monkeypatch.setattr('cairn.actors.memory._BATCH', 2)",
+        "getattr(server, '_tickets')",
+        "getattr(server.loaded, '_tickets', None)",
+        "hasattr(server, '_tickets')",
+        "setattr(server, '_tickets', {})",
+        "builtins.delattr(server, '_tickets')",
+        "operator.attrgetter('_tickets')(server)",
     ],
 )
 def test_private_reach_is_found(source: str):
@@ -119,6 +131,9 @@ def test_private_reach_is_found(source: str):
         "server.__class__",
         "_ = server",
         "server.tickets",
+        "getattr(self, '_tickets')",
+        "getattr(server, '__dict__')",
+        "name.startswith('_tickets')",
     ],
 )
 def test_what_is_public_or_its_own_is_not_found(source: str):

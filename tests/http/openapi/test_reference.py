@@ -98,19 +98,21 @@ def test_the_index_lists_every_endpoint_and_no_other():
 
 def test_every_field_of_a_request_is_described_and_no_other():
     """The tables of fields are those of the request and of its messages."""
-    assert sorted(openai._Request.__struct_fields__) == sorted(names("chat-completions", "Request"))
+    assert sorted(openai.RequestBody.__struct_fields__) == sorted(
+        names("chat-completions", "Request")
+    )
     assert sorted(WireMessage.__struct_fields__) == sorted(names("chat-completions", "Messages"))
 
 
 def test_every_field_of_completions_is_described_and_no_other():
     """The table of fields of the older completions is what their adapter reads."""
-    fields = completions._Request.__struct_fields__
+    fields = completions.RequestBody.__struct_fields__
     assert sorted(fields) == sorted(names("completions", "Request"))
 
 
 def test_every_field_of_responses_is_described_and_no_other():
     """The tables of fields and of items are what the adapter reads."""
-    assert sorted(responses._Request.__struct_fields__) == sorted(names("responses", "Request"))
+    assert sorted(responses.RequestBody.__struct_fields__) == sorted(names("responses", "Request"))
     assert sorted(responses_conversation.ITEMS) == sorted(names_of_rows("responses", "Items"))
 
 
@@ -118,10 +120,10 @@ def test_every_field_of_agents_is_described_and_no_other():
     """
     The tables have the fields to create an agent, to fork it, and of the agent that is returned.
     """
-    fields = agents._NewAgent.__struct_fields__
+    fields = agents.NewAgentBody.__struct_fields__
     assert sorted(fields) == sorted(names_of_rows("agents", "Create and fork"))
     text = section("agents", "Create and fork")
-    assert all(f"`{name}`" in text for name in agents._Fork.__struct_fields__)
+    assert all(f"`{name}`" in text for name in agents.ForkBody.__struct_fields__)
     service = FakeService()
     service.agents.have("notes")
     (facts,) = service.for_tenant("local").agents.all()
@@ -137,7 +139,7 @@ def test_every_event_of_a_responses_stream_is_described_and_no_other():
 
 def test_every_field_of_messages_is_described_and_no_other():
     """The tables of fields and of blocks are what the adapter reads."""
-    fields = anthropic._Request.__struct_fields__
+    fields = anthropic.RequestBody.__struct_fields__
     assert sorted(fields) == sorted(names("messages", "Request"))
     assert sorted(block_types()) == sorted(names_of_rows("messages", "Blocks"))
 
@@ -153,7 +155,7 @@ def test_every_end_and_error_of_messages_is_described_and_no_other():
         for status in re.findall(r"[0-9]{3}", statuses.partition("(")[0])
         if "every other" not in statuses
     }
-    assert dict(anthropic_errors._TYPES) == described
+    assert dict(anthropic_errors.TYPES) == described
 
 
 def block_types() -> set[str]:

@@ -321,7 +321,7 @@ def test_a_run_ends_when_the_server_is_idle():
 
 def test_a_server_that_never_becomes_idle_is_reported(monkeypatch: pytest.MonkeyPatch):
     """The wait for rest has an end."""
-    monkeypatch.setattr(servers, "_READY_S", 0.0)
+    monkeypatch.setattr(servers, "READY_S", 0.0)
     fake = Fake(settles=1000)
     fake.settling = 1000
     with serving(fake) as url, pytest.raises(NeverAtRest, match="fake was not idle"):
@@ -572,7 +572,7 @@ def beside(monkeypatch: pytest.MonkeyPatch, model_directory: Path) -> Callable[.
     def put(*fault: str, peer: Sequence[str] = ()) -> list[object]:
         monkeypatch.setattr(command, "ours", lambda: fake_kind("cairn", *fault, is_ours=True))
         monkeypatch.setattr(command, "mlx_lm", lambda **_: fake_kind("mlx-lm", *peer))
-        monkeypatch.setattr(command, "_QUICK_PAUSES_S", (0.0, 0.5))  # two, so that they take turns
+        monkeypatch.setattr(command, "QUICK_PAUSES_S", (0.0, 0.5))  # two, so that they take turns
         return ["bench", "--quick", "--scenario", "4 turns", "--model", model_directory]
 
     return put
@@ -766,7 +766,7 @@ def test_a_quick_run_has_no_long_pauses():
     }
     assert NAMES == [one.name for one in command.chosen_scenarios((), quick=False)]
     assert ["batch"] == [one.name for one in command.chosen_scenarios(["batch"], quick=True)]
-    assert max(command._QUICK_PAUSES_S) < max(command._PAUSES_S)
+    assert max(command.QUICK_PAUSES_S) < max(command.PAUSES_S)
 
 
 # --- the real servers ----------------------------------------------------------------------------

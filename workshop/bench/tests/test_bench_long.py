@@ -689,7 +689,7 @@ def test_a_signal_ends_it_with_its_report(
     The measurements so far are reported and written, the server has ended, the exit code is the
     signal's, and --resume holds the rest.
     """
-    noted = long_command._Progress.__call__
+    noted = long_command.Progress.__call__
 
     def signalled(self: Any, turn: Turn) -> None:
         noted(self, turn)
@@ -697,7 +697,7 @@ def test_a_signal_ends_it_with_its_report(
 
     arguments = short()
     with monkeypatch.context() as patched:
-        patched.setattr(long_command._Progress, "__call__", signalled)
+        patched.setattr(long_command.Progress, "__call__", signalled)
         result = run(*arguments)
     assert 128 + number == result.exit_code, result.output
     assert "Stopping after this turn" in result.stderr
@@ -723,7 +723,7 @@ def test_a_second_signal_ends_it_at_once(
         os.kill(os.getpid(), signal.SIGTERM)
 
     arguments = short()
-    monkeypatch.setattr(long_command._Progress, "__call__", twice)
+    monkeypatch.setattr(long_command.Progress, "__call__", twice)
     result = run(*arguments)
     assert (128 + signal.SIGTERM, "") == (result.exit_code, result.stdout)
     assert None is not begun[-1].poll()

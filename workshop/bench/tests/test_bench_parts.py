@@ -205,13 +205,13 @@ All that can be measured on a fake: the journal of one cannot be read, and match
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fake's words are its tokens, and it refuses long prompts. It is idle immediately."""
-    monkeypatch.setattr(servers, "_LOOK_S", 0.001)
-    monkeypatch.setattr(first_token, "_SHORT", 200)
-    monkeypatch.setattr(first_token, "_LONG", 800)
-    monkeypatch.setattr(given_up, "_HISTORY", 800)
-    monkeypatch.setattr(recovery, "_HISTORY", 800)
-    monkeypatch.setattr(recovery, "_CUT_TOKENS", 800)
-    monkeypatch.setattr(capacity, "_PROMPT_TOKENS", 100)
+    monkeypatch.setattr(servers, "LOOK_S", 0.001)
+    monkeypatch.setattr(first_token, "SHORT", 200)
+    monkeypatch.setattr(first_token, "LONG", 800)
+    monkeypatch.setattr(given_up, "HISTORY", 800)
+    monkeypatch.setattr(recovery, "HISTORY", 800)
+    monkeypatch.setattr(recovery, "CUT_TOKENS", 800)
+    monkeypatch.setattr(capacity, "PROMPT_TOKENS", 100)
 
 
 def rows_on(folder: Path, name: str, own: Fake | None = None, **changes: Any) -> Sequence[Row]:
@@ -494,7 +494,7 @@ def test_a_slab_released_too_soon_gives_no_row(tmp_path: Path):
 
 def test_a_slab_that_is_not_released_gives_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A server that keeps its slabs copies nothing."""
-    monkeypatch.setattr(given_up, "_WAIT_S", 0.05)
+    monkeypatch.setattr(given_up, "WAIT_S", 0.05)
 
     def beside(kind: Kind) -> Fake:
         return changed(sound_beside(kind), holds=1 << 20)
@@ -505,7 +505,7 @@ def test_a_slab_that_is_not_released_gives_no_row(tmp_path: Path, monkeypatch: p
 
 def test_an_answer_that_ends_too_soon_has_no_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A client that was not in the middle of an answer did not wait."""
-    monkeypatch.setattr(given_up, "_SPOKEN_TOKENS", 4)
+    monkeypatch.setattr(given_up, "SPOKEN_TOKENS", 4)
     with pytest.raises(NoResult, match="ended too early"):
         rows_on(tmp_path, "beside others")
 
@@ -680,7 +680,7 @@ def test_a_shared_prompt_is_held_once(tmp_path: Path):
 
 def test_nothing_leaves_and_nothing_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A budget that is never full says nothing of how much fits."""
-    monkeypatch.setattr(capacity, "_MOST", 5)
+    monkeypatch.setattr(capacity, "MOST", 5)
     with pytest.raises(NoResult, match="5 conversations were opened, and no block was evicted"):
         rows_on(tmp_path, "capacity", beside=lambda _: Bounded(1000))
 
@@ -720,8 +720,8 @@ def test_matching_that_finds_less_gives_no_result():
 
 def test_matching_is_reported_beside_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The time of all steps, of that of a pass alone."""
-    monkeypatch.setattr(matching, "_PROMPT_TOKENS", 1000)
-    monkeypatch.setattr(matching, "_BLOCKS", 1000)
+    monkeypatch.setattr(matching, "PROMPT_TOKENS", 1000)
+    monkeypatch.setattr(matching, "BLOCKS", 1000)
     slow = attrs.evolve(alone(servers.ours(), tmp_path), spans_s=(1e6,))
     with staged(tmp_path, quick(), bare=lambda *_, **__: slow) as scene:
         (row,) = MATCHING.measures[0].rows(scene)
@@ -759,9 +759,9 @@ def test_a_turn_that_reuses_less_gives_no_result():
 
 def test_a_turn_is_reported_beside_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The time of all events of a turn on a long history, of that of a pass alone."""
-    monkeypatch.setattr(matching, "_PROMPT_TOKENS", 1000)
-    monkeypatch.setattr(matching, "_SHORT_TOKENS", 500)
-    monkeypatch.setattr(matching, "_BLOCKS_OF_TURNS", 1000)
+    monkeypatch.setattr(matching, "PROMPT_TOKENS", 1000)
+    monkeypatch.setattr(matching, "SHORT_TOKENS", 500)
+    monkeypatch.setattr(matching, "BLOCKS_OF_TURNS", 1000)
     for pass_s, missed in ((1e6, False), (1e-6, True)):
         alone_s = attrs.evolve(alone(servers.ours(), tmp_path), spans_s=(pass_s,))
         with staged(tmp_path, quick(), bare=lambda *_, _s=alone_s, **__: _s) as scene:

@@ -433,7 +433,7 @@ def test_threads_that_do_not_begin_end_the_row(run: Run, monkeypatch: pytest.Mon
             super().__init__(threads - 1)
 
     monkeypatch.setattr(conform_case, "ThreadPoolExecutor", Pool)
-    monkeypatch.setattr(conform_case, "_BEGIN_S", 0.2)
+    monkeypatch.setattr(conform_case, "BEGIN_S", 0.2)
     with serving(Fake(prefill_s=0)) as url:
         rows = report(run("conform", url, "--json", "--row", "other-traffic"))
     assert {"other-traffic": "not tested"} == verdicts(rows)

@@ -62,7 +62,7 @@ def test_no_dialogue_is_left_out_of_the_batches(renderer: Renderer, monkeypatch:
         return drawn[-1]
 
     monkeypatch.setattr(Renderer, "sequence", remembering)
-    monkeypatch.setattr(training_module, "_POOL_TOKENS", 30_000)
+    monkeypatch.setattr(training_module, "POOL_TOKENS", 30_000)
     (stage,) = (attrs.evolve(one, longest=1024) for one in STAGES if one.name == "names")
 
     found = pool(renderer, stage, Random(1), 4096)
@@ -99,7 +99,7 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
         if len(seen) == 2:
             raise Left
 
-    monkeypatch.setattr(training_module, "_POOL_TOKENS", 4000)
+    monkeypatch.setattr(training_module, "POOL_TOKENS", 4000)
     short = attrs.evolve(SHORT, tokens=10_000, batch_tokens=512)
     longer = attrs.evolve(short, name="longer", longest=192, tokens=3000)
     stages = (short, longer)
@@ -150,7 +150,7 @@ def test_a_training_goes_on_from_exported_weights(
 
     # Compiling takes ten times as long as these steps; the test above covers it.
     monkeypatch.setattr(mx, "compile", lambda step, **_: step)
-    monkeypatch.setattr(training_module, "_POOL_TOKENS", 1000)
+    monkeypatch.setattr(training_module, "POOL_TOKENS", 1000)
     tiny = attrs.evolve(SHORT, tokens=2000, batch_tokens=256)
     stages = (tiny, *(attrs.evolve(tiny, name=name) for name in ("second", "third")))
 

@@ -29,7 +29,7 @@ from cairn.http.agents.objects import (
 )
 from cairn.http.chat_completions.conversation import read_tools
 from cairn.http.chat_completions.objects import FunctionCall, ToolCall
-from cairn.http.chat_completions.request import ChatRequest, _Request, chat_request
+from cairn.http.chat_completions.request import ChatRequest, RequestBody, chat_request
 from cairn.http.service import Service
 from cairn.http.wire import parameters
 from cairn.http.wire.checks import MESSAGES_MAX, ClientError, JsonObject, check_count
@@ -52,7 +52,7 @@ _ALIASES = {"id": "agent_id", "name": "agent_id", "system": "system_prompt"}
 """Other names for the fields of a new agent."""
 
 
-class _NewAgent(msgspec.Struct):
+class NewAgentBody(msgspec.Struct):
     agent_id: str | None = None
     model: str | None = None
     system_prompt: str | None = None
@@ -61,7 +61,7 @@ class _NewAgent(msgspec.Struct):
     persist: bool | None = None
 
 
-class _Fork(msgspec.Struct):
+class ForkBody(msgspec.Struct):
     agent_id: str | None = None
     turn: int | None = None
 
@@ -72,7 +72,7 @@ GenerateRequest = msgspec.defstruct(
         (field.name, field.type)
         if field.default is msgspec.NODEFAULT
         else (field.name, field.type, field.default)
-        for field in msgspec.structs.fields(_Request)
+        for field in msgspec.structs.fields(RequestBody)
         if field.name not in {*_NOT_HERE, "n", "prompt_cache_key"}
     ],
     module=__name__,
@@ -103,7 +103,7 @@ def read_new_agent(body: bytes, ignored: Ignored) -> tuple[NewAgent, tuple[str, 
         ClientError: the body cannot be used.
     """
     fields = decode_object(body)
-    wire = to_struct(fields, _NewAgent)
+    wire = to_struct(fields, NewAgentBody)
     new = NewAgent(
         name=_name(wire.agent_id),
         model=parameters.model_name(wire.model),
@@ -114,7 +114,7 @@ def read_new_agent(body: bytes, ignored: Ignored) -> tuple[NewAgent, tuple[str, 
         persist=wire.persist is not False,
     )
     aliases = {name: one for name, one in _ALIASES.items() if fields.get(one) is None}
-    known = _NewAgent.__struct_fields__
+    known = NewAgentBody.__struct_fields__
     return new, ignored.report(parameters.unknown(fields, known), known, aliases)
 
 
@@ -126,8 +126,8 @@ def read_fork(body: bytes) -> Fork:
         ClientError: the body cannot be used.
     """
     fields = decode_object(body or b"{}")
-    wire = to_struct(fields, _Fork)
-    known = _Fork.__struct_fields__
+    wire = to_struct(fields, ForkBody)
+    known = ForkBody.__struct_fields__
     if others := parameters.unknown(fields, known):
         # Whatever it means, forking after the last turn may not be what the client wants.
         other = min(others)[:100]

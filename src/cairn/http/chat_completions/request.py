@@ -86,7 +86,7 @@ class CompletionFields(CommonFields, kw_only=True):
         return parameters.stop_texts("stop", texts, _STOPS_MAX)
 
 
-class _Request(CompletionFields):
+class RequestBody(CompletionFields):
     messages: list[WireMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -133,7 +133,7 @@ def chat_request(
     fields: JsonObject, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
 ) -> ChatRequest:
     """As ``read_chat_request``, for the fields of a body."""
-    wire = to_struct(fields, _Request)
+    wire = to_struct(fields, RequestBody)
     tools = read_tools(wire.tools or ())
     offered = () if wire.tool_choice == "none" else tools
     effort, ignored_effort = parameters.thinking(wire.reasoning_effort, "reasoning_effort", facts)
@@ -166,26 +166,26 @@ def chat_request(
         constraint=constraint,
         choices=wire.choices,
     )
-    names = parameters.unknown(fields, _Request.__struct_fields__)
+    names = parameters.unknown(fields, RequestBody.__struct_fields__)
     names |= ignored_effort | ignored_constraints | ignored_parts
     return ChatRequest(
         command=command,
         stream=wire.stream is True,
         include_usage=wire.include_usage,
-        ignored=ignored.report(names, _Request.__struct_fields__),
+        ignored=ignored.report(names, RequestBody.__struct_fields__),
     )
 
 
 # --- parameters --------------------------------------------------------------------------------
 
 
-def _max_tokens(wire: _Request) -> int | None:
+def _max_tokens(wire: RequestBody) -> int | None:
     older = integer("max_tokens", wire.max_tokens, 1, INT64_MAX)
     newer = integer("max_completion_tokens", wire.max_completion_tokens, 1, INT64_MAX)
     return newer if newer is not None else older
 
 
-def _top_logprobs(wire: _Request) -> int | None:
+def _top_logprobs(wire: RequestBody) -> int | None:
     count = integer("top_logprobs", wire.top_logprobs, 0, _TOP_LOGPROBS_MAX)
     if wire.logprobs is True:
         return count or 0

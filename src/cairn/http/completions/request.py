@@ -23,7 +23,7 @@ PROTOCOL = "openai.completions"
 _LOGPROBS_MAX = 5
 
 
-class _Request(CompletionFields):
+class RequestBody(CompletionFields):
     prompt: str | list[str | int | list[int]] | None = None
     logprobs: int | None = None
     best_of: int | None = None
@@ -36,8 +36,8 @@ def read_text_request(
 ) -> ChatRequest:
     """As ``chat_completions.request.read_chat_request``."""
     fields = decode_object(body)
-    wire = to_struct(fields, _Request)
-    known = _Request.__struct_fields__
+    wire = to_struct(fields, RequestBody)
+    known = RequestBody.__struct_fields__
     if wire.prompt is None:
         raise missing("prompt", slip_for("prompt", fields, known))
     _check_refused(wire)
@@ -60,7 +60,7 @@ def read_text_request(
     )
 
 
-def _check_refused(wire: _Request) -> None:
+def _check_refused(wire: RequestBody) -> None:
     refused = {
         "echo": (wire.echo is True, "put the prompt in front of the answer yourself"),
         "suffix": (bool(wire.suffix), "the model can continue a text, but not fill a gap"),

@@ -30,7 +30,7 @@ _PLACES = FormatPlaces(
     parameters="tools.{name}.input_schema",
 )
 
-_TYPES = MappingProxyType(
+TYPES = MappingProxyType(
     {
         401: "authentication_error",
         403: "permission_error",
@@ -78,7 +78,7 @@ def messages_error(error: BaseException, request: str | None = None) -> Messages
     return MessagesError(
         status=status,
         message=answer.message,
-        type=_TYPES.get(status, other),
+        type=TYPES.get(status, other),
         code=answer.code,
         param=answer.param,
         headers={**answer.headers, **named_header(named)},

@@ -55,7 +55,7 @@ class _OutputConfig(msgspec.Struct):
     format: JsonObject | None = None
 
 
-class _Request(CommonFields):
+class RequestBody(CommonFields):
     messages: list[WireMessage]
     max_tokens: int | None = None
     system: str | list[WireBlock] | None = None
@@ -78,9 +78,9 @@ def read_messages_request(
 ) -> ReadRequest:
     """As ``chat_completions.request.read_chat_request``."""
     fields = decode_object(body)
-    wire = to_struct(fields, _Request)
+    wire = to_struct(fields, RequestBody)
     if wire.max_tokens is None:
-        known = _Request.__struct_fields__
+        known = RequestBody.__struct_fields__
         raise missing("max_tokens", slip_for("max_tokens", fields, known))
     asked = _read(fields, wire, headers, ignored, facts)
     check_last(wire.messages)
@@ -95,12 +95,12 @@ def read_count_request(
     end with an assistant message.
     """
     fields = decode_object(body)
-    return _read(fields, to_struct(fields, _Request), headers, ignored, facts)
+    return _read(fields, to_struct(fields, RequestBody), headers, ignored, facts)
 
 
 def _read(
     fields: JsonObject,
-    wire: _Request,
+    wire: RequestBody,
     headers: Mapping[str, str],
     ignored: Ignored,
     facts: ServerFacts,
@@ -147,7 +147,7 @@ def _read(
             | ignored_blocks
             | ignored_thinking
             | ignored_ttl,
-            _Request.__struct_fields__,
+            RequestBody.__struct_fields__,
         ),
     )
 
@@ -156,7 +156,7 @@ def _read(
 
 
 def _ignored(
-    wire: _Request,
+    wire: RequestBody,
     fields: JsonObject,
     offered: Sequence[JsonObject],
     constraint: Constraint | None,
@@ -167,7 +167,7 @@ def _ignored(
     Args:
         offered: the tools that may be called.
     """
-    names = parameters.unknown(fields, _Request.__struct_fields__, output_config=("format",))
+    names = parameters.unknown(fields, RequestBody.__struct_fields__, output_config=("format",))
     choice = wire.tool_choice
     if choice is not None and choice.disable_parallel_tool_use and constraint is None:
         names.add("tool_choice.disable_parallel_tool_use")
@@ -176,7 +176,7 @@ def _ignored(
     return names | ignored_format(wire.output_format, constraint, "output_format")
 
 
-def _least_ttl(wire: _Request) -> tuple[int, set[str]]:
+def _least_ttl(wire: RequestBody) -> tuple[int, set[str]]:
     """
     The longest TTL of the client's cache hints, five minutes for one without a TTL; and whether one
     of them is ignored, because it is not one of Anthropic's two values.

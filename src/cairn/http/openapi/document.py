@@ -101,21 +101,21 @@ _HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
         summary="Answer a conversation, as a chat completion.",
-        body=chat_completions_request._Request,
+        body=chat_completions_request.RequestBody,
         example=_HELLO,
         answer=ChatCompletion,
         streams=True,
     ),
     ("POST", completions_errors.ADDRESS): Operation(
         summary="Continue a text.",
-        body=completions_request._Request,
+        body=completions_request.RequestBody,
         example={"prompt": "The path goes", "max_tokens": 16},
         answer=TextCompletion,
         streams=True,
     ),
     ("POST", responses_errors.ADDRESS): Operation(
         summary="Answer a conversation, as a response.",
-        body=responses_request._Request,
+        body=responses_request.RequestBody,
         example={"input": "Hello", "max_output_tokens": 16},
         answer=Response,
         streams=True,
@@ -134,20 +134,20 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", messages_errors.ADDRESS): Operation(
         summary="Answer a conversation, as an Anthropic message.",
-        body=messages_request._Request,
+        body=messages_request.RequestBody,
         example=_HELLO,
         answer=MessageObject,
         streams=True,
     ),
     ("POST", f"{messages_errors.ADDRESS}/count_tokens"): Operation(
         summary="Count the prompt tokens of a request.",
-        body=messages_request._Request,
+        body=messages_request.RequestBody,
         example=_HELLO,
         answer=TokenCount,
     ),
     ("POST", agents.ADDRESS): Operation(
         summary="Create an agent: a conversation whose history the server keeps.",
-        body=agents._NewAgent,
+        body=agents.NewAgentBody,
         example={"agent_id": "notes", "system_prompt": "Be brief."},
         answer=AgentObject,
         statuses=(409,),
@@ -170,7 +170,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", f"{_AGENT}/fork"): Operation(
         summary="Create an agent that starts with the history of another one, up to a turn.",
-        body=agents._Fork,
+        body=agents.ForkBody,
         may_be_empty=True,
         example={"agent_id": "notes-2", "turn": 1},
         answer=AgentObject,
@@ -344,4 +344,4 @@ def _named(value: Any) -> Any:
 
 
 def _name(name: str) -> str:
-    return name.removeprefix("cairn.http.").replace("._", ".").lstrip("_")
+    return name.removeprefix("cairn.http.").replace("._", ".").lstrip("_").removesuffix("Body")

@@ -49,7 +49,7 @@ class _Reasoning(msgspec.Struct):
     summary: str | None = None
 
 
-class _Request(CommonFields):
+class RequestBody(CommonFields):
     input: str | list[JsonObject] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -84,7 +84,7 @@ class Draft:
     previous: str | None
     referred: frozenset[str]
     form: Form
-    _wire: _Request
+    _wire: RequestBody
     _ignored: frozenset[str]
     _reporter: Ignored
 
@@ -132,7 +132,7 @@ class Draft:
             stream=wire.stream is True,
             form=self.form,
             ignored=self._reporter.report(
-                self._ignored | ignored_items, _Request.__struct_fields__
+                self._ignored | ignored_items, RequestBody.__struct_fields__
             ),
         )
 
@@ -151,7 +151,7 @@ def read_responses_request(
         ClientError: they cannot be used.
     """
     fields = decode_object(body)
-    wire = to_struct(fields, _Request)
+    wire = to_struct(fields, RequestBody)
     _refuse_elsewhere(wire)
     if wire.input is None:
         _refuse_slip(fields)
@@ -202,7 +202,7 @@ def read_responses_request(
 # --- parameters --------------------------------------------------------------------------------
 
 
-def _refuse_elsewhere(wire: _Request) -> None:
+def _refuse_elsewhere(wire: RequestBody) -> None:
     """Refuse what is stored, or would have to run, on OpenAI's servers."""
     for name, hint in (
         ("conversation", "send the conversation as input, or use previous_response_id"),
@@ -227,15 +227,15 @@ def _refuse_slip(fields: JsonObject) -> None:
     Refuse a request without input if another field may be a misspelt ``input``: after an earlier
     response, it would be answered without the new messages.
     """
-    slip = slip_for("input", fields, _Request.__struct_fields__)
+    slip = slip_for("input", fields, RequestBody.__struct_fields__)
     if slip is not None:
         raise missing("input", slip)
 
 
-def _ignored(wire: _Request, fields: JsonObject) -> set[str]:
+def _ignored(wire: RequestBody, fields: JsonObject) -> set[str]:
     names = parameters.unknown(
         fields,
-        _Request.__struct_fields__,
+        RequestBody.__struct_fields__,
         text=_Text.__struct_fields__,
         reasoning=_Reasoning.__struct_fields__,
     )
@@ -245,7 +245,7 @@ def _ignored(wire: _Request, fields: JsonObject) -> set[str]:
     return names
 
 
-def _echo(wire: _Request, sampling: Sampling) -> Echo:
+def _echo(wire: RequestBody, sampling: Sampling) -> Echo:
     reasoning = wire.reasoning or _Reasoning()
     text = wire.text or _Text()
     return Echo(

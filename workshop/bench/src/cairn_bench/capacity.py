@@ -11,9 +11,9 @@ from cairn_conform.client_texts import Message, assistant, system, user
 
 _MIB = 24
 _OPTIONS = ("--blocks-mb", str(_MIB), "--disk-mb", "0", "--pool-slabs", "1")
-_PROMPT_TOKENS = 420
+PROMPT_TOKENS = 420
 _QUESTION_WORDS = 16
-_MOST = 400
+MOST = 400
 
 
 def sessions(stage: Stage) -> list[Row]:
@@ -25,7 +25,7 @@ def sessions(stage: Stage) -> list[Row]:
     """
     found = {}
     # Measured elsewhere: here its requests would be the first to be evicted.
-    words = words_of(stage.ours(), stage.drawn("lengths"))(_PROMPT_TOKENS)
+    words = words_of(stage.ours(), stage.drawn("lengths"))(PROMPT_TOKENS)
     for name in ("each for itself", "under one system prompt"):
         with stage.apart(f"capacity {name}", *_OPTIONS) as server:
             found[name] = _filled(server, stage.drawn(name), words, shared=name.startswith("under"))
@@ -35,7 +35,7 @@ def sessions(stage: Stage) -> list[Row]:
             name=f"conversations that fit {_MIB} MiB of blocks, under one system prompt / without",
             value=together / apart,
             better="more",
-            of=f"{together} / {apart} conversations, a prompt of {_PROMPT_TOKENS} tokens",
+            of=f"{together} / {apart} conversations, a prompt of {PROMPT_TOKENS} tokens",
             checked=2,
             figures=found,
         )
@@ -52,8 +52,8 @@ def _filled(server: Running, drawn: Drawn, words: int, *, shared: bool) -> int:
     prompt = drawn.text(words)
     talks: list[tuple[Sample, tuple[Message, ...]]] = []
     while not server.counted("cairn_blocks_evicted_total"):
-        if len(talks) == _MOST:
-            raise NoResult(f"{_MOST} conversations were opened, and no block was evicted")
+        if len(talks) == MOST:
+            raise NoResult(f"{MOST} conversations were opened, and no block was evicted")
         messages = (
             system(prompt if shared else drawn.text(words)),
             user(drawn.text(_QUESTION_WORDS)),

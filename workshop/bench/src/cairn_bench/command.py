@@ -48,8 +48,8 @@ MISSED = 3
 """The exit code if a goal is missed."""
 
 _TERMINATED = 143
-_QUICK_PAUSES_S = (0.5,)
-_PAUSES_S = tuple(report.GOALS)
+QUICK_PAUSES_S = (0.5,)
+PAUSES_S = tuple(report.GOALS)
 _QUICK_LEAVES_OUT = ("20 in turn", "edits", "documents", "batch", "branches")
 _RANDOM_MODEL = "random weights, 8 layers of 256"
 
@@ -164,7 +164,7 @@ def bench(
     parts = chosen_parts(part_names, names, peer=not no_peer)
     with_scenarios = SCENARIOS_PART in part_names or bool(names) or not part_names
     scenarios = chosen_scenarios(names, quick=quick) if with_scenarios else []
-    pauses_s = _QUICK_PAUSES_S if quick else _PAUSES_S
+    pauses_s = QUICK_PAUSES_S if quick else PAUSES_S
     steps = list(planned(scenarios, pauses_s, [kind.name for kind in kinds]))
     salt = salt or new_salt()
     measures = sum(len(part.measures) for part in parts)

@@ -33,7 +33,7 @@ from cairn_bench.stage import (
 )
 
 # Each is below a slab size class, so that no conversation changes its slab while it is measured.
-_SHORT, _LONG = 560, 7600
+SHORT, LONG = 560, 7600
 _ANSWER_TOKENS = 8
 _WORDS = 6
 _MOSTLY = 0.75
@@ -43,7 +43,7 @@ def continuations(stage: Stage) -> list[Row]:
     """Conversations of two lengths that continue, each time after the server is idle."""
     server = stage.ours()
     words = words_of(server, stage.drawn("lengths"))
-    short, long = _SHORT, stage.length(_LONG)
+    short, long = SHORT, stage.length(LONG)
     held = {
         history: _continued(stage, server, history, words(history)) for history in (short, long)
     }

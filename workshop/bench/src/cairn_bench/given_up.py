@@ -30,21 +30,21 @@ from cairn_bench.stage import (
 )
 from cairn_conform.client_texts import system, user
 
-_HISTORY = 7600
+HISTORY = 7600
 _MOSTLY = 0.75
 _WORDS = 8
 # Long enough for a turn that finds its slab, and soon over.
 _REST = ("--slab-idle", "3")
-_SPOKEN_TOKENS = 600
+SPOKEN_TOKENS = 600
 _SPOKEN_FIRST = 3
 _LOOK_S = 0.01
-_WAIT_S = 120.0
+WAIT_S = 120.0
 
 
 def after_a_rest(stage: Stage) -> list[Row]:
     """A long conversation whose turns alternately find their slab and do not."""
     samples: dict[bool, list[Sample]] = {True: [], False: []}
-    history = stage.length(_HISTORY)
+    history = stage.length(HISTORY)
     with stage.apart("given up", *_REST) as server:
         talk = _begun(stage, server, "given up")
         for _ in range(stage.count(2, 9)):
@@ -80,7 +80,7 @@ def beside_others(stage: Stage) -> list[Row]:
     """
     copied, prefilled, compared = list[float](), list[float](), 0
     with stage.apart("beside others", *_REST) as server:
-        history = stage.length(_HISTORY)
+        history = stage.length(HISTORY)
         words = words_of(server, stage.drawn("lengths"))(history)
         talk = _begun(stage, server, "beside others")
         for place in range(stage.count(1, 9)):
@@ -116,7 +116,7 @@ class Speaker:
 
     def __init__(self, server: Running, text: str) -> None:
         self._heard_s: list[float] = []
-        self._request = Request(messages=(user(text),), warm=False, answer_tokens=_SPOKEN_TOKENS)
+        self._request = Request(messages=(user(text),), warm=False, answer_tokens=SPOKEN_TOKENS)
         self._server = server
         self._fault = ""
         self._thread = threading.Thread(target=self._hear, daemon=True)
@@ -129,7 +129,7 @@ class Speaker:
         Raises:
             NoAnswer: it does not begin.
         """
-        end_s = time.monotonic() + _WAIT_S
+        end_s = time.monotonic() + WAIT_S
         while len(self._heard_s) < _SPOKEN_FIRST and self._thread.is_alive():
             if time.monotonic() > end_s:
                 raise NoAnswer(self._server.kind.name, "it did not start to answer")
@@ -178,7 +178,7 @@ def longest_s(heard_s: Sequence[float], began_s: float, until_s: float) -> float
 def _begun(stage: Stage, server: Running, name: str) -> Talk:
     """An idle conversation of some length."""
     words = words_of(server, stage.drawn("lengths"))
-    talk = Talk(stage.drawn(name), system_words=words(stage.length(_HISTORY)))
+    talk = Talk(stage.drawn(name), system_words=words(stage.length(HISTORY)))
     talk.hear(ask(server, talk.ask(_WORDS, answer_tokens=8)).answer.text)
     server.wait_at_rest()
     return talk
@@ -205,10 +205,10 @@ def _wait_given_up(server: Running) -> None:
     Raises:
         NeverAtRest: a session keeps its slab.
     """
-    end_s = time.monotonic() + _WAIT_S
+    end_s = time.monotonic() + WAIT_S
     while _slabs(server):
         if time.monotonic() > end_s:
-            raise NeverAtRest(f"{server.kind.name} did not release a slab within {_WAIT_S:g} s")
+            raise NeverAtRest(f"{server.kind.name} did not release a slab within {WAIT_S:g} s")
         time.sleep(_LOOK_S)
 
 

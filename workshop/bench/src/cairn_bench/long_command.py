@@ -128,7 +128,7 @@ def _hold(record: Record, kind: Kind, model: Path, out: Path) -> int:
     with _stopping() as stop:
         try:
             with running(kind, model, out, deadline_s=DEADLINE_S) as server:
-                hold(server, record, stop, data=out / "data", told=_Progress(record))
+                hold(server, record, stop, data=out / "data", told=Progress(record))
         except DidNotStart as error:
             raise Unreadable(str(error)) from error
     return 0 if stop.signal is None else _SIGNALLED + stop.signal
@@ -210,7 +210,7 @@ def verified(data: Path) -> Checked:
 # --- output --------------------------------------------------------------------------------------
 
 
-class _Progress:
+class Progress:
     """A progress line now and then, and one for each error."""
 
     def __init__(self, record: Record) -> None:

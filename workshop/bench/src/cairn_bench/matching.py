@@ -32,11 +32,11 @@ from cairn_bench.rows import Row
 from cairn_bench.stage import Measure, Part, Stage, milliseconds
 from cairn_bench.turns import Conversation
 
-_PROMPT_TOKENS: Final = 100_000
+PROMPT_TOKENS: Final = 100_000
 _NEW_TOKENS: Final = 100
-_BLOCKS: Final = 1_000_000
-_BLOCKS_OF_TURNS: Final = 100_000
-_SHORT_TOKENS: Final = 8_000
+BLOCKS: Final = 1_000_000
+BLOCKS_OF_TURNS: Final = 100_000
+SHORT_TOKENS: Final = 8_000
 _TURNS: Final = 15
 _TURN_GOAL: Final = 0.2
 SECRET: Final = b"a secret of the bench, 32 bytes!"
@@ -70,13 +70,13 @@ def matching(stage: Stage) -> list[Row]:
     session, which blocks to load, and the path.
     """
     bare = stage.alone(stage.own, stage.model, spans=[(_AT, _AT + 64)], repeats=9)
-    index = made_index(_PROMPT_TOKENS, _BLOCKS, bare.block_tokens)
+    index = made_index(PROMPT_TOKENS, BLOCKS, bare.block_tokens)
     took = {step: statistics.median(times) for step, times in timed(index, _REPEATS).items()}
     whole = sum(took.values())
     steps = ", ".join(f"{step} {milliseconds(seconds)}" for step, seconds in took.items())
     return [
         Row(
-            name=f"matching {_PROMPT_TOKENS:,} tokens against {_BLOCKS:,} blocks / a chunk's pass",
+            name=f"matching {PROMPT_TOKENS:,} tokens against {BLOCKS:,} blocks / a chunk's pass",
             value=whole / bare.spans_s[0],
             goal=0.01,
             shown="share",
@@ -255,17 +255,17 @@ def turns(stage: Stage) -> list[Row]:
     """
     bare = stage.alone(stage.own, stage.model, spans=[(_AT, _AT + 64)], repeats=9)
     short_s, long_s = (
-        took_by_turn(tokens, _BLOCKS_OF_TURNS, bare.block_tokens)
-        for tokens in (_SHORT_TOKENS, _PROMPT_TOKENS)
+        took_by_turn(tokens, BLOCKS_OF_TURNS, bare.block_tokens)
+        for tokens in (SHORT_TOKENS, PROMPT_TOKENS)
     )
     return [
         Row(
-            name=f"the events of a turn on {_PROMPT_TOKENS:,} tokens / a chunk's pass",
+            name=f"the events of a turn on {PROMPT_TOKENS:,} tokens / a chunk's pass",
             value=long_s / bare.spans_s[0],
             goal=_TURN_GOAL,
             shown="share",
             of=f"{milliseconds(long_s)} / {milliseconds(bare.spans_s[0])}; "
-            f"on {_SHORT_TOKENS:,} tokens {milliseconds(short_s)}",
+            f"on {SHORT_TOKENS:,} tokens {milliseconds(short_s)}",
             figures={"pass_s": bare.spans_s[0], "long_s": long_s, "short_s": short_s},
         )
     ]

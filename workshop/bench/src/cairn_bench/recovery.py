@@ -22,9 +22,9 @@ from cairn_bench.stage import (
 )
 from cairn_conform.client_texts import system, user
 
-_HISTORY = 7600
+HISTORY = 7600
 _MOSTLY = 0.75
-_CUT_TOKENS = 2600
+CUT_TOKENS = 2600
 _CUT_AT = 0.9
 _CUT_TRIES = 4
 # The shortest interval, because a comment between two passes would come too late otherwise.
@@ -33,7 +33,7 @@ _HEARTBEAT = ("--heartbeat", "0.05")
 
 def restart(stage: Stage) -> list[Row]:
     """A long conversation that continues after the server was restarted."""
-    words, history = words_of(stage.ours(), stage.drawn("lengths")), stage.length(_HISTORY)
+    words, history = words_of(stage.ours(), stage.drawn("lengths")), stage.length(HISTORY)
     with stage.apart("restart") as server:
         talk = Talk(stage.drawn("restart"), system_words=words(history))
         talk.hear(ask(server, talk.ask(8, answer_tokens=8)).answer.text)
@@ -68,7 +68,7 @@ def restart(stage: Stage) -> list[Row]:
 def cut_off(stage: Stage) -> list[Row]:
     """Clients that disconnect when nine tenths of their prompt are prefilled, and ask again."""
     again, left_at, told, compared = [], [], [], 0
-    words = words_of(stage.ours(), stage.drawn("lengths"))(_CUT_TOKENS)
+    words = words_of(stage.ours(), stage.drawn("lengths"))(CUT_TOKENS)
     with stage.apart("cut off", *_HEARTBEAT) as server:
         for place in range(stage.count(1, 6)):
             left, request = _left(stage, server, place, words)

@@ -27,9 +27,9 @@ from cairn_conform.client import Client
 from cairn_conform.client_texts import new_salt, user
 
 _DEADLINE_S: Final = 600.0
-_READY_S: Final = 300.0
+READY_S: Final = 300.0
 _STOP_S: Final = 60.0
-_LOOK_S: Final = 0.05
+LOOK_S: Final = 0.05
 _LOOKS: Final = 2
 _AT_WORK: Final = ("restoring", "prefilling", "decoding", "settling")
 _LAST_LINES: Final = 5
@@ -166,14 +166,14 @@ class Running:
         Raises:
             NeverAtRest: it does not become idle, or no longer answers.
         """
-        end_s = time.monotonic() + _READY_S
+        end_s = time.monotonic() + READY_S
         looks = 0
         # Twice in a row, because its counters and files lag a moment.
         while self.kind.is_ours and looks < _LOOKS:
             looks = looks + 1 if _is_at_rest(self.client.get("/health")) else 0
             if time.monotonic() > end_s:
-                raise NeverAtRest(f"{self.kind.name} was not idle within {_READY_S:g} s")
-            time.sleep(_LOOK_S)
+                raise NeverAtRest(f"{self.kind.name} was not idle within {READY_S:g} s")
+            time.sleep(LOOK_S)
 
     def counted(self, name: str) -> int:
         """A counter of its metrics; 0 if it has none of that name."""
@@ -317,13 +317,13 @@ def _wait_ready(process: subprocess.Popen[bytes], client: Client, kind: Kind, lo
     """
     Wait until it answers a first request: some servers open the port before they load the model.
     """
-    end_s = time.monotonic() + _READY_S
+    end_s = time.monotonic() + READY_S
     while client.content(kind.ready) is None:
         if process.poll() is not None:
             raise DidNotStart(f"{kind.name} ended with {process.returncode}: {_last_words(log)}")
         if time.monotonic() > end_s:
-            raise DidNotStart(f"{kind.name} did not serve in {_READY_S:g} s: {_last_words(log)}")
-        time.sleep(_LOOK_S)
+            raise DidNotStart(f"{kind.name} did not serve in {READY_S:g} s: {_last_words(log)}")
+        time.sleep(LOOK_S)
     hello = {"messages": [user(f"{new_salt()} Hello.")], "max_tokens": 8, "temperature": 0}
     answer = client.ask(hello)
     if not answer.complete:

@@ -31,7 +31,7 @@ TOKENS = 24
 
 _SHORT_WORDS = 12
 _BETWEEN_S = 0.2
-_BEGIN_S = 30.0
+BEGIN_S = 30.0
 _BUSY = (429, 503)
 _HIT_PARTS = 4
 
@@ -257,7 +257,7 @@ class Case:
             Ended: this machine cannot start that many at once.
         """
         # Otherwise the first would have its answer before the thread of the last has begun.
-        ready = threading.Barrier(len(calls), timeout=_BEGIN_S)
+        ready = threading.Barrier(len(calls), timeout=BEGIN_S)
 
         def made(call: Callable[[], T]) -> T:
             ready.wait()
@@ -273,7 +273,7 @@ class Case:
             try:
                 return [one.result() for one in made_all]
             except threading.BrokenBarrierError as error:
-                raise self.stop(f"{what} within {_BEGIN_S:g} s") from error
+                raise self.stop(f"{what} within {BEGIN_S:g} s") from error
 
     def leave(
         self,

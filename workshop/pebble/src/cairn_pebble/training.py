@@ -40,7 +40,7 @@ _WARM_STEPS: Final = 40
 _ANSWERS_STEP: Final = 256
 _WIDTH_STEP: Final = 64
 """Rows are padded to a multiple of this, so that few shapes are compiled."""
-_POOL_TOKENS: Final = 120_000
+POOL_TOKENS: Final = 120_000
 """Approximate time between two checkpoints."""
 
 
@@ -355,7 +355,7 @@ def pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[Bat
     rows: list[Sequence] = []
     draws, shares = zip(*stage.mix, strict=True)
     drawn = 0
-    while drawn < _POOL_TOKENS:
+    while drawn < POOL_TOKENS:
         draw = rng.choices(draws, shares)[0]
         sequence = renderer.sequence(draw(rng, Split.TRAIN), rng)
         length = len(sequence.ids) - 1
