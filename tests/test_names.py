@@ -2,7 +2,7 @@
 Names that were replaced do not come back: docs/glossary.md has the terms that are used instead.
 
 The tests check modules, classes, functions, fields, attributes, values of enumerations, options and
-metrics of src/cairn, and the texts of help and metrics.
+metrics of src/cairn, and its texts: help, messages, log lines and docstrings.
 """
 
 from __future__ import annotations
@@ -171,21 +171,41 @@ def test_the_help_of_every_command_is_in_plain_english():
     assert {} == {path: words for path, words in found.items() if words}
 
 
-def test_metrics():
-    """The names of metrics and their HELP have none of the replaced words."""
-    names: set[str] = set()
-    texts: set[str] = set()
-    for path in sorted((ROOT / "http" / "metrics").glob("*.py")):
+def test_the_texts_of_the_source_are_in_plain_english():
+    """Messages, log lines and docstrings of src/cairn have none of the replaced words."""
+    found = {}
+    texts = 0
+    for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call):
-                for given in [*node.args, *(keyword.value for keyword in node.keywords)]:
-                    if isinstance(given, ast.Constant) and isinstance(given.value, str):
-                        is_name = re.fullmatch(r"[a-z_]+", given.value)
-                        (names if is_name else texts).add(given.value)
-    assert len(names) > 20
-    assert len(texts) > 20
-    assert {} == {name: term for name in names if (term := term_for(name))}
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts += " " in node.value
+                if words := PROSE.findall(node.value):
+                    found[f"{path.relative_to(ROOT)}:{node.lineno}"] = words
+    assert texts > 1000
+    assert {} == found
+
+
+def test_the_help_of_make_is_in_plain_english():
+    """It has none of the replaced words."""
+    makefile = (ROOT.parents[1] / "Makefile").read_text(encoding="utf-8")
+    texts = re.findall(r"(?m)^[a-z]+:.*?## (.+)$", makefile)
+    assert len(texts) > 10
     assert {} == {text: words for text in texts if (words := PROSE.findall(text))}
+
+
+def test_metrics():
+    """The names of metrics have none of the replaced words."""
+    names = {
+        given.value
+        for path in sorted((ROOT / "http" / "metrics").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        for given in [*node.args, *(keyword.value for keyword in node.keywords)]
+        if isinstance(given, ast.Constant) and isinstance(given.value, str)
+        if re.fullmatch(r"[a-z_]+", given.value)
+    }
+    assert len(names) > 20
+    assert {} == {name: term for name in names if (term := term_for(name))}
 
 
 def test_a_folder_can_be_taken_in_at_a_glance():

@@ -11,7 +11,7 @@ Rules of this module and of those that hold its steps:
    the receipt that they wait for.
 
 ``_serve`` has the way of a request: claim, restore the prefix, prefill, decode, finish, and prewarm
-what the next request will begin with. An idle session gives up its slab after a while if all of it
+what the next request will begin with. An idle session releases its slab after a while if all of it
 is in blocks, so that memory holds an idle conversation once.
 """
 

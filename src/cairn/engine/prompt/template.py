@@ -66,7 +66,7 @@ class Conversation:
         tools: as the template takes them.
         loaded_tools: tools that are available from a later message on. They are text in that
             message, so they are not a separate part and the template does not get them.
-        calls: whether tools may be called. If not, they are in the prompt all the same, because
+        calls: whether tools may be called. If not, they are in the prompt anyway, because
             leaving them out would change it from its first tokens on; what looks like a call is
             text then.
         template: further arguments of the template, such as ``enable_thinking``.

@@ -203,7 +203,7 @@ SCENARIOS: Final = (
     Scenario(name="thinking dropped", told="less of an answer comes back", play=_thinking_dropped),
     Scenario(
         name="batch",
-        told="short inputs behind one instruction",
+        told="short inputs after one instruction",
         play=_batch,
         in_mean=False,
     ),
