@@ -691,7 +691,7 @@ def test_one_session_of_a_pruned_journal(run, stored, tmp_path: Path):
         result = run("verify", export)
         assert (1, "INV-8") == (result.exit_code, result.stdout.split("\t")[1])
     export.write_bytes(b"".join([b'{"excerpt":2}\n', *lines]))
-    assert "line 1, is no beginning of an excerpt" in run("verify", export).stderr
+    assert "line 1, is not the beginning of an excerpt" in run("verify", export).stderr
 
 
 def test_one_session_of_a_journal_whose_base_was_changed(run, stored, tmp_path: Path):
@@ -706,7 +706,7 @@ def test_one_session_of_a_journal_whose_base_was_changed(run, stored, tmp_path: 
 
 
 def test_a_damaged_base_line(run, pruned: Path, tmp_path: Path):
-    """A first line that begins like a base and is none is named; so is a base on a later line."""
+    """The message names a first line that is an invalid base, and a base on a later line."""
     export = tmp_path / "x.jsonl"
     run("export", "-o", export)
     first, *rest = export.read_bytes().splitlines(keepends=True)

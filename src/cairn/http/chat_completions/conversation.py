@@ -92,7 +92,7 @@ def read_tools(wire: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
     keeps its beginning.
 
     Raises:
-        ClientError: one of them is no function.
+        ClientError: one of them is not a function.
     """
     check_count(wire, "tools", TOOLS_MAX)
     return tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(wire))
