@@ -124,6 +124,6 @@ def test_a_start_that_is_given_up_is_not_a_lost_server(
     assert ["asked to, before it served anything"] == [
         event.reason for event in server.events(ev.ServerStopped)
     ]
-    assert "did not stop" not in server.stderr()
+    assert "without shutting down" not in server.stderr()
     assert 0 == server.stop()
     assert_valid(home)

@@ -352,7 +352,10 @@ def _begin(run: Run, settings: Settings) -> None:
     sequencer = run.sequencer
     lost = sequencer.state.boot
     if lost is not None:
-        log.warning("the last run did not stop", open_requests=len(sequencer.state.requests))
+        log.warning(
+            "the last server ended without shutting down (killed, or a crash)",
+            open_requests=len(sequencer.state.requests),
+        )
         for request, session in sequencer.state.requests.items():
             log.warning("request lost", request=request, session=session)
         sequencer.append(ev.ServerLost(boot=lost))

@@ -136,8 +136,8 @@ class SqlStore:
         place = _place(parsed)
         if (path := _file(parsed)) is not None and not path.exists():
             raise StoreError(
-                f"There is no journal at {place}. Check --data-dir or --journal; "
-                "`ops migrate` makes an empty one."
+                f"There is no journal at {place}. Start the server once, which creates it, "
+                "or check --data-dir or --journal."
             )
         revision = schema_revision(url)
         if revision != REVISION:
@@ -639,7 +639,10 @@ def _advice(fact: str) -> str:
     """What to do about a database error, by its message: drivers have no codes in common."""
     for words, advice in (
         ("locked", "Another program writes to it; let one server at a time use a journal."),
-        ("not a database", "It is not a Cairn journal and was not changed; choose another file."),
+        (
+            "not a database",
+            "It is not a Cairn journal. Nothing was changed. Check --data-dir or --journal.",
+        ),
         ("malformed", "The file is damaged; keep a copy of it, and restore a backup."),
         ("readonly", "Check who owns the file and its folder."),
         ("unable to open", "Check the path, and who owns the file and its folder."),

@@ -209,8 +209,7 @@ def check_sqlite(url: str, version: tuple[int, ...]) -> Found:
         return Found("warn", *warned)
     return Found(
         "ok",
-        f"{text} (before 3.51.3, two programs that write to the journal can damage it; here only "
-        "Cairn should, and its locks admit one)",
+        f"{text} (older than 3.51.3: safe as long as no other program writes to the journal)",
     )
 
 

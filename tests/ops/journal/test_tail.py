@@ -110,7 +110,9 @@ def test_an_unknown_kind(run, stored):
     stored(healthy())
     result = run("tail", "--journal", "kind=nonsense")
     assert (2, "") == (result.exit_code, result.stdout)
-    assert "there is no kind nonsense" in result.stderr
+    assert "there is no kind nonsense; the kinds are server_started, " in result.stderr
+    result = run("tail", "--journal", "kind=path_selectd")
+    assert "there is no kind path_selectd; did you mean path_selected?\n" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -194,6 +196,24 @@ def test_nothing_steers_a_terminal(capsys: pytest.CaptureFixture[str], log: Path
     (entry,) = Log(log, 0).read()
     show_pretty(entry)
     assert capsys.readouterr().out.endswith("a\\x1b[2Jb model=c\\nd\\x9be\n")
+
+
+@pytest.mark.parametrize(
+    ("session", "shown_as"),
+    [
+        ("first day", "first day"),
+        ("6acffc27-5d0e-4a0b-8f5c-0d4b3f6a9c11", "6acffc27"),
+        ("@alice/54008dbd-5d0e-4a0b-8f5c-0d4b3f6a9c11", "@alice/54008dbd"),
+    ],
+)
+def test_only_uuids_are_cut(
+    capsys: pytest.CaptureFixture[str], log: Path, session: str, shown_as: str
+):
+    """A terminal shows the same short session as `ops sessions`, and a client's name whole."""
+    log.write_text(json.dumps({"event": "settled", "session": session}) + "\n")
+    (entry,) = Log(log, 0).read()
+    show_pretty(entry)
+    assert capsys.readouterr().out.endswith(f" settled session={shown_as}\n")
 
 
 @pytest.mark.parametrize(

@@ -112,11 +112,13 @@ def test_a_kept_head(run, stored, tmp_path: Path):
         result = run("verify", "--head", saved)
         assert 0 == result.exit_code
         assert f"saved head: in the chain, at row {row}\n" in result.stdout
+        assert "or rewritten, after the saved head.\n" in result.stdout
     cut = write(tmp_path / "x.jsonl", rows[:-1])
     assert 0 == run("verify", cut).exit_code
     result = run("verify", cut, "--head", rows[-1].hash)
     assert 1 == result.exit_code
     assert "saved head: not in the chain" in result.stdout
+    assert "pass a head" not in result.stdout
     assert result.stdout.endswith("broken: 0\n")
 
 

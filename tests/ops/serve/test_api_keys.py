@@ -62,6 +62,7 @@ def test_a_key_without_a_name():
         ([f"alice={ONE}ü"], "ASCII"),
         ([f"alice={ONE * 20}"], "16 to 200 ASCII characters"),
         ([THREE], "needs NAME= before it"),
+        (["alice short"], "write NAME=KEY"),
         ([f"={ONE}"], "a name that cannot be used"),
         ([f"al/ice={ONE}"], "a name that cannot be used"),
         ([f"@alice={ONE}"], "a name that cannot be used"),

@@ -122,7 +122,12 @@ def _cell(value: object, *, short: bool) -> str:
     if value is None:
         return ""
     text = printable(value.short if short and isinstance(value, Shown) else str(value))
-    named = _UUID.fullmatch(text) if short else None
+    return abbreviated(text) if short else text
+
+
+def abbreviated(text: str) -> str:
+    """The first eight digits of a UUID, with its tenant; any other text unchanged."""
+    named = _UUID.fullmatch(text)
     return named[1] if named else text
 
 

@@ -171,6 +171,8 @@ def _show_all(played: Sequence[Played]) -> None:
             )
         )
     table(("drill", "breaks", *CHECKS, "seconds", "bug id"), rows, spare=("bug id", "seconds"))
+    if any(_MARKS[None] in row for row in rows):
+        click.echo(f"{_MARKS[None]}: the check does not apply; `ops drill NAME` says why")
     failed = [one.drill.name for one in played if not one.outcome.passed]
     click.echo(f"drills: {len(played)}, failed: {' '.join(failed) or 'none'}")
     click.echo(f"journals: {played[0].directory.parent} (delete the ones you do not need)")

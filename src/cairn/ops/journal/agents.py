@@ -15,6 +15,7 @@ from cairn.journal import events as ev
 from cairn.journal.agents import Agent, Agents
 from cairn.journal.base import Base
 from cairn.journal.codec import decode
+from cairn.journal.export import require_complete
 from cairn.journal.replay import replay
 from cairn.journal.state import State, apply
 from cairn.journal.tenants import LOCAL
@@ -63,7 +64,8 @@ class _Found:
 
         source = Source.of(data_dir, journal, file)
         base = source.base()
-        state = replay(source.rows("fold", base=base), base=base, watch=watch).state
+        rows = require_complete(source.rows("fold", base=base), base)
+        state = replay(rows, base=base, watch=watch).state
         if state.boot is not None and source.is_held is False:
             # A server that was killed could not record it. The next one will.
             lost = ev.Recorded(

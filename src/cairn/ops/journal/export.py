@@ -56,7 +56,8 @@ def export(
     Write a journal as lines of JSON, one event on each line.
 
     `ops verify` and `ops replay` read the file, also when it is compressed with gzip. Without texts
-    and token ids, or with one session only, `ops verify` can check only the hashes, and says so.
+    and token ids, or with one session only, `ops verify` can check only the hashes, and says so;
+    the other commands refuse such a file.
 
     If the journal was pruned, the first line is the base that replaces the pruned rows. In the
     export of one session, the first line says which base that is and how many of the session's rows

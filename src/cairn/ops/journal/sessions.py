@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from cairn.journal import events as ev
+from cairn.journal.export import require_complete
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
 from cairn.journal.state import Session, State
@@ -23,9 +24,10 @@ def sessions(data_dir: Path, journal: str | None, file: Path | None) -> None:
     """
     List the sessions of a journal, the most recently used first.
 
-    `in slab` counts the tokens whose KV cache the session has in memory, `blocks` those of them in
-    sealed blocks. A session is `lost` if its server died during one of its requests; it continues
-    at the next start. Closed sessions are not listed; the journal still has their events.
+    `in slab` is the number of tokens whose KV cache the session has in memory, `blocks` the number
+    of sealed blocks that these tokens fill. A session is `lost` if its server died during one of
+    its requests; it continues at the next start. Closed sessions are not listed; the journal still
+    has their events.
 
     On a terminal, ids are cut to eight characters, and times (UTC) of today have no date.
     """
@@ -40,7 +42,9 @@ def sessions(data_dir: Path, journal: str | None, file: Path | None) -> None:
 
     source = Source.of(data_dir, journal, file)
     base = source.base()
-    state = replay(source.rows("fold", base=base), base=base, watch=watch).state
+    state = replay(
+        require_complete(source.rows("fold", base=base), base), base=base, watch=watch
+    ).state
     # A server that was killed could not record it; until the next one does, the journal says that
     # it is running. For an export this is unknown.
     dead = state.boot is not None and source.is_held is False

@@ -28,7 +28,7 @@ from cairn.journal.events import ALL_EVENTS
 from cairn.journal.export import LINE_FIELDS, to_line
 from cairn.journal.tenants import session_name
 from cairn.ops.common.locations import Source, data_dir_option, example, log_path
-from cairn.ops.common.output import printable
+from cairn.ops.common.output import abbreviated, printable
 from cairn.ops.common.times import moment_of, time_of
 
 _POLL_S = 0.25
@@ -364,7 +364,7 @@ def show_pretty(entry: Entry) -> None:
     for name, value in entry.rest.items():
         text = _text(value)
         if name in ("session", "request"):
-            text = text[:8]
+            text = abbreviated(text)
         short = printable(text if len(text) <= 60 else f"{text[:57]}...")
         parts.append(f"{click.style(f'{name}=', dim=True)}{short}")
     click.echo(" ".join(parts))
@@ -436,7 +436,9 @@ def _check_kinds(chosen: Filter) -> None:
     kinds = [event.kind for event in ALL_EVENTS]
     for name, value in chosen.values:
         if name == "kind" and value not in kinds:
+            near = get_close_matches(value, kinds, n=1)
+            every = f"; the kinds are {', '.join(kinds)}"
             raise click.BadParameter(
-                f"there is no kind {value}; the kinds are {', '.join(kinds)}",
+                f"there is no kind {value}{f'; did you mean {near[0]}?' if near else every}",
                 param_hint="FIELD=VALUE",
             )

@@ -17,10 +17,11 @@ from cairn.ops.common.locations import Source, example, file_argument, journal_o
 from cairn.ops.common.output import counted
 
 _HASH = re.compile(r"[0-9a-f]{64}")
-_UNSEEN = (
-    "This cannot detect rows removed from the end, or a completely rewritten chain{pruned}. "
-    "To check for that, pass a head you saved earlier: --head HASH"
+_SAVE = " To check for that, pass a head you saved earlier: --head HASH"
+_UNSEEN_AFTER = (
+    "This cannot detect rows removed from the end, or rewritten, after the saved head{pruned}."
 )
+_UNSEEN = "This cannot detect rows removed from the end, or a completely rewritten chain{pruned}."
 
 
 def line_of(finding: Finding, *, follows: bool = False) -> str:
@@ -126,7 +127,10 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, saved: str | 
         lost = checked.saved_at is None and not checked.excerpt and base is None
         click.echo(f"saved head: {_saved_words(checked)}")
     pruned = "" if base is None and begins is None else ", or changes to rows that were pruned"
-    click.echo(_UNSEEN.format(pruned=pruned))
+    if checked.saved_at is None:
+        click.echo(_UNSEEN.format(pruned=pruned) + (_SAVE if saved is None else ""))
+    else:
+        click.echo(_UNSEEN_AFTER.format(pruned=pruned))
     click.echo(f"checked: {' '.join(SENTENCES) if checked.whole else 'INV-8'}")
     if not checked.whole:
         click.echo(_not_checked(checked))

@@ -138,9 +138,14 @@ def _given(text: str, where: str) -> _Given:
         )
     if not (_KEY_MIN <= len(key) <= _KEY_MAX and _KEY.fullmatch(key)):
         # A key that ends with an equals sign, as base64 does, looks like a name.
+        how = (
+            "One that contains an equals sign needs NAME= before it"
+            if parted
+            else "To name it, write NAME=KEY"
+        )
         raise Unreadable(
             f"{where} cannot be used: a key has {_KEY_MIN} to {_KEY_MAX} ASCII characters and no "
-            f"spaces; one that contains an equals sign needs NAME= before it. {_MAKE_ONE}."
+            f"spaces. {how}. {_MAKE_ONE}."
         )
     return _Given(name, key, where, is_named=bool(parted))
 

@@ -10,6 +10,7 @@ from cairn.actors.requests.messages import ServerFacts
 from cairn.actors.server import Server
 from cairn.engine.sampling import Sampling
 from cairn.journal.windows import SinkWindow
+from cairn.ops.common.output import counted
 from cairn.ops.serve.api_keys import KEY_VARIABLE
 
 
@@ -21,7 +22,8 @@ def greet(url: str, server: Server, options: dict[str, Any]) -> None:
     curl = f"curl {url}/v1/chat/completions -H 'content-type: application/json'"
     if options["tenants"]:
         curl = f'{curl} -H "authorization: Bearer ${KEY_VARIABLE}"'
-    shape = f"C = {facts.block_tokens}, W = {facts.decode_rows}, {facts.kv_cache} cache"
+    answers = counted(facts.decode_rows, "answer")
+    shape = f"blocks of {facts.block_tokens} tokens, {answers} at once, {facts.kv_cache} cache"
     names = ", ".join(listed.facts.model for listed in server.models) + "; one in memory at a time"
     lines = (
         f"Cairn serves {facts.model} at {url}",
