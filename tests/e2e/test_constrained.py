@@ -177,12 +177,15 @@ def test_an_answer_that_is_cut_off_says_so(client: openai.OpenAI):
 
 def test_thoughts_come_first(client: openai.OpenAI):
     """Reasoning is unconstrained, and the format applies after it."""
-    found = 0
-    for seed in range(6):
-        body: dict[str, Any] = {"response_format": FORMAT, "seed": seed, "extra_body": {}}
+
+    def one(seed: int) -> Any:
         # A bias makes reasoning and its end likely, within about fifty tokens.
-        body["logit_bias"] = {str(_token("<think>")): 9, str(_token("</think>")): 6}
-        (choice,) = create(client, **body).choices
+        bias = {str(_token("<think>")): 9, str(_token("</think>")): 6}
+        return create(client, response_format=FORMAT, seed=seed, extra_body={}, logit_bias=bias)
+
+    found = 0
+    for completion in together([lambda seed=seed: one(seed) for seed in range(8)]):  # type: ignore[misc]
+        (choice,) = completion.choices
         if choice.finish_reason == "stop":
             found += bool(choice.message.model_extra.get("reasoning"))
             check_stone(choice.message.content)
