@@ -18,7 +18,7 @@ from cairn.journal import events as ev
 from cairn.journal.export import read_export
 from cairn.journal.invariants import SENTENCES, check
 from cairn.journal.keys import ids_hash
-from cairn.journal.paths import RULES_VERSION
+from cairn.journal.paths import RULES_VERSION, reusable_prewarm
 from cairn.journal.replay import replay
 from cairn.journal.state import EMPTY, State
 from tests.journal.model import (
@@ -33,6 +33,7 @@ from tests.journal.model import (
     plain,
     rendered,
 )
+from tests.support.journals import Builder
 
 HISTORIES = Path(__file__).parents[1] / "histories"
 C = CHUNKS["fp-a"]
@@ -1418,6 +1419,57 @@ def test_kv_that_decoding_made_cannot_be_sealed():
     assert bug is not None
     assert ("INV-1", "a block of KV that is not canonical") == (bug.invariant, bug.message)
     assert key not in driver.state.blocks
+
+
+def test_a_prewarm_seals_no_block_past_its_prompt():
+    """The slab was settled further than the next prompt goes, so no key is known for the block."""
+    builder = Builder()
+    builder.start()
+    prompt, answer = tuple(range(11, 21)), (21, 22, 23)
+    for event in builder.steps("s1", "r1", ["Hello"], prompt, answer):
+        if isinstance(event, ev.SessionSettled):
+            break
+        builder.propose(event)
+    builder.propose(builder.extended("s1", None, "settle", (8, 12), (*prompt, *answer)[8:12], ()))
+    session = builder.ledger.state.session("s1")
+    assert session.last is not None
+    from_slab, from_pool = reusable_prewarm(
+        builder.ledger.state, session, session.last.prompt_keys[:1]
+    )
+    builder.propose(
+        ev.PrewarmStarted(
+            session="s1",
+            next_role="user",
+            rules_version=RULES_VERSION,
+            tokens=4,
+            base_tokens=4,
+            new_ids=(),
+            base_keys=1,
+            new_keys=(),
+            blocks_from_slab=from_slab,
+            blocks_from_pool=from_pool,
+        )
+    )
+    assert builder.bug is None
+    state = builder.ledger.state
+    builder.propose(
+        ev.BlockSealed(
+            session="s1",
+            key="e" * 64,
+            parent=state.session("s1").slab_keys[-1],
+            digest="d" * 16,
+            start=8,
+            end=12,
+            bytes=BLOCK_BYTES,
+            resealed=False,
+            stored=True,
+            memory_blocks=state.pool.blocks + 1,
+            memory_bytes=state.pool.block_bytes + BLOCK_BYTES,
+        )
+    )
+    bug = builder.bug
+    assert bug is not None
+    assert ("INV-3", "a block past the prompt") == (bug.invariant, bug.message)
 
 
 def test_nothing_canonical_is_built_on_what_is_not():

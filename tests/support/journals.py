@@ -297,7 +297,7 @@ class Builder:
     def extended(
         self,
         name: str,
-        request: str,
+        request: str | None,
         step: ev.Step,
         span: tuple[int, int],
         ran: tuple[int, ...],

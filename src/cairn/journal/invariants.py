@@ -391,6 +391,8 @@ def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
     place = event.start // chunk if chunk else 0
     if place < len(keys) and keys[place] != event.key:
         yield _broken("INV-3", "a block under another key", keys[place], event.key)
+    if place >= len(keys) and (session.request is not None or session.prewarm is not None):
+        yield _broken("INV-3", "a block past the prompt", len(keys), place)
     known = state.blocks.get(event.key)
     if event.resealed != (known is not None):
         yield _broken("INV-3", "a block sealed again, or not", known is not None, event.resealed)
