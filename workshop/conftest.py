@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.conftest import model_directory, other_directory, pytest_runtest_setup
 from tests.ops.conftest import run, stored
 
 __all__ = ["model_directory", "other_directory", "pytest_runtest_setup", "run", "stored"]
+
+
+@pytest.fixture(autouse=True)
+def _servers_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not measure the coverage of the servers that these tests start: the product's tests do."""
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)

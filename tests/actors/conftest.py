@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.prewarm_conversation import Journaled
-from tests.support.self_tests import self_tests_run_once
 
 
 @pytest.fixture(name="setup")
@@ -17,7 +16,12 @@ def setup_() -> Journaled:
 
 
 @pytest.fixture(autouse=True)
-def _self_tests_run_once() -> Iterator[None]:
+def _self_tests_run_once(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run the self-test of each model once, not in each server."""
+    if request.node.get_closest_marker("model") is None:
+        yield
+        return
+    from tests.support.self_tests import self_tests_run_once  # the other tests need no MLX
+
     with self_tests_run_once():
         yield
