@@ -16,6 +16,20 @@ from tests.support.subprocess_server import Serving, assert_valid, started, user
 Start = Callable[..., Serving]
 
 
+# A server that is measured takes a second more to start, and answers more slowly. What only runs in
+# a process of its own (the start, signals, connections, logs) runs in the tests of these modules.
+MEASURED = {"test_startup", "test_stopping", "test_log", "test_keys", "test_manners", "test_kill"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_servers_are_measured(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Measure the coverage of the servers of some modules alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.stem not in MEASURED:
+            patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def model_directory() -> Path:
     """Pebble's directory: these tests check what the model says."""
