@@ -244,10 +244,10 @@ def test_a_row_that_is_edited_while_a_server_writes(start: Start, model_director
     second = ask(server, *next_turn(talk, first.text))
     assert "continuation" == second.path
     server.wait_idle()
-    position = server.position()
+    end = server.position()
     assert 0 == server.stop()
     before = rows(server.data_dir)
-    assert len(before) > position
+    assert len(before) > end
     assert second.session in {event.session for event in server.events(ev.RequestFinished)[1:]}
 
     sentence = refusal("--data-dir", server.data_dir, "--model", model_directory)
