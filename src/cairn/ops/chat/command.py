@@ -65,7 +65,8 @@ def _url(_: click.Context, __: click.Parameter, value: str | None) -> str | None
     "--url",
     metavar="URL",
     callback=_url,
-    help=f"The server to use. Default: the one at {DEFAULT_URL}, else one started for the chat.",
+    help=f"The server to use. Default: the one at {DEFAULT_URL}, else the one that uses the data "
+    "directory, else one started for the chat.",
 )
 @api_key_option
 @data_dir_option
@@ -99,10 +100,11 @@ def chat(
     """
     Chat with a model in the terminal.
 
-    Connects to the server at the default address or, with --data-dir, to the one that uses this
-    directory. If none is running, a server is started for the chat and stopped with it. A line
-    after each answer shows the path that the server chose, how many prompt tokens were reused, and
-    the time to the first token. /help lists the commands of the chat.
+    Connects to the server at the default address or, if there is none, to the one that uses the
+    data directory, on any port. With --data-dir, only the directory decides. If no server is
+    running, one is started for the chat and stopped with it. A line after each answer shows the
+    path that the server chose, how many prompt tokens were reused, and the time to the first token.
+    /help lists the commands of the chat.
 
     Answers go to stdout, everything else to stderr. If stdin or stdout is not a terminal, each line
     is a message, and the first one that fails ends the chat with exit code 1.

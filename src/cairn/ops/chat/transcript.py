@@ -13,7 +13,7 @@ from cairn.ops.common.output import printable
 COMMANDS = {
     "help": ("", "this list"),
     "new": ("", "start a new conversation"),
-    "again": ("", "ask for another answer to my last message"),
+    "again": ("", "ask for another answer; at temperature 0 or with --seed, the same one"),
     "edit": ("TEXT", "replace my last message by TEXT, and ask again"),
     "system": ("[TEXT]", "set the system message; without TEXT, remove it"),
     "think": ("", "let the model think before it answers; again, do not"),

@@ -67,8 +67,8 @@ _option = partial(click.option, show_default=True)
 @_option(
     "--model",
     metavar="DIR",
-    help="An mlx-lm model directory, or a model's name on the hub. Default: Pebble, the built-in "
-    "model.",
+    help="An mlx-lm model directory, or a model's name on Hugging Face. Default: Pebble, the "
+    "built-in model.",
 )
 @models_option
 @_option("--adapter", metavar="DIR", help="An mlx-lm adapter (LoRA) for the model.")
