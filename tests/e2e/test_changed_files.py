@@ -252,7 +252,7 @@ def test_a_row_that_is_edited_while_a_server_writes(start: Start, model_director
 
     sentence = refusal("--data-dir", server.data_dir, "--model", model_directory)
     assert f"INV-8 at row {position}" in sentence
-    assert "`ops verify`" in sentence
+    assert f"`ops verify --data-dir {server.data_dir}`" in sentence
     assert before == rows(server.data_dir)
     code, out, _ = run_ops("verify", "--data-dir", server.data_dir)
     assert 1 == code

@@ -121,7 +121,7 @@ def test_a_damaged_journal(start: Start, model_directory: Path):
     database.close()
     before = rows(server.data_dir)
     sentence = refusal("--data-dir", server.data_dir, "--model", model_directory)
-    assert "`ops verify`" in sentence
+    assert f"`ops verify --data-dir {server.data_dir}`" in sentence
     assert f"row {position}" in sentence
     assert before == rows(server.data_dir)
     assert 1 == run_ops("verify", "--data-dir", server.data_dir)[0]

@@ -462,6 +462,9 @@ def test_doctor_finds(run, stored):
     assert 1 == result.exit_code
     assert "fail  journal   the chain is broken at row 4 - run `ops verify`\n" in result.stdout
     assert "warn  port " in result.stdout
+    place = str(default_data_dir() / "journal.db")
+    result = run("doctor", "--data-dir", "/elsewhere", "--journal", place)
+    assert f"run `ops verify --data-dir /elsewhere --journal {place}`\n" in result.stdout
 
 
 BEGINNINGS = {

@@ -36,6 +36,7 @@ from cairn.actors.sessions.next_prompt import NextPrompt
 from cairn.actors.sessions.registry import Sessions
 from cairn.actors.sessions.session import SessionActor
 from cairn.actors.settings import BootRefused as BootRefused
+from cairn.actors.settings import JournalBroken as JournalBroken
 from cairn.actors.settings import Progress, no_progress
 from cairn.actors.settings import Settings as Settings
 from cairn.actors.threads.engine import EngineGone, EngineThread
@@ -73,7 +74,7 @@ def read_journal(
         watch: called with each event.
 
     Raises:
-        BootRefused: the journal violates an invariant, so nothing may be built on it.
+        JournalBroken: it violates an invariant, so nothing may be built on it.
     """
     fold, total = Replay(store.base()), store.head()[0]
     for row in store.read():
@@ -92,11 +93,10 @@ def read_journal(
             row=first.position,
             fact=first.message,
         )
-        raise BootRefused(
+        raise JournalBroken(
             f"the journal failed verification: {first.invariant} at row {first.position} "
-            f"({first.message}), bug id {first.bug_id}. Nothing was changed. See it with "
-            "`ops verify` and `ops replay`. To continue without it, keep the file for the record "
-            "and start with a different --data-dir."
+            f"({first.message}), bug id {first.bug_id}. Nothing was changed. To continue "
+            "without it, keep the file for the record and start with a different --data-dir."
         )
     return fold
 

@@ -15,6 +15,10 @@ class BootRefused(Exception):
     """The server does not start. The message tells the operator what is wrong and what to do."""
 
 
+class JournalBroken(BootRefused):
+    """The journal violates an invariant; `ops verify` shows how."""
+
+
 @attrs.frozen(kw_only=True)
 class Settings:
     """

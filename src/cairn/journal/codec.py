@@ -130,10 +130,24 @@ def row_hash(row: Row) -> str:
     return digest.hexdigest()
 
 
-def chain_fault(row: Row, previous_hash: str) -> tuple[str, str, str] | None:
-    """How a row breaks the chain (INV-8): (fact, expected, actual), or None if it does not."""
+def chain_fault(
+    row: Row, previous_hash: str, previous_position: int | None = None
+) -> tuple[str, str, str] | None:
+    """
+    How a row breaks the chain (INV-8): (fact, expected, actual), or None if it does not.
+
+    Args:
+        previous_position: with it, the fact names the rows that are missing before this one.
+    """
     if row.previous_hash != previous_hash:
-        return "the row is not chained to the one before", previous_hash, row.previous_hash
+        fact = "the row is not chained to the one before"
+        last = row.position - 1
+        if previous_position is not None and previous_position < last:
+            first = previous_position + 1
+            fact = f"row {last} is missing before it"
+            if first < last:
+                fact = f"rows {first} to {last} are missing before it"
+        return fact, previous_hash, row.previous_hash
     if row.private is not None:
         digest = hashlib.sha256(row.private).hexdigest()
         if digest != row.private_digest:

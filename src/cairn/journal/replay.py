@@ -98,7 +98,7 @@ class Replay:
             UnknownEvent: the journal was written by a newer Cairn.
         """
         self._rows += 1
-        fault = chain_fault(row, self._head)
+        fault = chain_fault(row, self._head, self.state.position)
         if self._rows == 1 and self._base is None and row.position > 1:
             fault = "the rows before it are gone, and no base is in their place", "row 1", "none"
         self._head = row.hash

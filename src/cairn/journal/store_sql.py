@@ -278,6 +278,18 @@ class SqlStore:
             found = self._connection.execute(query).scalar_one_or_none()
         return int(found) if found is not None else None
 
+    def size_bytes(self) -> int:
+        """
+        The size of an SQLite database, with rows that are only in its write-ahead log yet. The log
+        itself does not count: it has each change of a page, until it is overwritten.
+        """
+        with _errors(self._place, "read"), self._connection.begin():
+            pages, page = (
+                self._connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+                for name in ("page_count", "page_size")
+            )
+        return int(pages) * int(page)
+
     def head(self) -> tuple[int, str]:
         """See ``Store.head``."""
         with _errors(self._place, "read"), self._connection.begin():

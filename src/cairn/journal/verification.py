@@ -164,7 +164,8 @@ class Verification:
             self._chain.append(_unrecorded(f"{self.head}/{at}/{fault[0]}", at, *fault))
 
     def _feed_chain(self, row: Row) -> None:
-        fault = chain_fault(row, self.head)
+        before = self._before.position if self._before is not None else None
+        fault = chain_fault(row, self.head, before)
         if fault is not None:
             self._broken(row, *fault)
 

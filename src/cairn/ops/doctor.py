@@ -31,7 +31,7 @@ from cairn.journal.codec import GENESIS, Row, chain_fault
 from cairn.journal.errors import JournalError
 from cairn.ops.chat.client import NotCairn, look
 from cairn.ops.cli import Unreadable
-from cairn.ops.common.locations import bytes_on_disk, example, journal_options, url_of
+from cairn.ops.common.locations import bytes_on_disk, example, journal_options, options_of, url_of
 from cairn.ops.common.output import size_text
 from cairn.ops.journal.growth import Growth, growth
 from cairn.ops.journal.readers import readers_warning
@@ -94,7 +94,7 @@ def doctor(data_dir: Path, journal: str | None, port: int, models: Path | None) 
     """
     failed = False
     url = url_of(data_dir, journal)
-    for name, check in checks(data_dir, url, port, models):
+    for name, check in checks(data_dir, url, port, models, options_of(data_dir, journal)):
         found = check()
         failed = failed or found.status == "fail"
         advice = f" - {found.advice}" if found.advice else ""
@@ -104,13 +104,14 @@ def doctor(data_dir: Path, journal: str | None, port: int, models: Path | None) 
 
 
 def checks(
-    data_dir: Path, url: str, port: int, models: Path | None = None
+    data_dir: Path, url: str, port: int, models: Path | None = None, options: str = ""
 ) -> Iterator[tuple[str, Callable[[], Found]]]:
     """
     The checks by name, in the order in which they run.
 
     Args:
         models: a file of models, if there is one.
+        options: with which another command finds the journal.
     """
     yield "python", check_python
     yield "blas", check_blas
@@ -121,7 +122,7 @@ def checks(
         # Pebble is checked if the file lists it.
         yield "models", lambda: check_models(models)
     yield "sqlite", lambda: check_sqlite(url, sqlite3.sqlite_version_info)
-    yield "journal", lambda: check_journal(url)
+    yield "journal", lambda: check_journal(url, options)
     yield "disk", lambda: check_disk(data_dir, url)
     yield "port", lambda: check_port(port)
 
@@ -219,8 +220,14 @@ def _sqlite_path(url: str) -> Path:
     return sqlite_path(url)
 
 
-def check_journal(url: str) -> Found:
-    """Whether the journal can be read, begins where it should, and has an intact end."""
+def check_journal(url: str, options: str = "") -> Found:
+    """
+    Whether the journal can be read, begins where it should, and has an intact end.
+
+    Args:
+        options: with which `ops verify` finds it.
+    """
+    verify = f"run `ops verify{options}`"
     from cairn.journal.store_sql import SqlStore, schema_revision
 
     try:
@@ -238,10 +245,10 @@ def check_journal(url: str) -> Found:
     except JournalError as error:
         return Found("fail", str(error))
     if fault is not None:
-        return Found("fail", fault, "run `ops verify`")
+        return Found("fail", fault, verify)
     for before, row in pairwise(rows):
         if chain_fault(row, before.hash) is not None:
-            return Found("fail", f"the chain is broken at row {row.position}", "run `ops verify`")
+            return Found("fail", f"the chain is broken at row {row.position}", verify)
     size = f", {size_text(sum(sizes))}" if (sizes := bytes_on_disk(url)) else ""
     fact = f"up to row {position}{size}; the hashes of the last {len(rows)} rows are correct"
     if url.startswith("sqlite") and (warned := readers_warning(_sqlite_path(url))) is not None:

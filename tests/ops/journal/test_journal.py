@@ -35,6 +35,7 @@ from cairn.journal.replay import replay
 from cairn.journal.retention import Survey
 from cairn.journal.store_sql import SqlStore, journal_url
 from cairn.ops import doctor
+from cairn.ops.common.locations import bytes_on_disk
 from cairn.ops.common.output import size_text
 from cairn.ops.journal.growth import growth
 from cairn.ops.serve.data_dir import hold_journal
@@ -858,6 +859,20 @@ def test_size_beside_a_writer(run, stored):
     with hold_journal(journal_url(folder), who="serve"):
         assert "31" == facts_of(run("journal").stdout)["rows"]
     writer.close()
+
+
+def test_growth_beside_a_writer(stored):
+    """The write-ahead log does not count, but the rows that are only in it do."""
+    now = time.time_ns() // 1000
+    rows = [attrs.evolve(row, time_us=now - 10) for row in healthy()]
+    url = journal_url(stored(rows[:12]))
+    writer = SqlStore.open(url)
+    writer.append(rows[12:])
+    file, log = bytes_on_disk(url)
+    grown = growth(url).size
+    writer.close()
+    assert log > 0
+    assert file <= grown == sum(bytes_on_disk(url))
 
 
 def test_size_of_nothing(run, stored):

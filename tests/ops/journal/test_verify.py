@@ -203,6 +203,21 @@ def test_a_missing_row(run, tmp_path: Path, missing: slice):
     assert "INV-8" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("missing", "says"),
+    [
+        (slice(9, 10), "row 11\tserver\trow 10 is missing before it\t"),
+        (slice(9, 12), "row 13\tserver\trows 10 to 12 are missing before it\t"),
+    ],
+)
+@pytest.mark.parametrize("without", [False, True])
+def test_missing_rows_are_named(run, tmp_path: Path, missing: slice, says: str, without: bool):
+    """Row numbers have no gaps, with or without private contents."""
+    rows = [attrs.evolve(row, private=None) for row in healthy()] if without else healthy()
+    del rows[missing]
+    assert says in run("verify", write(tmp_path / "x.jsonl", rows)).stdout
+
+
 def test_contents_left_out(run, tmp_path: Path):
     """Without contents the chain is checked, nothing else is claimed, and it is no pass."""
     rows = [attrs.evolve(row, private=None) for row in broken("INV-7")[0]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import select
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import IO
 
 from cairn.ops.chat.client import NotCairn, look
 from cairn.ops.cli import Unreadable
-from cairn.ops.common.locations import default_data_dir, log_path
+from cairn.ops.common.locations import log_path, options_of
 from cairn.ops.serve.api_keys import KEYS_VARIABLE
 from cairn.ops.serve.data_dir import Holder, make_home, server_at
 
@@ -54,7 +53,7 @@ class OwnServer(Server):
     """
 
     def __init__(self, data_dir: Path, model: str | None) -> None:
-        super().__init__(url="", model="", options=_options(data_dir))
+        super().__init__(url="", model="", options=options_of(data_dir))
         self._output = log_path(data_dir).with_name("chat.log")
         self._process: subprocess.Popen[str] | None = None
         named = [] if model is None else ["--model", model]
@@ -227,14 +226,9 @@ def server_over(data_dir: Path, model: str | None, key: str | None) -> Server:
             f"{_held_words(holder, data_dir)}, but does not answer: it is starting or stopping. "
             "Try again in a moment, stop it, or choose another directory with --data-dir."
         )
-    return Server(holder.address, found.model, _options(data_dir), key)
+    return Server(holder.address, found.model, options_of(data_dir), key)
 
 
 def _held_words(holder: Holder, data_dir: Path) -> str:
     where = f" at {holder.address}" if holder.address else ""
     return f"A server{where} (process {holder.process}) uses {data_dir}"
-
-
-def _options(data_dir: Path) -> str:
-    """The options with which a command of `ops` finds a data directory, beginning with a space."""
-    return "" if data_dir == default_data_dir() else f" --data-dir {shlex.quote(str(data_dir))}"

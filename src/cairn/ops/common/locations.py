@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import gzip
 import os
+import shlex
 import shutil
 import tempfile
 import zlib
@@ -91,6 +92,13 @@ def url_of(data_dir: Path, journal: str | None) -> str:
     if journal is None:
         return journal_url(data_dir)
     return journal if "://" in journal else sqlite_url(Path(journal))
+
+
+def options_of(data_dir: Path, journal: str | None = None) -> str:
+    """The options with which another command finds the same journal, beginning with a space."""
+    words = ["", *(["--data-dir", str(data_dir)] if data_dir != default_data_dir() else [])]
+    words += ["--journal", journal] if journal is not None else []
+    return " ".join([words[0], *map(shlex.quote, words[1:])])
 
 
 def bytes_on_disk(url: str) -> tuple[int, ...]:

@@ -107,6 +107,7 @@ def size(data_dir: Path, journal: str | None) -> None:
     url = url_of(data_dir, journal)
     store = SqlStore.open(url, read_only=True)
     try:
+        size = store.size_bytes() if url.startswith("sqlite") else None
         base = store.base()
         before_us = time.time_ns() // 1000 - _USUAL_DAYS * _DAY_US
         sizes = Sizes()
@@ -141,7 +142,7 @@ def size(data_dir: Path, journal: str | None) -> None:
     shown = [f"{today - timedelta(days=ago):%Y-%m-%d}" for ago in range(GROWTH_DAYS)]
     table(("day", "rows", "bytes"), ((day, *sizes.days.get(day, (0, 0))) for day in shown))
     click.echo()
-    scale = sum(on_disk) / sizes.all if on_disk and sizes.all else 1.0
+    scale = size / sizes.all if size and sizes.all else 1.0
     grown = growth(url)
     click.echo(f"growth: {grown}{_SHORT if grown.is_short else _OF_DAYS}")
     _show_freed(sizes, survey, fold.state, scale)

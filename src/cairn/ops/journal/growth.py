@@ -54,7 +54,8 @@ _UNKNOWN = Growth(size=0.0, seconds=GROWTH_DAYS * _DAY_S)
 def growth(url: str) -> Growth:
     """
     How much a journal grew in the last days, or since its first row if it is younger; 0 if that
-    cannot be determined. An estimate from its size on disk and the share of rows of these days.
+    cannot be determined. An estimate from its size without the write-ahead log, and the share of
+    rows of these days.
     Positions have no gaps, so it reads only a few rows.
 
     Args:
@@ -62,12 +63,12 @@ def growth(url: str) -> Growth:
     """
     from cairn.journal.store_sql import SqlStore, schema_revision
 
-    size = sum(bytes_on_disk(url))
     try:
-        if not size or schema_revision(url) is None:
+        if not sum(bytes_on_disk(url)) or schema_revision(url) is None:
             return _UNKNOWN
         store = SqlStore.open(url, read_only=True)
         try:
+            size = store.size_bytes()
             base = store.base()
             low, high = (base.position if base is not None else 0), store.head()[0]
             rows = high - low

@@ -20,6 +20,7 @@ import trio
 
 from cairn.actors.boot import (
     BootRefused,
+    JournalBroken,
     Settings,
     StartGivenUp,
     Starting,
@@ -42,7 +43,7 @@ from cairn.http.server.listen import url_of as address_of
 from cairn.journal.store import Store
 from cairn.journal.store_sql import SqlStore, migrate, sqlite_path
 from cairn.ops.cli import Unreadable
-from cairn.ops.common.locations import log_path, url_of
+from cairn.ops.common.locations import log_path, options_of, url_of
 from cairn.ops.common.logs import set_up_logs
 from cairn.ops.journal.readers import readers_warning
 from cairn.ops.serve.api_keys import KEYS_VARIABLE, read_keys
@@ -116,7 +117,7 @@ def run(options: dict[str, Any]) -> None:
         try:
             served = trio.run(serve_over, options, store, listener, data_dir, keys, models)
         except BaseExceptionGroup as failed:
-            raise _reportable(failed) from failed
+            raise _reportable(failed, options_of(data_dir, options["journal"])) from failed
         finally:
             store.close()
     click.echo("Stopped." if served else "Stopped before the server was ready.", err=True)
@@ -151,13 +152,18 @@ class Stopped(Unreadable):
     exit_code = 1
 
 
-def _reportable(failed: BaseExceptionGroup[BaseException]) -> BaseException:
+def _reportable(failed: BaseExceptionGroup[BaseException], where: str) -> BaseException:
     """
     What ended the server: a sentence if it is the operator's or the world's fault, else the error.
     If several things failed at once, the reason why it did not start comes first.
+
+    Args:
+        where: the options with which another command finds the journal.
     """
     errors = list(_leaves(failed))
     for error in errors:
+        if isinstance(error, JournalBroken):
+            return Unreadable(f"{error} Run `ops verify{where}` to see what is broken.")
         # The class ModelRefused cannot be imported without MLX.
         refused = isinstance(error, BootRefused | Unreadable)
         if refused or type(error).__name__ == "ModelRefused":
