@@ -131,6 +131,17 @@ def test_a_slab_is_spared_where_a_block_has_its_states() -> None:
     ]
 
 
+@pytest.mark.parametrize(("blocks", "cut"), [(0, (2, 0)), (1, (0, 2))])
+def test_a_slab_that_is_longer_is_not_gone_on_from(blocks: int, cut: tuple[int, int]) -> None:
+    """The states are those of its end, so fewer blocks are restored instead of kept."""
+    state = state_with(blocks, 3)
+    (session,) = state.sessions.values()
+    keys = session.slab_keys
+
+    assert (3, 0) == paths.reusable_prewarm(state, session, keys)
+    assert cut == paths.reusable_prewarm(state, session, keys[:2])
+
+
 def test_states_in_memory_count_once() -> None:
     """
     States of blocks count, and those at the end of a slab if no block in memory contains them.

@@ -132,6 +132,16 @@ def test_what_is_older_makes_no_room_for_what_is_older_still():
     assert None is eviction.room_for_file(state, fresh(old), 10)
 
 
+def test_no_file_is_removed_for_one_that_is_larger_than_the_budget():
+    """Such a file does not fit, even if all others were removed."""
+    (new,) = chain("b", 1, 300)
+    state = state_of(*chain("a", 8, 100))
+    assert tuple(f"a{place}" for place in reversed(range(8))) == eviction.room_for_file(
+        state, fresh(new), 80
+    )
+    assert None is eviction.room_for_file(state, fresh(new), 81)
+
+
 def test_what_is_to_stay_stays():
     """Neither pinned blocks nor those that the caller keeps are chosen."""
     old = chain("a", 8, 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,22 @@ def test_any_bytes_come_back(public: bytes, private: bytes | None, time_us: int)
     line = to_line(row)
     assert 1 == line.count(b"\n")
     assert row == from_line(line)
+
+
+@pytest.mark.parametrize("time_us", [-(2**63), 2**63 - 1])
+def test_a_time_outside_the_calendar_is_a_number(time_us: int):
+    """No date has a name for it."""
+    row = attrs.evolve(healthy()[0], time_us=time_us)
+    assert time_us == json.loads(to_line(row))["time"]
+    assert row == from_line(to_line(row))
+
+
+@pytest.mark.parametrize("public", [b"[]", b"{no json}", b'{"a":\xff}'])
+def test_a_payload_that_is_not_a_json_object(public: bytes):
+    """It is exported as base64, so that the line is still JSON."""
+    row = attrs.evolve(healthy()[0], public=public)
+    assert public == base64.b64decode(json.loads(to_line(row))["payload"])
+    assert row == from_line(to_line(row))
 
 
 def test_contents_left_out():

@@ -978,6 +978,10 @@ def test_a_block_that_is_there_stays_what_it_was():
         driver.seal("m", key)
 
     assert [True, False] == [driver.state.blocks[key].prewarmed for key in (first, second)]
+    driver.serve(talk(SYSTEM, HELLO, MORE))
+    path = [one.event for one in driver.recorded if isinstance(one.event, ev.PathSelected)][-1]
+    assert (2 * C, C) == (path.reused_tokens, path.prewarmed_tokens)
+    assert [False, False] == [driver.state.blocks[key].prewarmed for key in (first, second)]
 
 
 def _pass_of_last(driver: Driver, event: Any, step: str) -> ev.Event:
@@ -1165,6 +1169,29 @@ def test_the_budget_of_files_is_not_exceeded():
             ev.BlockFilesScanned(budget_bytes=1, disk_blocks=1, disk_bytes=1, removed_files=0)
         )
     assert "INV-6" == caught.value.outcome.bug.invariant  # type: ignore[union-attr]
+
+
+def test_no_request_is_received_after_admission_was_closed():
+    """The request violates INV-5 too, and is not open."""
+    driver = driver_of()
+    driver.start()
+    driver.serve(talk(SYSTEM, HELLO))
+    (name,) = driver.state.sessions
+    received = next(
+        one.event for one in driver.recorded if isinstance(one.event, ev.RequestReceived)
+    )
+    damage = but(Rel, bytes=1)
+    driver.damage = lambda event: damage(driver, event) or event
+    with pytest.raises(Violated):
+        driver.release(name)
+    driver.damage = lambda event: event
+    with pytest.raises(Violated) as caught:
+        driver.propose(attrs.evolve(received, request="later"))
+
+    assert caught.value.outcome.bug is not None
+    assert "INV-5" == caught.value.outcome.bug.invariant
+    assert "admission is closed" in str(caught.value.outcome.bug)
+    assert not driver.state.requests
 
 
 def test_a_quarantined_block_is_not_loaded():

@@ -436,6 +436,28 @@ def test_events_that_had_no_effect():
     assert len(driver.rows) == survey.plan(spans).cut
 
 
+def test_a_violation_after_the_cut_keeps_its_contents():
+    """The texts of the violations up to the cut are forgotten, and only those."""
+    driver = overlapping()
+    first, second = driver.state.sessions
+    for name in (first, second):
+        refused(
+            driver,
+            ev.SessionOpened(
+                session=name, tenant="t1", fingerprint="fp-a", group=None, named=False
+            ),
+        )
+    old, young = sorted(driver.state.faults.values(), key=lambda fault: fault.position)
+    assert old.event.actual
+    assert young.event.actual
+
+    forgot = forgotten_faults(driver.state.faults, old.position)
+
+    event = forgot[old.event.bug_id].event
+    assert ("", "", "") == (event.expected, event.actual, event.trace)
+    assert young == forgot[young.event.bug_id]
+
+
 def test_a_violation_goes_with_the_row_that_broke():
     """A cut between the two would leave a violation that nothing in the journal explains."""
     driver = overlapping()

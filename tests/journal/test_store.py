@@ -732,6 +732,33 @@ def test_migrate_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     assert ("", "") == tuple(capfd.readouterr())
 
 
+def test_a_folder_that_cannot_be_made(tmp_path: Path):
+    """The error names the folder."""
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"file/folder cannot be made: Not a directory\."):
+        migrate(journal_url(tmp_path / "file" / "folder"))
+
+
+def test_a_read_only_medium(sqlite_url: str, monkeypatch: pytest.MonkeyPatch):
+    """A journal can be read on it unless a log remains: the rows in the log would be missing."""
+    connect = sqlite3.connect
+
+    def read_only(address: str, **options: Any) -> sqlite3.Connection:
+        if "immutable=1" not in address:
+            raise sqlite3.OperationalError("unable to open database file")
+        return connect(address, **options)
+
+    with closing(SqlStore.open(sqlite_url)) as writer:
+        writer.append(ROWS)
+        with monkeypatch.context() as patched:
+            patched.setattr(sqlite3, "connect", read_only)
+            with pytest.raises(StoreError, match="unable to open database file"):
+                SqlStore.open(sqlite_url, read_only=True)
+    monkeypatch.setattr(sqlite3, "connect", read_only)
+    with closing(SqlStore.open(sqlite_url, read_only=True)) as reader:
+        assert ROWS == list(reader.read())
+
+
 # --- refused databases ---------------------------------------------------------------------------
 
 

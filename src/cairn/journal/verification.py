@@ -153,8 +153,8 @@ class Verification:
         # A changed row may not decode to an event; its hash shows that it was changed.
         with contextlib.suppress(DamagedRow, UnknownEvent):
             event = decode(row).event
-            if isinstance(event, ev.JournalPruned):
-                self.pruned = row.position, event
+            assert isinstance(event, ev.JournalPruned)
+            self.pruned = row.position, event
 
     def _check_base(self) -> None:
         """Check that the base is the one that the journal names, without folding it."""
