@@ -93,16 +93,16 @@ quick: env ## test journal, http and actors in 30 seconds, on the fake engine, w
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -P -m pytest -q $(ALL_CORES) --hypothesis-profile=quick \
 		-m 'not slow and not soak and not model' tests/journal tests/http tests/actors $(ARGS)
 
-# What every line and branch of has to be run: the journal, the adapters of the protocols, and what is
-# pure in the engine. All of src/cairn has to reach the second bound. pyproject.toml says what is
-# excluded, and why.
+# Every line and branch of these has to be run: the journal, the adapters of the protocols, and what
+# is pure in the engine. All of src/cairn has to reach the second bound. pyproject.toml says what is
+# excluded, and why. A tenth of a percent is left to what depends on the machine, as PostgreSQL does.
 PURE := src/cairn/journal/*,src/cairn/http/chat_completions/*,src/cairn/http/completions/*,$\
 src/cairn/http/messages/*,src/cairn/http/responses/*,src/cairn/http/agents/*,$\
 src/cairn/engine/answer/*,src/cairn/engine/prompt/*,src/cairn/engine/contract.py,$\
 src/cairn/engine/errors.py,src/cairn/engine/growth.py,src/cairn/engine/json_text.py,$\
 src/cairn/engine/names.py,src/cairn/engine/reports.py,src/cairn/engine/sampling.py,$\
 src/cairn/engine/schedule.py,src/cairn/engine/ttl.py
-PURE_PERCENT := 98.5
+PURE_PERCENT := 99.9
 ALL_PERCENT := 95
 
 coverage: env ## run the tests as `make test` does, and measure which lines and branches they run
