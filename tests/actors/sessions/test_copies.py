@@ -314,8 +314,10 @@ class Order:
             self.did.append(DECODE)
             self.decodes.set()
             alone = 1 == sum(row is not None for row in rows)
-            while alone and not self.asked and not self.free.wait(0.001):
-                pass
+            # At most ten seconds: a request may also wait for a job that was queued before.
+            for _ in range(10_000):
+                if not alone or self.asked or self.free.wait(0.001):
+                    break
             return decode(rows)
 
         device.share, device.decode = shared, decoded

@@ -164,7 +164,7 @@ def test_cairn_passes_every_row(run: Run, model_directory: Path, tmp_path: Path)
         thread.start()
         ring = f"import socket; socket.create_connection({bell.getsockname()!r}).recv(1)"
         command = shlex.join([sys.executable, "-c", ring])
-        options = ("--json", "--words", 120, "--salt", "cairn", "--restart", command)
+        options = ("--json", "--words", 60, "--salt", "cairn", "--restart", command)
         result = run("conform", server.url, *options)
         over.set()
         thread.join(DEADLINE_S)
