@@ -20,16 +20,17 @@ from click.testing import Result
 from cairn.ops.serve import preload
 from cairn.ops.serve.api_keys import KEYS_VARIABLE
 from cairn.ops.serve.preload import blas_environment
-from cairn_bench import command, report, servers
-from cairn_bench.asking import NoAnswer, NoResult, Sample, spread
+from cairn_bench import command, report
 from cairn_bench.chart import chart
-from cairn_bench.parts import PARTS, SCENARIOS_PART
+from cairn_bench.parts.listed import PARTS, SCENARIOS_PART
+from cairn_bench.parts.stage import Measure, Part, Stage
 from cairn_bench.plan import planned
 from cairn_bench.rows import NoRow, Row
 from cairn_bench.runs import Run, hold
 from cairn_bench.scenarios import SCENARIOS, Request, Scenario
-from cairn_bench.servers import DidNotStart, Kind, NeverAtRest, Running, Servers, Settled
-from cairn_bench.stage import Measure, Part, Stage
+from cairn_bench.servers import processes as servers
+from cairn_bench.servers.asking import NoAnswer, NoResult, Sample, spread
+from cairn_bench.servers.processes import DidNotStart, Kind, NeverAtRest, Running, Servers, Settled
 from cairn_conform.client import Client
 from cairn_conform.client_answers import Answer
 from tests.support.subprocess_server import DEADLINE_S

@@ -21,12 +21,14 @@ import pytest
 from click.testing import Result
 
 from cairn.journal.codec import Row
-from cairn_bench import command, long, long_command, long_report
-from cairn_bench.long import hold, outcome_of, readings, rss_bytes, total
-from cairn_bench.long_chart import chart
-from cairn_bench.long_command import budgets, verified
-from cairn_bench.long_plan import AGENT, SECOND, Asked, Plan, Talker, agent, second
-from cairn_bench.long_record import (
+from cairn_bench import command
+from cairn_bench.long import command as long_command
+from cairn_bench.long import report as long_report
+from cairn_bench.long import session as long
+from cairn_bench.long.chart import chart
+from cairn_bench.long.command import budgets, verified
+from cairn_bench.long.plan import AGENT, SECOND, Asked, Plan, Talker, agent, second
+from cairn_bench.long.record import (
     ANSWERED,
     LEFT,
     Begun,
@@ -37,7 +39,7 @@ from cairn_bench.long_record import (
     Turn,
     read,
 )
-from cairn_bench.long_report import (
+from cairn_bench.long.report import (
     Checked,
     continued,
     drift,
@@ -47,7 +49,8 @@ from cairn_bench.long_report import (
     told,
     violations,
 )
-from cairn_bench.servers import Kind, Running
+from cairn_bench.long.session import hold, outcome_of, readings, rss_bytes, total
+from cairn_bench.servers.processes import Kind, Running
 from cairn_conform.client import Client
 from cairn_conform.client_answers import Answer
 from tests.support.journals import healthy, tampered
@@ -731,7 +734,7 @@ def test_a_second_signal_ends_it_at_once(
 
 _HOLD = """
 import os, pathlib, sys, time
-from cairn_bench.servers import running
+from cairn_bench.servers.processes import running
 from workshop.bench.tests.test_bench import fake_kind
 with running(fake_kind("fake"), pathlib.Path("."), pathlib.Path(sys.argv[1])) as server:
     print(server.pid, flush=True)

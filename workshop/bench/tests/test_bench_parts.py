@@ -19,22 +19,23 @@ from immutables import Map
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import OpenRequest
 from cairn.journal.store import MemoryStore
-from cairn_bench import capacity, first_token, given_up, matching, recovery, servers, stage
-from cairn_bench.asking import NoAnswer, NoResult, Sample
-from cairn_bench.bits import BITS
-from cairn_bench.capacity import CAPACITY
-from cairn_bench.decode import DECODE, rate
-from cairn_bench.first_token import FIRST_TOKEN
-from cairn_bench.matching import MATCHING
-from cairn_bench.parts import PARTS
-from cairn_bench.recovery import RECOVERY
-from cairn_bench.reuse import REUSE, SHORT_BATCH, WORK
+from cairn_bench.parts import capacity, first_token, given_up, matching, recovery, stage
+from cairn_bench.parts.bits import BITS
+from cairn_bench.parts.capacity import CAPACITY
+from cairn_bench.parts.decode import DECODE, rate
+from cairn_bench.parts.first_token import FIRST_TOKEN
+from cairn_bench.parts.listed import PARTS
+from cairn_bench.parts.matching import MATCHING
+from cairn_bench.parts.recovery import RECOVERY
+from cairn_bench.parts.reuse import REUSE, SHORT_BATCH, WORK
+from cairn_bench.parts.stage import Bare, Measure, Part, Stage, milliseconds
+from cairn_bench.parts.throughput import THROUGHPUT
+from cairn_bench.parts.turns import Conversation
 from cairn_bench.rows import Row
 from cairn_bench.scenarios import Drawn, Request
-from cairn_bench.servers import DidNotStart, Kind, NeverAtRest, Running
-from cairn_bench.stage import Bare, Measure, Part, Stage, milliseconds
-from cairn_bench.throughput import THROUGHPUT
-from cairn_bench.turns import Conversation
+from cairn_bench.servers import processes as servers
+from cairn_bench.servers.asking import NoAnswer, NoResult, Sample
+from cairn_bench.servers.processes import DidNotStart, Kind, NeverAtRest, Running
 from cairn_conform.client import Client
 from cairn_conform.client_answers import Answer
 from cairn_conform.client_texts import system, user
@@ -98,7 +99,7 @@ def alone(_kind: Kind, _model: Path, *, spans: Any = (), decodes: Any = (), **_:
     """The model alone takes next to nothing, and a loop of any number of rows takes a second."""
     return Bare(
         block_tokens=CHUNK,
-        decode_rows=4,
+        decode_shapes=(2, 4),
         spans_s=tuple(1e-9 * (tokens - reused) for reused, tokens in spans),
         decodes_s=(1.0,) * len(decodes),
     )
@@ -391,7 +392,7 @@ def test_passes_slower_than_the_token_give_no_result(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "again"),
     [
-        ("continuation", [0, 5]),
+        ("continuation", [0, 0]),
         ("shared-blocks", [0]),
         ("shorter-history", [0, 15]),
         ("evicted", [64]),
@@ -402,7 +403,7 @@ def test_what_was_there_and_is_computed_again_is_counted(name: str, again: list[
     For each request with a part of its prompt available: the tail of the prompt before it, and
     evicted blocks. Requests for the cold path do not count.
     """
-    assert (again, 16) == first_token.computed_again(MemoryStore(rows_of(name)))
+    assert (again, 1) == first_token.computed_again(MemoryStore(rows_of(name)))
 
 
 def test_a_block_that_left_was_there():
@@ -437,8 +438,8 @@ def test_an_unreadable_journal_gives_no_result(tmp_path: Path):
 
 def test_the_loop_alone_has_the_rows_that_are_served(tmp_path: Path):
     """
-    Ours is compared with a loop of W rows that share one history; the cost of W for one client, and
-    its gain for as many as it has rows, are reported with it.
+    Ours is compared with a loop of the rows that a pass for one client has, which share one
+    history; what they cost it, and what W gives as many clients, are reported with it.
     """
     histories: dict[int, set[int]] = {}
 
@@ -446,12 +447,13 @@ def test_the_loop_alone_has_the_rows_that_are_served(tmp_path: Path):
         took = tuple(0.001 * rows * steps for rows, _, steps in decodes)
         for rows, history, _ in decodes:
             histories.setdefault(rows, set()).add(history)
-        return Bare(block_tokens=CHUNK, decode_rows=4, spans_s=(), decodes_s=took)
+        return Bare(block_tokens=CHUNK, decode_shapes=(2, 4), spans_s=(), decodes_s=took)
 
     over_http, price, gain = rows_on(tmp_path, "decoding", bare=loops)
     assert pytest.approx(250) == over_http.figures["for_one"][4]
-    assert "W = 4" in over_http.name
-    assert 0.25 == pytest.approx(price.value)
+    assert "rows: 2" in over_http.name
+    assert "W = 4" in gain.name
+    assert 0.5 == pytest.approx(price.value)
     (whole,) = histories[1]
     assert {rows: {whole, whole // rows} for rows in (1, 2, 4, 8)} == histories
     assert 1.0 == pytest.approx(gain.value)
@@ -825,7 +827,7 @@ def test_a_server_that_counts_nothing_cannot_be_measured(tmp_path: Path):
 
 def test_what_the_process_wrote_is_in_the_order_of_the_question():
     """A span that is asked for twice is measured once."""
-    found = {"block_tokens": 64, "decode_rows": 4, "spans": [[1, 3, 2], [9]], "decodes": [5]}
+    found = {"block_tokens": 64, "decode_shapes": [2, 4], "spans": [[1, 3, 2], [9]], "decodes": [5]}
     bare = stage.bare_of(found, [(64, 80), (0, 64), (64, 80)], [(0, 64), (64, 80)])
     assert ((9, 2, 9), (5,)) == (bare.spans_s, bare.decodes_s)
 

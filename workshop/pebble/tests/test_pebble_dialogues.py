@@ -14,14 +14,15 @@ from mlx_lm.utils import load_tokenizer
 from tokenizers import Tokenizer
 
 from cairn.engine.model.builtin import builtin_directory
-from cairn_pebble import dialogues, everyday, plain, plain_tools, words, written_tools
-from cairn_pebble.by_hand import allows
+from cairn_pebble import dialogues
 from cairn_pebble.dialogues import Dialogue
 from cairn_pebble.evaluation import SKILLS
 from cairn_pebble.recipe import STAGES
 from cairn_pebble.sequences import TURN_END, Renderer
-from cairn_pebble.values import person
-from cairn_pebble.words import Split
+from cairn_pebble.texts import everyday, plain, plain_tools, words, written_tools
+from cairn_pebble.texts.by_hand import allows
+from cairn_pebble.texts.values import person
+from cairn_pebble.texts.words import Split
 from workshop.pebble.tests.pebble_parts import DRAWS, pebble_renderer, pebble_tokenizer
 
 

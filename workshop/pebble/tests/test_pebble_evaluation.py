@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from cairn_pebble import everyday, words
-from cairn_pebble.by_hand import SPOKEN, WISHES, allows, called, is_usable, spoken
 from cairn_pebble.dialogues import Dialogue
 from cairn_pebble.evaluation import SKILLS, Skill, evaluate, tries
 from cairn_pebble.sequences import Renderer
-from cairn_pebble.words import Split
+from cairn_pebble.texts import everyday, words
+from cairn_pebble.texts.by_hand import SPOKEN, WISHES, allows, called, is_usable, spoken
+from cairn_pebble.texts.words import Split
 from workshop.pebble.tests.pebble_parts import DRAWS, pebble_renderer
 
 DIGEST = "0f77111a3122ed16a7de4fedc3534bf41b8bb81af4ce62e343cb0091b4806680"

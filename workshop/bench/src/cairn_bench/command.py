@@ -23,15 +23,16 @@ from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import example
 from cairn.ops.common.output import counted, table
 from cairn_bench import report
-from cairn_bench.asking import NoAnswer, NoResult
 from cairn_bench.chart import chart
-from cairn_bench.long_command import hold_long
-from cairn_bench.parts import PARTS, SCENARIOS_PART
+from cairn_bench.long.command import hold_long
+from cairn_bench.parts.listed import PARTS, SCENARIOS_PART
+from cairn_bench.parts.stage import Part, Stage, alone
 from cairn_bench.plan import Step, planned
 from cairn_bench.rows import NoRow, Row
 from cairn_bench.runs import Run, hold
 from cairn_bench.scenarios import SCENARIOS, Scenario
-from cairn_bench.servers import (
+from cairn_bench.servers.asking import NoAnswer, NoResult
+from cairn_bench.servers.processes import (
     DidNotStart,
     Kind,
     NeverAtRest,
@@ -41,7 +42,6 @@ from cairn_bench.servers import (
     ours,
     running,
 )
-from cairn_bench.stage import Part, Stage, alone
 from cairn_conform.client_texts import new_salt
 
 MISSED = 3
@@ -259,7 +259,7 @@ def _kinds(
 
 def _random_model(directory: Path) -> Path:
     # This imports MLX; the servers run as their own processes.
-    from cairn_bench.sized_model import Size, make_sized_model
+    from cairn_bench.servers.sized_model import Size, make_sized_model
 
     make_sized_model(directory, Size())
     return directory

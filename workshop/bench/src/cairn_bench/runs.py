@@ -7,9 +7,9 @@ import time
 
 import attrs
 
-from cairn_bench.asking import NoResult, Sample, asked, compared_with_cold, unhit
 from cairn_bench.scenarios import Scenario
-from cairn_bench.servers import Running, Settled
+from cairn_bench.servers.asking import NoResult, Sample, asked, compared_with_cold, unhit
+from cairn_bench.servers.processes import Running, Settled
 
 
 @attrs.frozen(kw_only=True)

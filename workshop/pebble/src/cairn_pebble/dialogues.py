@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import attrs
 
-from cairn_pebble import words
-from cairn_pebble.facts import Fact, fact
-from cairn_pebble.small_talk import TOPICS, Topic
-from cairn_pebble.words import Split, inside, phrase, pick
+from cairn_pebble.texts import words
+from cairn_pebble.texts.facts import Fact, fact
+from cairn_pebble.texts.small_talk import TOPICS, Topic
+from cairn_pebble.texts.words import Split, inside, phrase, pick
 
 THINKING_SHARE: Final = 0.2
 """For the last answer; thoughts before earlier answers are drawn separately (sequences.py)."""

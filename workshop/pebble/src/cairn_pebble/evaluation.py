@@ -17,14 +17,15 @@ from typing import Final
 
 import attrs
 
-from cairn_pebble import dialogues, everyday, judges, plain, plain_tools, words
-from cairn_pebble.by_hand import Called, Say, Spoken
+from cairn_pebble import dialogues, judges
 from cairn_pebble.dialogues import Dialogue
 from cairn_pebble.recipe import Draw
 from cairn_pebble.sequences import TURN_END, Renderer
-from cairn_pebble.small_talk import TOPICS
-from cairn_pebble.words import Split
-from cairn_pebble.written_tools import written_tools
+from cairn_pebble.texts import everyday, plain, plain_tools, words
+from cairn_pebble.texts.by_hand import Called, Say, Spoken
+from cairn_pebble.texts.small_talk import TOPICS
+from cairn_pebble.texts.words import Split
+from cairn_pebble.texts.written_tools import written_tools
 
 LONGEST_ANSWER: Final = 256
 

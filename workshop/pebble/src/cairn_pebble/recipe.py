@@ -11,10 +11,10 @@ import attrs
 
 from cairn_pebble import dialogues
 from cairn_pebble.dialogues import Dialogue
-from cairn_pebble.everyday import chatter, everyday, near_miss, not_told
-from cairn_pebble.plain_tools import tool_use
-from cairn_pebble.words import Split
-from cairn_pebble.written_tools import written_tools
+from cairn_pebble.texts.everyday import chatter, everyday, near_miss, not_told
+from cairn_pebble.texts.plain_tools import tool_use
+from cairn_pebble.texts.words import Split
+from cairn_pebble.texts.written_tools import written_tools
 
 Draw: TypeAlias = Callable[[Random, Split], Dialogue]
 

@@ -45,10 +45,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from tokenizers import Tokenizer
 
 from cairn.engine.model.files import directory_fault
-from cairn_pebble import by_hand, evaluation, plain
+from cairn_pebble import evaluation
 from cairn_pebble.recipe import STAGES, Shape
 from cairn_pebble.sequences import TURN_END, Renderer, template, train_tokenizer
-from cairn_pebble.words import Split
+from cairn_pebble.texts import by_hand, plain
+from cairn_pebble.texts.words import Split
 
 _TOKENIZER_DIALOGUES = 6000
 _PORT = 42_010

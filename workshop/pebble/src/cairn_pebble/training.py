@@ -32,7 +32,7 @@ from cairn_pebble.export import Exported
 from cairn_pebble.positions import GivenRope, positions_from, spread_out
 from cairn_pebble.recipe import Shape, Stage
 from cairn_pebble.sequences import Renderer, Sequence
-from cairn_pebble.words import Split
+from cairn_pebble.texts.words import Split
 
 _MUON_RATE: Final = 0.02
 _ADAM_RATE: Final = 0.003

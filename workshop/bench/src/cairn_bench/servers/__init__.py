@@ -1,0 +1,1 @@
+"""The servers and models that are measured, and requests to them."""
