@@ -14,9 +14,9 @@ import pytest
 
 from cairn.engine.model.builtin import builtin_directory
 from cairn.engine.model.generation_config import read_template_settings
-from cairn_pebble.by_hand import SPOKEN, WISHES
 from cairn_pebble.evaluation import SKILLS
 from cairn_pebble.sequences import MARKER_TOKENS, SPECIAL_TOKENS
+from cairn_pebble.texts.by_hand import SPOKEN, WISHES
 
 BY_HAND = {
     "Told and asked in words that were written by hand",

@@ -28,7 +28,7 @@ ALLOWED = {
     "tests/engine/answer/test_markers.py: tokenizer._tokenizer": _TOKENIZER,
     "tests/engine/prompt/test_cuts.py: wrapper.encode.__self__._tokenizer": _TOKENIZER,
     "tests/http/chat_completions/test_client.py: answer._request_id": "documented by OpenAI",
-    "tests/journal/test_eviction_order.py: ends._heap": "not visible: former ends do not pile up",
+    "tests/journal/test_eviction_order.py: ends._heaps": "not visible: former ends do not pile up",
     "tests/journal/test_retention.py: base._Snapshot": "fields are hashed by their names",
     "tests/ops/drills/test_drill.py: _NO_RETRY": "a control: an error without its header",
     "tests/ops/drills/test_drill.py: _REFUSALS": "a control: an error without its header",

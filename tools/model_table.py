@@ -32,7 +32,10 @@ sys.path.insert(1, str(Path(__file__).parent))
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BEGIN = "<!-- the table: tools/model_table.py --write -->"
 END = "<!-- the end of the table -->"
-_COLUMNS = ("kind", "family (`model_type`)", "its layers keep", "served", "rows (W)", "same bits")
+_COLUMNS = (
+    *("kind", "family (`model_type`)", "its layers keep", "served", "grain", "rows (W)"),
+    "same bits",
+)
 _MEMORY_BYTES = 256 * 1024 * 1024
 _KEPT = {
     "KVCache": "keys and values",
@@ -49,6 +52,7 @@ class Row:
     Attributes:
         keeps: what the layers keep for the tokens, in words.
         served: warm, cold, or why not.
+        grain: 1 or C; 0 if nothing is reused.
         rows: W; 0 if the model is not served.
         same_bits: what the self-test found; None if the model is not served.
         control: whether the naive schedule gave different bits; if not, the rest proves nothing.
@@ -60,6 +64,7 @@ class Row:
     served: str
     rows: int
     same_bits: bool | None
+    grain: int = 0
     control: bool = True
 
     @property
@@ -67,7 +72,8 @@ class Row:
         """The row in the page."""
         bits = "" if self.same_bits is None else "yes" if self.same_bits else "**no**"
         rows = str(self.rows) if self.rows else ""
-        cells = (self.kind, f"`{self.family}`", self.keeps, self.served, rows, bits)
+        grain = {0: "", 1: "1"}.get(self.grain, "C")
+        cells = (self.kind, f"`{self.family}`", self.keeps, self.served, grain, rows, bits)
         return f"| {' | '.join(cells)} |"
 
 
@@ -97,7 +103,7 @@ def measured(family: str, source: Path) -> Row:
                 kv_cache="slab",
                 pool_bytes=_MEMORY_BYTES,
                 blocks_bytes=_MEMORY_BYTES,
-                already_tested=lambda _: False,
+                tested_shapes=lambda _: None,
                 progress=lambda *_: None,
             )
         except ModelRefused as refused:
@@ -117,6 +123,7 @@ def measured(family: str, source: Path) -> Row:
         served="warm" if started.facts.reusable else "cold",
         rows=started.facts.decode_rows,
         same_bits=tested.passed,
+        grain=started.facts.grain if started.facts.reusable else 0,
         control=tested.findings["naive_differs"],
     )
 

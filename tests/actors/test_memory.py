@@ -139,11 +139,13 @@ class Books:
                 pool_slabs=slabs,
                 pool_bytes=tokens * TOKEN_BYTES,
                 blocks_bytes=blocks * BLOCK_BYTES,
+                blocks_max=0,
                 kv_sinks=0,
                 kv_window=0,
                 kv_rows=0,
                 min_cache_tokens=0,
                 state_blocks=0,
+                grain=CHUNK,
             )
         )
 

@@ -21,11 +21,10 @@ from cairn.actors.requests.ticket import Ticket
 from cairn.actors.server import Server
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from tests.gate.conversation import words
-from tests.support.in_process_server import Said, ask, generate, serving
+from tests.support.in_process_server import Said, ask, events_of, generate, serving
 
 pytestmark = pytest.mark.trio
 
@@ -43,12 +42,6 @@ def command(*more: str, **changes: Any) -> Generate:
 async def ask_as(server: Server, tenant: str, *more: str, **changes: Any) -> Said:
     """Send a request as a tenant."""
     return await ask(server, command(*more, **changes), tenant)
-
-
-def events(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
-    """The journal's events of one kind."""
-    found = (decode(row).event for row in store.rows)
-    return [event for event in found if isinstance(event, kind)]
 
 
 def path(said: Said) -> tuple[str, str | None]:
@@ -112,7 +105,7 @@ def assert_apart(store: MemoryStore) -> None:
     """
     assert () == replay(store.read()).findings
     named: dict[str, str] = {}
-    for request in events(store, ev.RequestReceived):
+    for request in events_of(store, ev.RequestReceived):
         for name in (*request.new_keys, *(name for _, name in request.new_parts)):
             assert request.tenant == named.setdefault(name, request.tenant)
 
@@ -164,7 +157,7 @@ async def test_each_tenant_has_a_session_of_a_name(model_directory: Any) -> None
         next_turn = await ask_as(server, "alice", first.text, "And then?", session_name="mine")
         assert ("continuation", None) == path(next_turn)
 
-    opened = events(store, ev.SessionOpened)
+    opened = events_of(store, ev.SessionOpened)
     assert [
         ("@alice/mine", "alice", True),
         ("@bob/mine", "bob", True),
@@ -202,7 +195,7 @@ async def test_a_bug_of_one_tenant_is_not_reported_to_another(
     store = MemoryStore()
     async with serving(model_directory, store) as server:
 
-        def fails(*args: object) -> None:
+        def fails(*args: object, **named: object) -> None:
             raise RuntimeError("the device gave up")
 
         with monkeypatch.context() as broken:
@@ -241,7 +234,7 @@ async def test_a_rejected_request_has_its_tenant(model_directory: Any) -> None:
                 await ask_as(server, "bob")
         await server.loaded.activity.wait_idle()
 
-    (rejected,) = events(store, ev.RequestRejected)
+    (rejected,) = events_of(store, ev.RequestRejected)
     assert ("bob", 429) == (rejected.tenant, rejected.status)
 
 

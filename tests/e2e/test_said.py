@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from cairn.journal import events as ev
-from cairn_pebble import dialogues, plain_tools, words
+from cairn_pebble import dialogues
 from cairn_pebble.dialogues import Dialogue
-from cairn_pebble.words import Split
+from cairn_pebble.texts import plain_tools, words
+from cairn_pebble.texts.words import Split
 from tests.e2e.conftest import Start
 from tests.support.subprocess_server import Answer, Serving, ask, assistant, together, user
 

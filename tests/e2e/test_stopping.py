@@ -42,7 +42,7 @@ def test_a_running_answer_is_completed(start: Start, cold: Serving, lengthy: Any
     server = start("--decode-rows", 1)
     with httpx.Client() as connected, httpx.Client() as new:
         assert 200 == connected.get(f"{server.url}/v1/models").status_code
-        running = Listener(server, **lengthy[0], max_tokens=250).decoding()
+        running = Listener(server, **lengthy[0], max_tokens=800).decoding()
         queued = Listener(server, user("Hello"), max_tokens=2)
         server.queued(1)
         server.signal(signal.SIGTERM)
@@ -52,7 +52,7 @@ def test_a_running_answer_is_completed(start: Start, cold: Serving, lengthy: Any
         assert not running.ended.is_set()
     assert running.end().done
     assert queued.end().done
-    assert ("length", 250) == (running.finish_reason, len(running.tokens))
+    assert ("length", 800) == (running.finish_reason, len(running.tokens))
     assert 0 == server.wait()
     last = server.recorded()[-1].event
     assert isinstance(last, ev.ServerStopped)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -29,6 +30,7 @@ from cairn.engine.reports import (
     RejectReport,
     UnwrittenReport,
 )
+from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import Sampling
 from cairn.journal.events import Coverage
 from tests.support.fake_engine import FakeEngine
@@ -67,6 +69,17 @@ class Allowing:
     def __init__(self, *tokens: int) -> None:
         self.tokens = list(tokens)
         self.asked: list[tuple[int, ...]] = []
+        self.adopted: list[Allowing] = []
+
+    def fork(self) -> Allowing:
+        """It has no state, except for what it was asked."""
+        forked = Allowing(*self.tokens)
+        forked.asked = self.asked
+        return forked
+
+    def adopt(self, fork: Any) -> None:
+        """Take note."""
+        self.adopted.append(fork)
 
     def allowed(self, answer: Sequence[int]) -> npt.NDArray[np.bool_]:
         """A mask as long as the random model's vocabulary."""
@@ -220,6 +233,32 @@ def test_a_prefill_pass_that_does_not_fit(engine: Engine) -> None:
         engine.run_chunk(slab, IDS[:1], None)
 
 
+def test_without_a_row_class_passes_are_canonical(engine: Engine) -> None:
+    """It is not known before it was measured."""
+    assert engine.row_class is None
+
+
+@pytest.mark.parametrize("least", [1, 5])
+def test_with_a_row_class_passes_begin_anywhere(engine: Engine, least: int) -> None:
+    """The reports have the tokens and not the dummies; too many tokens are a fault."""
+    row_class = RowClass(segment=CHUNK, quantum=1, least=least, most=24, product=0)
+    vars(engine)["_row_class" if isinstance(engine, MlxEngine) else "row_class"] = row_class
+    assert row_class == engine.row_class
+    slab = engine.open_slab(512).slab
+    for size in (3, 1, 17, 24):
+        start = engine.held_tokens(slab)
+        ids = (IDS * 2)[start : start + size]
+        report = engine.run_chunk(slab, ids, GREEDY)
+        assert (start, start + size, ids) == (report.start, report.end, report.ran)
+        assert {(0, start + size)} == held(report.coverage)
+        assert report.drawn is not None
+    with pytest.raises(EngineFault):
+        engine.run_chunk(slab, IDS[:25], None)
+    with pytest.raises(EngineFault):
+        engine.run_chunk(slab, (), None)
+    assert 45 == engine.held_tokens(slab)
+
+
 def test_a_dead_end_in_prefill_runs_nothing(engine: Engine) -> None:
     """The grammar is asked before the pass."""
     slab = open_with(engine)
@@ -265,10 +304,93 @@ def test_a_row_that_fails_leaves_the_others_alone(engine: Engine) -> None:
 
 
 def test_a_decode_pass_of_another_width(engine: Engine) -> None:
-    """All rows are always there."""
+    """A pass has one of the numbers of rows that were found to give the same bits."""
     slab = open_with(engine)
-    with pytest.raises(EngineFault):
-        engine.decode([row(slab)] * (engine.decode_rows - 1))
+    assert engine.decode_rows == engine.decode_shapes[-1]
+    for count in set(range(engine.decode_rows + 2)) - set(engine.decode_shapes):
+        with pytest.raises(EngineFault):
+            engine.decode([row(slab), *[None] * (count - 1)][:count])
+    assert CHUNK == engine.held_tokens(slab)
+    for count in engine.decode_shapes:
+        reports = engine.decode([row(slab), *[None] * (count - 1)])
+        assert [True] + [False] * (count - 1) == [one is not None for one in reports]
+    assert CHUNK + len(engine.decode_shapes) == engine.held_tokens(slab)
+
+
+def drafting(engine: Engine) -> Engine:
+    """The engine, allowed to have draft rows."""
+    engine.without_drafts = ""  # type: ignore[misc]
+    return engine
+
+
+def passes_of(engine: Engine, slab: int, steps: int, draw: DrawSpec = GREEDY) -> list[PassReport]:
+    """Passes of a token each: what an answer draws without drafts."""
+    found: list[PassReport] = []
+    for _ in range(steps):
+        token = 7 if not found else tokens_of(found[-1])[-1]
+        draw = draw.after(token)
+        found.append(decode(engine, row(slab, token, draw))[0])
+    return found
+
+
+def tokens_of(report: PassReport) -> list[int]:
+    """The tokens that a pass drew."""
+    return [one.token for one in report.all_drawn]
+
+
+@pytest.mark.parametrize("right", [0, 1, 2, 3])
+def test_a_draft_is_accepted_as_far_as_it_is_right(engine: Engine, right: int) -> None:
+    """The report and the slab are as after as many passes of one token; the rest is cut off."""
+    single = passes_of(engine, open_with(engine), 4)
+    drawn = [tokens_of(one)[0] for one in single]
+    wrong = (drawn[right] + 1) % 128 if right < 3 else 0
+    draft = (*drawn[:right], *[wrong] * (3 - right))
+    slab = open_with(drafting(engine))
+    [report] = engine.decode([attrs.evolve(row(slab), draft=draft)])
+
+    assert isinstance(report, PassReport)
+    end = CHUNK + 1 + right
+    assert (CHUNK, end, (7, *draft[:right])) == (report.start, report.end, report.ran)
+    assert (drawn[: right + 1], 3) == (tokens_of(report), report.drafted)
+    assert {(0, end)} == held(report.coverage)
+    assert end == engine.held_tokens(slab)
+    # It goes on as the other did.
+    if right < 3:
+        after = decode(engine, row(slab, drawn[right]))[0]
+        assert (drawn[right + 1], end) == (tokens_of(after)[0], after.start)
+
+
+def test_drafts_of_several_sessions(engine: Engine) -> None:
+    """Each report is of its own session, beside a row without one."""
+    first, second = open_with(drafting(engine)), open_with(engine, IDS)
+    reports = engine.decode([attrs.evolve(row(first), draft=(1,)), None, row(second, 6)])
+    assert [(7,), None, (6,)] == [one.ran[:1] if one else None for one in reports]  # type: ignore[union-attr]
+    assert len(IDS) + 1 == engine.held_tokens(second)
+
+
+def test_a_draft_ends_where_the_grammar_does(engine: Engine) -> None:
+    """Its other tokens have no row; the matcher is asked with those before."""
+    matcher = Allowing(5)
+    draw = DrawSpec(sampling=Sampling(temperature=0.0), seed=0, matcher=matcher)
+    slab = open_with(drafting(engine))
+    [report] = engine.decode([DecodeRow(slab=slab, token=7, draw=draw, draft=(5, 6, 5))])
+    assert isinstance(report, PassReport)
+    assert 1 == report.drafted
+    assert (5,) in matcher.asked
+    assert not [asked for asked in matcher.asked if 6 in asked]
+    assert len(report.accepted) == len(matcher.adopted)
+
+
+def test_a_draft_without_room_or_without_leave(engine: Engine) -> None:
+    """A slab that is too full for all rows is the row's fault; without leave nothing runs."""
+    slab = engine.open_slab(CHUNK + 3).slab
+    engine.run_chunk(slab, IDS[:CHUNK], None)
+    asked = attrs.evolve(row(slab), draft=(1, 2, 3))
+    [report] = drafting(engine).decode([asked])
+    assert isinstance(report, EngineFault)
+    engine.without_drafts = "not here"  # type: ignore[misc]
+    with pytest.raises(EngineFault, match="not here"):
+        engine.decode([asked])
     assert CHUNK == engine.held_tokens(slab)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.engine.schedule import SMALLEST_SLAB, copies, passes, slab_capacity
+from cairn.engine.schedule import SMALLEST_SLAB, copies, pass_end, passes, slab_capacity
 
 CHUNKS = st.sampled_from([1, 7, 16, 64, 100, 256, 512, 1000])
 
@@ -49,11 +49,40 @@ def test_reuse_changes_no_pass(chunk: int, tokens: int, data: st.DataObject) -> 
     assert [one for one in cold if one[0] >= reused] == list(passes(reused, tokens, chunk))
 
 
-@pytest.mark.parametrize(("start", "chunk"), [(1, 2), (1, 512), (511, 512), (1023, 512)])
-def test_a_start_off_the_grid_is_refused(start: int, chunk: int) -> None:
-    """No pass begins in the middle of a chunk."""
-    with pytest.raises(ValueError, match=f"{start} is not a multiple of {chunk}"):
-        list(passes(start, start + 1, chunk))
+@pytest.mark.parametrize(
+    ("start", "chunk", "due"),
+    [
+        (1, 2, [(1, 2), (2, 4), (4, 5)]),
+        (2, 2, [(2, 4), (4, 5)]),
+        (3, 8, [(3, 5)]),
+        (5, 8, []),
+    ],
+)
+def test_passes_from_the_middle_of_a_chunk(
+    start: int, chunk: int, due: list[tuple[int, int]]
+) -> None:
+    """The first one ends with the chunk, or with the tokens."""
+    assert due == list(passes(start, 5, chunk))
+
+
+@pytest.mark.parametrize(
+    ("start", "tokens", "most", "end"),
+    [
+        (0, 100, 0, 4),
+        (0, 100, 4, 4),
+        (0, 100, 11, 8),
+        (0, 100, 12, 12),
+        (0, 10, 12, 10),
+        (3, 100, 0, 4),
+        (3, 100, 4, 4),
+        (3, 100, 5, 8),
+        (3, 100, 13, 16),
+        (99, 100, 50, 100),
+    ],
+)
+def test_a_pass_over_several_chunks(start: int, tokens: int, most: int, end: int) -> None:
+    """It ends with the last chunk that it reaches, and has at least one, or with the tokens."""
+    assert end == pass_end(start, tokens, 4, most)
 
 
 @given(chunk=CHUNKS, context=st.integers(1, 1 << 18), data=st.data())

@@ -46,10 +46,12 @@ def test_the_page_has_every_family_and_no_other() -> None:
 
     assert [family for families in FAMILIES.values() for family in families] == documented
     for line in lines():
-        *_, served, rows, bits, _ = (cell.strip() for cell in line.split("|"))
-        assert (served, rows != "", bits) in {("warm", True, "yes"), ("cold", True, "yes")} or (
-            re.match(r"no: .+\.$", served) and not rows + bits
-        ), line
+        *_, served, grain, rows, bits, _ = (cell.strip() for cell in line.split("|"))
+        found = (served, grain, rows != "", bits)
+        assert found in {
+            *(("warm", grain, True, "yes") for grain in ("1", "C")),
+            ("cold", "", True, "yes"),
+        } or (re.match(r"no: .+\.$", served) and not grain + rows + bits), line
 
 
 def test_a_family_that_contradicts_itself_is_refused(model_directory: Path) -> None:
@@ -80,7 +82,7 @@ def test_a_row_that_is_not_served_has_its_reason_alone() -> None:
 
     page = with_table(f"before\n{BEGIN}\nold\n{END}\nafter\n", table([row]))
 
-    assert "| dense | `x` |  | no: why. |  |  |" in page.splitlines()
+    assert "| dense | `x` |  | no: why. |  |  |  |" in page.splitlines()
     assert page.startswith("before\n")
     assert page.endswith("\nafter\n")
     assert "old" not in page

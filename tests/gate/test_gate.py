@@ -78,7 +78,9 @@ def test_a_hit_is_a_miss(model_directory: Path, sampling: Sampling) -> None:
                 said = await ask(warm, command)
                 path = (said.accepted.path, said.accepted.reason)
                 assert asked.path == path, f"request {place}"
-                assert asked.warm == (said.accepted.cached_tokens > 0), f"request {place}"
+                # Two conversations under one name may have their first few tokens in common.
+                reused = said.accepted.cached_tokens
+                assert 0 < reused if asked.warm else reused < 8, f"request {place}"
                 async with serving(model_directory, MemoryStore(empty)) as cold:
                     missed = await ask(cold, command)
                 assert missed.accepted.cached_tokens == 0

@@ -60,7 +60,7 @@ HAPPENS = (
     *("server_lost", "server_stopped", "session_closed", "request_rejected", "cache_trimmed"),
     *("cancelled in prefill", "cancelled in decode", "cancelled in no_memory"),
     *("slab: room for another session", "slab: too small for the prompt and its answer"),
-    "slab: idle, and all of it is in blocks",
+    "slab: idle, and its blocks are in memory",
     *("continuation", "cold_start", "shorter_history", "diverged", "evicted", "session_busy"),
     *("cache_disabled", "prewarm_finished", "shadow: same", "closed: its TTL has expired"),
 )
@@ -244,19 +244,16 @@ def requests_of(acts: Sequence[Act]) -> list[Asked]:
     return [asked for act in acts if not isinstance(act, Rest) for asked in act.asked]
 
 
-def test_control_other_shapes_give_other_bits(model_directory: Path, short: list[Act]) -> None:
-    """
-    The control: the same requests on a server with half the chunk size have different answers. So
-    the comparison can find a difference under this BLAS.
-    """
+def differing(model: Path, decode_rows: int, requests: Sequence[Asked]) -> int:
+    """How many requests have other answers with half the block size and other decode passes."""
     differs = 0
 
     async def main() -> None:
         nonlocal differs
-        serves = serving(model_directory, decode_rows=4, prewarm=False, block_tokens=C // 2)
+        serves = serving(model, decode_rows=decode_rows, prewarm=False, block_tokens=C // 2)
         async with serves as other:
             truth = Truth(other)
-            for asked in requests_of(short):
+            for asked in requests:
                 said = await truth.of(asked.command)
                 heard = Heard(
                     parts=list(said.parts), tokens=list(said.tokens), finished=said.finished
@@ -264,8 +261,19 @@ def test_control_other_shapes_give_other_bits(model_directory: Path, short: list
                 differs += difference(asked, heard) is not None
 
     trio.run(main)
+    return differs
 
-    assert differs > len(requests_of(short)) // 2, "this BLAS hides everything"
+
+def test_control_other_shapes_give_other_bits(model_directory: Path, short: list[Act]) -> None:
+    """
+    The control: the same requests on a server with other shapes have different answers. So the
+    comparison can find a difference under this BLAS.
+    """
+    requests = requests_of(short)
+    # Which numbers of rows give other bits than four depends on the kernels: with AVX-512, blocks
+    # of 32 tokens give the bits of blocks of 64, and so may one number of decode rows or another.
+    found = (differing(model_directory, rows, requests) for rows in (1, 16))
+    assert any(differs > len(requests) // 2 for differs in found), "this BLAS hides everything"
 
 
 def swapped(slab: HeldSlab, blocks: Sequence[SealedBlock], start: int) -> int:

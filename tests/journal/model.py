@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -29,7 +29,7 @@ from cairn.journal import paths
 from cairn.journal.codec import Row
 from cairn.journal.keys import block_keys, ids_hash, part_hash
 from cairn.journal.ledger import Clock, Ledger, Outcome
-from cairn.journal.state import OpenRequest, Session, SessionId, State, Turn
+from cairn.journal.state import OpenRequest, Session, SessionId, State, Turn, slab_ids
 
 SECRETS = {"t1": b"one secret", "t2": b"another secret"}
 LAYERS = 3
@@ -92,7 +92,8 @@ def _spread(sessions: Any, blocks: Any, uses: Any, pins: Any) -> None:
         key = end
         while key is not None:
             block = blocks[key]
-            block["last_used"] = max(block["last_used"], use.position)
+            if use.position > block["last_used"]:
+                block.update(last_used=use.position, previous_use=use.previous)
             dues = [due for due in (block["expires_us"], use.expires_us) if due is not None]
             block["expires_us"] = max(dues, default=None)
             key = block["parent"]
@@ -104,6 +105,7 @@ def _plain_session(session: Session) -> dict[str, Any]:
     for name in ("request", "last", "prewarm", "slab"):
         held = shown[name]
         shown[name] = attrs.asdict(held, recurse=False) if held is not None else None
+    shown["slab_ids"] = slab_ids(session, 0, session.canonical_tokens)
     return shown
 
 
@@ -124,6 +126,8 @@ class World:
         self.shadow: dict[str, Any] | None = None
         self.self_tests: dict[str, ev.Event] = {}
         self.admission_bug: str | None = None
+        # key of a block to the last two uses of it or of a chain that ended with it
+        self.touched: dict[str, tuple[int, int | None]] = {}
         self.ended: list[str] = []  # sessions in the order in which their last turns ended
 
     def seen(self) -> dict[str, Any]:
@@ -195,8 +199,8 @@ class World:
     def _model_loaded(self, event: ev.ModelLoaded) -> None:
         names = (
             "name fingerprint layers block_tokens decode_rows context_tokens reusable "
-            "pool_slabs pool_bytes blocks_bytes kv_sinks kv_window kv_rows min_cache_tokens "
-            "state_blocks"
+            "pool_slabs pool_bytes blocks_bytes blocks_max kv_sinks kv_window kv_rows "
+            "min_cache_tokens state_blocks grain"
         )
         self.model = {name: getattr(event, name) for name in names.split()}
 
@@ -213,7 +217,7 @@ class World:
             block.update(present=False, pins=0)
 
     def _self_test_finished(self, event: ev.SelfTestFinished) -> None:
-        self.self_tests[event.fingerprint] = event
+        self.self_tests[event.base_fingerprint] = event
 
     def _operator_acted(self, event: ev.Event) -> None:
         pass
@@ -243,9 +247,14 @@ class World:
             "canonical_tokens": 0,
             "window_start": 0,
             "slab_keys": (),
+            "slab_ids": (),
+            "prewarmed_rows": 0,
+            "drafted_tokens": 0,
+            "accepted_tokens": 0,
             "pins": (),
             "bug_id": None,
             "last_used": self.position,
+            "previous_use": None,
             "ttl_s": None,
             "expires_us": None,
         }
@@ -269,7 +278,12 @@ class World:
             "sampled": (),
             "emitted": 0,
             "path": None,
+            "row_checked": False,
         }
+        if session["last"] is not None:
+            session["previous_use"] = session["last_used"]
+        session["drafted_tokens"] //= 2
+        session["accepted_tokens"] //= 2
         session.update(state="restoring", fingerprint=event.fingerprint, last_used=self.position)
         session["ttl_s"] = event.ttl_s
         session["expires_us"] = self._due(session)
@@ -277,16 +291,30 @@ class World:
     def _path_selected(self, event: ev.PathSelected) -> None:
         session = self._of(event)
         session["request"]["path"] = event
-        for key in session["request"]["prompt_keys"][
-            : event.blocks_from_slab + event.blocks_from_pool
-        ]:
+        session["prewarmed_rows"] = 0
+        used = event.blocks_from_slab + event.blocks_from_pool
+        self._use(session, session["request"]["prompt_keys"][:used])
+        for key in session["request"]["prompt_keys"][:used]:
+            self.blocks[key]["prewarmed"] = 0
+
+    def _use(self, session: dict[str, Any], keys: Sequence[str]) -> None:
+        """A session uses the chain of these blocks, or seals a block."""
+        previous = self._before(session, keys[-1]) if keys else None
+        for key in keys:
             self._pin(session, key)
-            self.blocks[key]["prewarmed"] = False
+            self.blocks[key].update(last_used=self.position, previous_use=previous)
+        if keys:
+            self.touched[keys[-1]] = (self.position, previous)
+
+    def _before(self, session: dict[str, Any], key: str) -> int | None:
+        """When a chain that ends with this block was used before the session's request."""
+        touched = self.touched.get(key, (None, None))
+        earlier = (session["previous_use"], *touched)
+        return next((at for at in earlier if at is not None and at < session["last_used"]), None)
 
     def _pin(self, session: dict[str, Any], key: str) -> None:
         session["pins"] += (key,)
         self.blocks[key]["pins"] += 1
-        self.blocks[key]["last_used"] = self.position
         self.blocks[key]["expires_us"] = self._due(session, self.blocks[key]["expires_us"])
 
     def _unpin(self, session: dict[str, Any]) -> None:
@@ -323,34 +351,46 @@ class World:
         session = self._of(event)
         session.update(cached_tokens=event.end, canonical_tokens=event.end)
         session["slab_keys"] += event.keys
+        session["slab_ids"] = _working_on(session)[: event.end]
+        session["prewarmed_rows"] = 0
 
     def _cache_extended(self, event: ev.CacheExtended) -> None:
         session = self._of(event)
         session["cached_tokens"] = event.end
         session["window_start"] = event.coverage[0][1]
+        session["drafted_tokens"] += event.drafted
+        session["accepted_tokens"] += event.accepted
         if event.step == "decode":
             session["state"] = "decoding"
         else:
             session["canonical_tokens"] = event.end
+            session["slab_ids"] = _working_on(session)[: event.end]
             session["state"] = "prefilling" if event.step == "prefill" else "settling"
         if session["request"]:
             session["request"]["sampled"] += event.sampled
         if session["prewarm"]:
             session["prewarm"]["computed_tokens"] += event.end - event.start
+            session["prewarmed_rows"] += event.end - event.start
+
+    def _row_checked(self, event: ev.RowChecked) -> None:
+        self._of(event)["request"]["row_checked"] = True
 
     def _cache_trimmed(self, event: ev.CacheTrimmed) -> None:
         session = self._of(event)
         assert self.model is not None
         session["cached_tokens"] = event.end
-        if session["canonical_tokens"] > event.end:
-            session["canonical_tokens"] = event.end
+        while session["canonical_tokens"] > event.end:
+            session["canonical_tokens"] -= 1
+            session["prewarmed_rows"] -= session["prewarmed_rows"] > 0
+        session["slab_ids"] = session["slab_ids"][: event.end]
         while len(session["slab_keys"]) * self.model["block_tokens"] > event.end:
             session["slab_keys"] = session["slab_keys"][:-1]
 
     def _block_sealed(self, event: ev.BlockSealed) -> None:
         new = {"pins": 0, "bug_id": None, "file_bytes": None, "present": False, "expires_us": None}
         known = self.blocks.get(event.key, new)
-        prewarmed = self._of(event)["prewarm"] is not None
+        prewarmed = self._of(event)["prewarmed_rows"]
+        self._of(event)["prewarmed_rows"] = 0
         self.blocks[event.key] = {
             "key": event.key,
             "parent": event.parent,
@@ -362,12 +402,13 @@ class World:
             "file_bytes": known["file_bytes"],
             "pins": known["pins"],
             "last_used": self.position,
+            "previous_use": None,
             "expires_us": known["expires_us"],
             "bug_id": known["bug_id"],
         }
         session = self._of(event)
         session["slab_keys"] += (event.key,)
-        self._pin(session, event.key)
+        self._use(session, (event.key,))
 
     def _block_evicted(self, event: ev.BlockEvicted) -> None:
         self.blocks[event.key]["present"] = False
@@ -381,7 +422,9 @@ class World:
     _block_spill_failed = _operator_acted
 
     def _block_loaded(self, event: ev.BlockLoaded) -> None:
-        self.blocks[event.key].update(present=True, last_used=self.position)
+        before, _ = self.touched[event.key]
+        self.touched[event.key] = (self.position, before)
+        self.blocks[event.key].update(present=True, last_used=self.position, previous_use=before)
 
     def _block_file_rejected(self, event: ev.BlockFileRejected | ev.BlockFileRemoved) -> None:
         self.blocks[event.key]["file_bytes"] = None
@@ -431,12 +474,12 @@ class World:
         session["prewarm"] = {
             "ids": (*said[: event.base_tokens], *event.new_ids),
             "keys": keys,
+            "tokens_from_slab": event.tokens_from_slab,
             "blocks_from_slab": event.blocks_from_slab,
             "blocks_from_pool": event.blocks_from_pool,
             "computed_tokens": 0,
         }
-        for key in keys[: event.blocks_from_slab + event.blocks_from_pool]:
-            self._pin(session, key)
+        self._use(session, keys[: event.blocks_from_slab + event.blocks_from_pool])
 
     def _prewarm_finished(self, event: ev.Event) -> None:
         self._of(event)["prewarm"] = None
@@ -476,6 +519,16 @@ class World:
 
 def _empty(session: dict[str, Any]) -> None:
     session.update(cached_tokens=0, canonical_tokens=0, window_start=0, slab_keys=())
+    session.update(slab_ids=(), prewarmed_rows=0)
+
+
+def _working_on(session: dict[str, Any]) -> tuple[int, ...]:
+    """The tokens that a session computes: of its request, its prewarm, or its last turn."""
+    if (request := session["request"]) is not None:
+        return (*request["prompt_ids"], *request["sampled"])
+    if (prewarm := session["prewarm"]) is not None:
+        return tuple(prewarm["ids"])
+    return (*session["last"]["prompt_ids"], *session["last"]["answer_ids"])
 
 
 # --- path selection, a second time ----------------------------------------------------------------
@@ -536,13 +589,13 @@ def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
     ask = paths.ask_of(request.ask, request.chain)
     mine = world.sessions[name]
     nearest = _nearest(world, mine, ask)
-    kept, shared = _stones(world, mine, request)
+    tokens, kept, shared = _stones(world, mine, request)
     last = nearest["last"] if nearest is not None else None
-    reason = _why(world, mine, nearest, ask, kept + shared)
+    reason = _why(world, mine, nearest, ask, tokens + shared)
     held = (*last["prompt_ids"], *last["answer_ids"]) if last else ()
-    prewarmed = [
-        key for key in request.prompt_keys[: kept + shared] if world.blocks[key]["prewarmed"]
-    ]
+    prewarmed = sum(world.blocks[key]["prewarmed"] for key in request.prompt_keys[: kept + shared])
+    first_ahead = mine["canonical_tokens"] - mine["prewarmed_rows"]
+    prewarmed += sum(1 for row in range(tokens) if row >= first_ahead)
     chunk = world.model["block_tokens"] if world.model else 0
     same = _same(held, request.prompt_ids)
     part = None
@@ -551,10 +604,11 @@ def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
     return {
         "path": "continuation" if reason is None else "new_session",
         "reason": reason,
+        "tokens_from_slab": tokens,
         "blocks_from_slab": kept,
         "blocks_from_pool": shared,
-        "reused_tokens": (kept + shared) * chunk,
-        "prewarmed_tokens": len(prewarmed) * chunk,
+        "reused_tokens": tokens + shared * chunk,
+        "prewarmed_tokens": prewarmed,
         "rerendered_tokens": len(held) - same if reason is None else 0,
         "nearest": nearest["id"] if nearest is not None else None,
         "diverged_part": part,
@@ -591,7 +645,7 @@ def _why(
     mine: dict[str, Any],
     nearest: dict[str, Any] | None,
     ask: paths.Ask,
-    blocks: int,
+    reused: int,
 ) -> str | None:
     if not ask.cache_prompt:
         return "cache_disabled"
@@ -612,15 +666,15 @@ def _why(
     sealed = [world.blocks[key] for key in last["prompt_keys"] if key in world.blocks]
     assert world.model is not None
     least, chunk = world.model["min_cache_tokens"], world.model["block_tokens"]
-    if not blocks and not sealed and 0 < len(last["prompt_keys"]) * chunk < least:
+    if not reused and not sealed and 0 < len(last["prompt_keys"]) * chunk < least:
         return "too_short"
     there = [block for block in sealed if block["present"] and block["bug_id"] is None]
-    return "evicted" if sealed and not there and not blocks else None
+    return "evicted" if sealed and not there and not reused else None
 
 
-def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> tuple[int, int]:
+def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> tuple[int, int, int]:
     if world.model is None or not world.model["reusable"] or not request.ask.cache_prompt:
-        return 0, 0
+        return 0, 0, 0
     needed = request.ask.prompt_tokens + request.ask.max_tokens
     roomy = mine["slab"] is not None and mine["slab"]["capacity_tokens"] >= needed
     chunk = world.model["block_tokens"]
@@ -630,15 +684,55 @@ def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> tuple[i
         for place, key in enumerate(request.prompt_keys, 1)
         if place * chunk < len(request.prompt_ids)
     ]
-    in_slab = mine["slab_keys"] if roomy and request.ask.cache_mode == "full" else ()
-    return _lying(world, in_slab, keys)
+    own = mine if roomy and request.ask.cache_mode == "full" else None
+    return _with_rows(world, own, request.prompt_ids[:-1], keys, len(request.prompt_ids))
 
 
-def stones_ahead(world: World, name: str, begun: ev.PrewarmStarted) -> tuple[int, int]:
-    """Which of the blocks that a session prewarms exist, found by looking at each."""
+def stones_ahead(world: World, name: str, begun: ev.PrewarmStarted) -> tuple[int, int, int]:
+    """What of a session's prewarm exists, found by looking at each block and row."""
     mine = world.sessions[name]
     keys = (*mine["last"]["prompt_keys"][: begun.base_keys], *begun.new_keys)
-    return _lying(world, mine["slab_keys"], keys)
+    said = (*mine["last"]["prompt_ids"], *mine["last"]["answer_ids"])
+    ids = (*said[: begun.base_tokens], *begun.new_ids)
+    return _with_rows(world, mine, ids, keys, len(ids))
+
+
+def blocks_ahead(state: State, session: Session, keys: tuple[str, ...]) -> tuple[int, int]:
+    """What a prewarm of full blocks reuses, by the rules: (blocks from the slab, from the pool)."""
+    assert state.model is not None
+    ids = tuple(range(len(keys) * state.model.block_tokens))
+    reuse = paths.reusable_prewarm(state, session, ids, keys)
+    return reuse.blocks, reuse.shared
+
+
+def _with_rows(
+    world: World,
+    mine: dict[str, Any] | None,
+    ids: Sequence[int],
+    keys: Sequence[str],
+    length: int,
+) -> tuple[int, int, int]:
+    """(tokens from the slab, blocks from the slab, blocks from the pool)."""
+    assert world.model is not None
+    chunk = world.model["block_tokens"]
+    kept, shared = _lying(world, mine["slab_keys"] if mine else (), keys)
+    if shared or mine is None or world.model["grain"] != 1:
+        return kept * chunk, kept, shared
+    if length < world.model["min_cache_tokens"]:
+        return kept * chunk, kept, shared
+    begun = mine["slab_keys"][kept:]
+    canonical = mine["canonical_tokens"]
+    if begun and world.blocks[begun[0]]["bug_id"] is not None:
+        return kept * chunk, kept, shared
+    if not begun and canonical >= (kept + 1) * chunk:  # it should have been sealed
+        return kept * chunk, kept, shared
+    same = 0
+    while same < chunk and kept * chunk + same < min(len(ids), canonical):
+        place = kept * chunk + same
+        if mine["slab_ids"][place] != ids[place]:
+            break
+        same += 1
+    return kept * chunk + same, kept, shared
 
 
 def _lying(world: World, slab_keys: tuple[str, ...], keys: Sequence[str]) -> tuple[int, int]:
@@ -676,27 +770,45 @@ def _changed_part(held: Sequence[tuple[str, str]], chain: Sequence[tuple[str, st
 # --- eviction, a second time ----------------------------------------------------------------------
 
 
-def leaving(world: dict[str, dict[str, Any]], there: Iterable[str]) -> list[tuple[str, int]]:
+def value(position: int, last_used: int, previous_use: int | None) -> int:
     """
-    The order in which blocks are evicted, and when each was last of use. Of the blocks that no
-    other of them is built on, the one that was of use longest ago goes first. A block is of use
-    when it is used, or when one of them that is built on it is.
+    How valuable a block is at a position of the journal: minus the positions until it is expected,
+    or minus those since it was used.
+    """
+    unused = position - last_used
+    if previous_use is not None:
+        interval = last_used - previous_use
+        if interval / 10 <= unused < interval * 5 / 4:
+            return unused - interval
+    return -unused
+
+
+def _uses(block: dict[str, Any]) -> dict[str, Any]:
+    return {name: block[name] for name in ("last_used", "previous_use")}
+
+
+def leaving(
+    world: dict[str, dict[str, Any]], there: Collection[str], position: int
+) -> list[tuple[str, int]]:
+    """
+    The order in which blocks are evicted, and the value of each. Of the blocks that no other of
+    them is built on, the least valuable goes first. A block is as valuable as any of them that is
+    built on it.
 
     Args:
         world: all blocks by key.
         there: the blocks to order.
+        position: of the journal.
     """
+    own = {key: value(position, **_uses(world[key])) for key in there}
     among = list(there)
     above = {key: _above(world, key) for key in among}
-    of_use = {
-        key: max(world[o]["last_used"] for o in among if o == key or key in above[o])
-        for key in among
-    }
+    of_use = {key: max(own[o] for o in among if o == key or key in above[o]) for key in among}
     order = []
     while among:
         built_on = set[str]().union(*(above[key] for key in among))
         ends = [key for key in among if key not in built_on]
-        first = min(ends, key=lambda key: (of_use[key], -world[key]["start"]))
+        first = min(ends, key=lambda key: (of_use[key], -world[key]["start"], key))
         among.remove(first)
         order.append((first, of_use[first]))
     return order
@@ -739,7 +851,10 @@ def played(
     kind: type[Driver] | None = None,
     state_blocks: int = 0,
 ) -> Driver:
-    """The history on a tape, whose first bytes say how much memory there is."""
+    """
+    The history on a tape, whose first bytes say how much memory there is, and whether the grain is
+    1.
+    """
     return (kind or Driver)(
         data[3:],
         crashes=crashes,
@@ -749,6 +864,7 @@ def played(
         files_kept=(0, 3, 10, 40)[data[2] // 4 % 4],
         min_cache_tokens=(0, 0, 0, 14)[data[1] // 4 % 4],
         state_blocks=state_blocks,
+        any_cut=not state_blocks and data[2] // 16 % 2 == 1,
     ).play()
 
 
@@ -776,21 +892,27 @@ class Slab:
     rows: list[int] = attrs.field(factory=list)
 
 
-def run_pass(rows: list[int], fingerprint: str, ids: Sequence[int], *, decode: bool) -> None:
+def run_pass(
+    rows: list[int], fingerprint: str, ids: Sequence[int], *, decode: bool, any_cut: bool = False
+) -> None:
     """
-    Add the KV of one pass. It depends on the existing KV, on the tokens and on the pass's shape.
+    Add the KV of one pass. It depends on the existing KV, on the tokens and, unless any cut into
+    passes gives the same, on the pass's shape.
     """
     past, salt = tuple(rows), sum(fingerprint.encode())
     for place in range(len(ids)):
-        rows.append(hash((past, salt, tuple(ids[: place + 1]), len(ids), decode)))
+        if any_cut:
+            rows.append(hash((tuple(rows), salt, ids[place], decode)))
+        else:
+            rows.append(hash((past, salt, tuple(ids[: place + 1]), len(ids), decode)))
 
 
-def cold_rows(fingerprint: str, ids: Sequence[int]) -> list[int]:
+def cold_rows(fingerprint: str, ids: Sequence[int], *, any_cut: bool = False) -> list[int]:
     """Canonical KV: what a cold prefill computes."""
     rows: list[int] = []
     chunk = CHUNKS[fingerprint]
     for start in range(0, len(ids), chunk):
-        run_pass(rows, fingerprint, ids[start : start + chunk], decode=False)
+        run_pass(rows, fingerprint, ids[start : start + chunk], decode=False, any_cut=any_cut)
     return rows
 
 
@@ -867,6 +989,7 @@ class Driver:
         min_cache_tokens: int = 0,
         spare_tokens: int = 0,
         state_blocks: int = 0,
+        any_cut: bool = False,
     ) -> None:
         self.tape = Tape(tape)
         self.rows: list[Row] = []
@@ -887,6 +1010,7 @@ class Driver:
         self.fingerprint = "fp-a"
         self._crashes = crashes
         self._reusable = reusable
+        self.any_cut = any_cut
         self._pool_slabs = pool_slabs
         self._blocks_kept = blocks_kept
         self._files_kept = files_kept
@@ -969,8 +1093,10 @@ class Driver:
                 pool_slabs=self._pool_slabs,
                 pool_bytes=self._pool_slabs * SLAB_BYTES,
                 blocks_bytes=self._blocks_kept * BLOCK_BYTES,
+                blocks_max=0,
                 min_cache_tokens=self._min_cache_tokens,
                 state_blocks=self._state_blocks,
+                grain=1 if self.any_cut else self.chunk,
                 directory="",
                 adapter="",
                 dtype="",
@@ -980,9 +1106,13 @@ class Driver:
             ),
             ev.SelfTestFinished(
                 fingerprint=fingerprint,
+                base_fingerprint=fingerprint,
                 findings={"cold equals warm": True},
                 passed=True,
                 error_max=1e-7,
+                decode_shapes=(4,),
+                row_class=(),
+                without_drafts="",
                 duration_us=5,
                 from_cache=False,
             ),
@@ -1354,7 +1484,7 @@ class Driver:
             )
 
     def _compare(self, tenant: str, last: Turn, of: dict[str, Any], *, differs: bool) -> None:
-        rows = cold_rows(self.fingerprint, last.sequence)
+        rows = self.cold(last.sequence)
         known = self.state.blocks
         keys = list(itertools.takewhile(known.__contains__, self.keys(tenant, last.sequence)))
         kept = [digest_of(self.store[key]) if key in self.store else "" for key in keys]
@@ -1461,11 +1591,15 @@ class Driver:
         """Passes of the model run."""
         rows = self.slabs[session].rows
         start = len(rows)
+        drafted = 0
         if step == "decode":
+            held = self.state.sessions[SessionId(session)]
+            if held.drafted_tokens <= 48 + 6 * held.accepted_tokens:
+                drafted = start % 3
             for token in ids:
-                run_pass(rows, self.fingerprint, (token,), decode=True)
+                run_pass(rows, self.fingerprint, (token,), decode=True, any_cut=self.any_cut)
         else:
-            run_pass(rows, self.fingerprint, ids, decode=False)
+            run_pass(rows, self.fingerprint, ids, decode=False, any_cut=self.any_cut)
         self.propose(
             ev.CacheExtended(
                 session=session,
@@ -1477,14 +1611,34 @@ class Driver:
                 coverage=self._coverage(session),
                 sampled=sampled,
                 logprobs=tuple(-1 / token for token in sampled),
+                drafted=drafted,
+                accepted=min(drafted, len(ids) - 1),
                 duration_us=4,
             )
         )
 
-    def seal(self, session: str, key: str) -> None:
-        """The last chunk of a slab becomes a block; room is made for it if possible."""
+    def check_row(self, session: str, request: str, ids: Sequence[int]) -> None:
+        """The last row of a slab is computed again."""
         rows = self.slabs[session].rows
-        block = tuple(rows[-self.chunk :])
+        again = rows[:-1]
+        run_pass(again, self.fingerprint, ids[len(again) : len(rows)], decode=False, any_cut=True)
+        self.propose(
+            ev.RowChecked(
+                session=session,
+                request=request,
+                row=len(rows) - 1,
+                held_digest=digest_of(rows[-1:]),
+                digest=digest_of(again[-1:]),
+            )
+        )
+
+    def seal(self, session: str, key: str, start: int | None = None) -> None:
+        """
+        A chunk of a slab, or its last one, becomes a block; room is made for it if possible.
+        """
+        rows = self.slabs[session].rows
+        start = len(rows) - self.chunk if start is None else start
+        block = tuple(rows[start : start + self.chunk])
         known = self.state.blocks.get(key)
         held = self.state.session(session).slab_keys
         if key not in self.store and len(self.store) >= self._blocks_kept and self.evictable():
@@ -1499,8 +1653,8 @@ class Driver:
                 key=key,
                 parent=held[-1] if held else None,
                 digest=digest_of(block),
-                start=len(rows) - self.chunk,
-                end=len(rows),
+                start=start,
+                end=start + self.chunk,
                 bytes=BLOCK_BYTES,
                 resealed=known is not None,
                 stored=stored,
@@ -1518,7 +1672,7 @@ class Driver:
         assert held is not None
         assert held.path is not None
         path, ids = held.path, held.prompt_ids
-        kept = path.blocks_from_slab * self.chunk
+        kept = path.tokens_from_slab
         yield
         slab = self.slabs.get(session)
         needed = held.ask.prompt_tokens + held.ask.max_tokens
@@ -1545,19 +1699,27 @@ class Driver:
                 self.share(session, request, part)
                 yield
         rows = self.slabs[session].rows
+        checks = path.tokens_from_slab % self.chunk > 0
         while len(rows) < len(ids):
             if session in self.cancelled:
                 yield from self._cancel(session, request, talk.tenant, "prefill")
                 return
             start = len(rows)
-            end = min(start + self.chunk, len(ids))
+            if checks:
+                self.check_row(session, request, ids)
+                checks = False
+            end = start - start % self.chunk + self.chunk
+            if self.any_cut:
+                end += self.tape.below(3) * self.chunk
+            end = min(end, len(ids))
             self.extend(
                 session, request, "prefill", ids[start:end], answer[:1] if end == len(ids) else ()
             )
-            if end % self.chunk == 0 and self._indexed(ids):
-                self.seal(session, held.prompt_keys[end // self.chunk - 1])
+            for place in range(start // self.chunk, end // self.chunk):
+                if self._indexed(ids):
+                    self.seal(session, held.prompt_keys[place], place * self.chunk)
             yield
-        assert cold_rows(self.fingerprint, ids) == rows, "a warm cache holds other KV than a cold"
+        assert self.cold(ids) == rows, "a warm cache holds other KV than a cold"
         yield from self._decode(session, request, talk, answer)
 
     def _decode(
@@ -1660,6 +1822,8 @@ class Driver:
             self.release(session)
         slab = self.slabs.get(session)
         canonical = len(held.slab_keys) * self.chunk
+        if self.any_cut and held.canonical_tokens < canonical + self.chunk:
+            canonical = held.canonical_tokens
         if slab is not None and len(slab.rows) > canonical:
             self.trim(session, canonical, "provisional")
         yield
@@ -1667,13 +1831,17 @@ class Driver:
         if slab is not None and self._reusable and prewarm is not None and self._indexed(prewarm):
             complete = yield from self._anticipate(session, tenant, prewarm)
             ids = ()
-        while slab is not None and self._indexed(ids) and len(slab.rows) + self.chunk <= len(ids):
+        while slab is not None and self._indexed(ids):
             start = len(slab.rows)
-            if session in self.hurried or start + self.chunk > slab.capacity_tokens:
+            end = start - start % self.chunk + self.chunk
+            if self.any_cut:
+                end = min(end, len(ids))
+            if start >= end or end > len(ids):
+                break
+            if session in self.hurried or end > slab.capacity_tokens:
                 complete = False
                 break
-            self.extend(session, None, "settle", ids[start : start + self.chunk])
-            self.seal(session, keys[start // self.chunk])
+            self.settle_to(session, ids, end, keys)
             yield
         self.propose(
             ev.SessionSettled(
@@ -1682,6 +1850,18 @@ class Driver:
                 complete=complete,
             )
         )
+
+    def settle_to(
+        self, session: str, ids: tuple[int, ...], end: int, keys: tuple[str, ...]
+    ) -> None:
+        """One settling pass, and the block if that made it full."""
+        self.extend(session, None, "settle", ids[len(self.slabs[session].rows) : end])
+        if end % self.chunk == 0:
+            self.seal(session, keys[end // self.chunk - 1])
+
+    def cold(self, ids: Sequence[int]) -> list[int]:
+        """What a cold prefill computes."""
+        return cold_rows(self.fingerprint, ids, any_cut=self.any_cut)
 
     def _indexed(self, ids: Sequence[int]) -> bool:
         return self._reusable and len(ids) >= self._min_cache_tokens
@@ -1694,13 +1874,14 @@ class Driver:
             self.trim(session, 0, "all of it")
         held = self.state.session(session)
         assert held.last is not None
-        full = min(len(prewarm), slab.capacity_tokens) // self.chunk
-        ids = prewarm[: full * self.chunk]
+        length = min(len(prewarm), slab.capacity_tokens)
+        ids = prewarm[: length if self.any_cut else length // self.chunk * self.chunk]
         keys = self.keys(tenant, ids)
         base_tokens = _same(held.last.sequence, ids)
         base_keys = min(base_tokens, len(held.last.prompt_ids)) // self.chunk
-        kept, shared = paths.reusable_prewarm(self.state, held, keys)
-        if kept + shared == full:
+        reuse = paths.reusable_prewarm(self.state, held, ids, keys)
+        kept, shared = reuse.blocks, reuse.shared
+        if reuse.total(self.chunk) == len(ids):
             return True
         self.propose(
             ev.PrewarmStarted(
@@ -1712,13 +1893,14 @@ class Driver:
                 new_ids=ids[base_tokens:],
                 base_keys=base_keys,
                 new_keys=keys[base_keys:],
+                tokens_from_slab=reuse.tokens,
                 blocks_from_slab=kept,
                 blocks_from_pool=shared,
             )
         )
         yield
-        if len(slab.rows) > kept * self.chunk:
-            self.trim(session, kept * self.chunk, "not anticipated")
+        if len(slab.rows) > reuse.tokens:
+            self.trim(session, reuse.tokens, "not anticipated")
         for part in self.parts(session, keys[kept : kept + shared]):
             if session in self.hurried:
                 self.propose(
@@ -1728,18 +1910,18 @@ class Driver:
             self.share(session, None, part)
             yield
         computed = 0
-        for place in range(kept + shared, full):
+        while len(slab.rows) < len(ids):
             yield
             if session in self.hurried or self.tape.below(8) == 7:
                 self.propose(
                     ev.PrewarmAbandoned(session=session, reason="request", computed_tokens=computed)
                 )
                 return False
-            start = place * self.chunk
-            self.extend(session, None, "settle", ids[start : start + self.chunk])
-            self.seal(session, keys[place])
-            computed += self.chunk
-        assert cold_rows(self.fingerprint, ids) == slab.rows, "other KV than a cold cache has"
+            start = len(slab.rows)
+            end = min(start - start % self.chunk + self.chunk, len(ids))
+            self.settle_to(session, ids, end, keys)
+            computed += end - start
+        assert self.cold(ids) == slab.rows, "other KV than a cold cache has"
         self.propose(ev.PrewarmFinished(session=session, tokens=len(ids), computed_tokens=computed))
         return True
 

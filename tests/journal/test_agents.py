@@ -231,11 +231,13 @@ def state(*, slab: bool = False, present: bool = False, file: bool = False) -> S
         pool_slabs=1,
         pool_bytes=1,
         blocks_bytes=1,
+        blocks_max=0,
         kv_sinks=0,
         kv_window=0,
         kv_rows=0,
         min_cache_tokens=0,
         state_blocks=0,
+        grain=1,
     )
     return attrs.evolve(
         EMPTY,

@@ -10,13 +10,24 @@ from hypothesis import given
 from immutables import Map
 
 from cairn.journal import events as ev
-from cairn.journal import eviction, paths
+from cairn.journal import eviction
 from cairn.journal.checkpoints import MOST_BLOCKS, Checkpoints
 from cairn.journal.held import states_held
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import State
-from tests.journal.model import CHUNKS, TAPES, Driver, Talk, Violated, World, played, profile
-from tests.journal.test_eviction import MODEL, chain, held
+from tests.journal.model import (
+    CHUNKS,
+    TAPES,
+    Driver,
+    Talk,
+    Violated,
+    World,
+    blocks_ahead,
+    played,
+    profile,
+)
+from tests.journal.test_eviction import chain, held
+from tests.support.journals import MODEL
 
 SYSTEM, HELLO = ("system", tuple(range(1, 9))), ("user", tuple(range(10, 20)))
 
@@ -102,8 +113,8 @@ def test_blocks_without_states_are_not_gone_on_from() -> None:
     driver.release(name)
     session = driver.state.session(name)
 
-    assert (0, len(keys) // 3 * 3) == paths.reusable_prewarm(driver.state, session, keys)
-    assert (0, 0) == paths.reusable_prewarm(driver.state, session, keys[:2])
+    assert (0, len(keys) // 3 * 3) == blocks_ahead(driver.state, session, keys)
+    assert (0, 0) == blocks_ahead(driver.state, session, keys[:2])
 
 
 def state_with(blocks: int, count: int, *, slab: bool = True) -> State:
@@ -138,8 +149,8 @@ def test_a_slab_that_is_longer_is_not_gone_on_from(blocks: int, cut: tuple[int, 
     (session,) = state.sessions.values()
     keys = session.slab_keys
 
-    assert (3, 0) == paths.reusable_prewarm(state, session, keys)
-    assert cut == paths.reusable_prewarm(state, session, keys[:2])
+    assert (3, 0) == blocks_ahead(state, session, keys)
+    assert cut == blocks_ahead(state, session, keys[:2])
 
 
 def test_states_in_memory_count_once() -> None:

@@ -182,6 +182,7 @@ def test_token_ids_of_prompts_are_shared():
         new_ids=(70_000, 70_001, 70_000),
         base_keys=0,
         new_keys=(),
+        tokens_from_slab=0,
         blocks_from_slab=0,
         blocks_from_pool=0,
     )

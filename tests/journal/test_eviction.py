@@ -16,7 +16,7 @@ from immutables import Map
 from cairn.journal import eviction
 from cairn.journal.eviction_order import Order
 from cairn.journal.lifecycle import SessionState
-from cairn.journal.state import Block, Model, Pool, Session, SessionId, Slab, State
+from cairn.journal.state import Block, Pool, Session, SessionId, Slab, State
 from tests.journal.model import (
     BLOCK_BYTES,
     FILE_BYTES,
@@ -28,25 +28,9 @@ from tests.journal.model import (
     played,
     profile,
     tape,
+    value,
 )
-
-MODEL = Model(
-    name="tiny",
-    fingerprint="f",
-    layers=1,
-    block_tokens=4,
-    decode_rows=1,
-    context_tokens=64,
-    reusable=True,
-    pool_slabs=1,
-    pool_bytes=1,
-    blocks_bytes=80,
-    kv_sinks=0,
-    kv_window=0,
-    kv_rows=0,
-    min_cache_tokens=0,
-    state_blocks=0,
-)
+from tests.support.journals import MODEL
 
 
 def chain(name: str, length: int, used: int) -> list[Block]:
@@ -164,6 +148,22 @@ def test_a_large_memory_frees_no_share_of_itself():
     assert last_17 == eviction.room_for_file(state, fresh(new), 10)
 
 
+def test_a_number_of_blocks_is_a_budget_too():
+    """Blocks are evicted for one more than allowed, even if there is room for its bytes."""
+    state = state_of(*chain("a", 4, 100))
+    for most, due in ((0, ()), (5, ()), (4, ("a3",)), (3, ("a3", "a2"))):
+        model = attrs.evolve(MODEL, blocks_max=most)
+        limited = attrs.evolve(state, model=model)
+        assert due == eviction.room_for_block(limited, 10)
+        assert due == eviction.room_for_prewarm(limited, 10)
+    limited = attrs.evolve(state, model=attrs.evolve(MODEL, blocks_max=4))
+    assert None is eviction.room_for_block(limited, 10, {"a0", "a1", "a2", "a3"})
+    blocks = chain("a", 100, 100)
+    model = attrs.evolve(MODEL, blocks_bytes=10_000, blocks_max=len(blocks))
+    many = eviction.room_for_block(attrs.evolve(state_of(*blocks), model=model), 10)
+    assert tuple(f"a{place}" for place in range(99, 88, -1)) == many
+
+
 def held(*keys: str) -> Session:
     """A session with these blocks in its slab."""
     return Session(
@@ -273,6 +273,18 @@ def moments(data: bytes) -> Iterator[tuple[State, Blocks]]:
         yield state, plain(state)["blocks"]
 
 
+def counting(
+    order: Sequence[str], size_of: Mapping[str, int], over: int, count: int, ample: tuple[int, int]
+) -> tuple[str, ...] | None:
+    """As ``freeing``, where a number of blocks must go too."""
+    chosen: list[str] = []
+    for key in order:
+        if sum(size_of[one] for one in chosen) < ample[0] or len(chosen) < ample[1]:
+            chosen.append(key)
+    freed = sum(size_of[one] for one in chosen)
+    return tuple(chosen) if freed >= over and len(chosen) >= count else None
+
+
 def freeing(
     order: Sequence[str], size_of: Mapping[str, int], wanted: int, ample: int
 ) -> tuple[str, ...] | None:
@@ -303,24 +315,34 @@ def room_due(
     if size > budget:
         return None
     loose = [key for key in order if key not in keep and not blocks[key]["pins"]]
-    return freeing(loose, sizes, over, over + min(16 * size, budget // 10)) if over > 0 else ()
+    most = state.model.blocks_max
+    count = len(order) + 1 - most if most else 0
+    ample = (
+        over + min(16 * size, budget // 10) if over > 0 else 0,
+        count + min(16, most // 10) if count > 0 else 0,
+    )
+    return counting(loose, sizes, over, count, ample)
 
 
 def files_due(
-    blocks: Blocks, budget: int, size: int, order: Sequence[tuple[str, int]], used: int
+    blocks: Blocks, budget: int, size: int, order: Sequence[tuple[str, int]], worth: int
 ) -> tuple[str, ...] | None:
     """
-    The blocks whose files must go for a file of ``size`` bytes, of a block last used at that
-    position.
+    The blocks whose files must go for a file of ``size`` bytes, of a block that is worth so much.
     """
     sizes = {key: block["file_bytes"] or 0 for key, block in blocks.items()}
     over = sum(sizes.values()) + size - budget
     if over <= 0:
         return ()
-    before = [key for key, of_use in order if of_use < used]
+    before = [key for key, of_other in order if of_other < worth]
     if size > budget:
         return None
     return freeing(before, sizes, over, over + min(16 * size, budget // 10))
+
+
+def worth_of(state: State, block: dict[str, Any]) -> int:
+    """How valuable a block is by its own uses."""
+    return value(state.position, block["last_used"], block["previous_use"])
 
 
 @profile(60)
@@ -332,7 +354,7 @@ def test_what_leaves_memory_is_what_the_model_says(data: bytes):
         assert state.model is not None
         there = [key for key, block in blocks.items() if block["present"]]
         held = [key for session in state.sessions.values() for key in session.slab_keys]
-        order = [key for key, _ in leaving(blocks, there)]
+        order = [key for key, _ in leaving(blocks, there, state.position)]
         budget = state.model.blocks_bytes
         exactly = budget - state.pool.block_bytes + 5 * BLOCK_BYTES - budget // 10  # five are ample
         for size in (1, BLOCK_BYTES, 3 * BLOCK_BYTES, exactly, budget, budget + 1):
@@ -341,6 +363,11 @@ def test_what_leaves_memory_is_what_the_model_says(data: bytes):
                 assert due == eviction.room_for_block(state, size, keep)
             due = room_due(state, blocks, order, size, held)
             assert due == eviction.room_for_prewarm(state, size)
+            for most in (1, len(there), len(there) + 1, 20, 10_000):
+                model = attrs.evolve(state.model, blocks_max=most)
+                fewer = attrs.evolve(state, model=model)
+                due = room_due(fewer, blocks, order, size, there[::2])
+                assert due == eviction.room_for_block(fewer, size, there[::2])
 
 
 @profile(60)
@@ -355,17 +382,17 @@ def test_whose_file_is_removed_is_what_the_model_says(data: bytes):
         filed = [key for key, block in blocks.items() if block["file_bytes"] is not None]
         sizes = {key: blocks[key]["file_bytes"] for key in filed}
         budgets = {state.disk_budget, sum(sizes.values()), sum(sizes.values()) // 2, 0}
-        order = [key for key, _ in leaving(blocks, filed)]
+        order = [key for key, _ in leaving(blocks, filed, state.position)]
         for budget in budgets:
             due = freeing(order, sizes, 0, sum(sizes.values()) - budget)
             assert due == eviction.files_over_budget(attrs.evolve(state, disk_budget=budget))
         for key in [key for key in blocks if key not in filed][:4]:
-            new, both = state.blocks[key], leaving(blocks, [*filed, key])
+            new, both = state.blocks[key], leaving(blocks, [*filed, key], state.position)
             for budget in budgets:
                 less = attrs.evolve(state, disk_budget=budget)
                 for keep in ((), filed[::2]):
                     loose = [(other, used) for other, used in both if other not in keep]
-                    due = files_due(blocks, budget, FILE_BYTES, loose, blocks[key]["last_used"])
+                    due = files_due(blocks, budget, FILE_BYTES, loose, worth_of(state, blocks[key]))
                     assert due == eviction.room_for_file(less, new, FILE_BYTES, keep)
 
 
@@ -387,7 +414,7 @@ def test_what_is_written_is_what_the_model_says(data: bytes):
         }
         chosen = eviction.blocks_to_write(state)
 
-        worth = {key: blocks[key]["last_used"] for key in due}
+        worth = {key: worth_of(state, blocks[key]) for key in due}
         for key in sorted(due, key=lambda key: -blocks[key]["start"]):
             parent = blocks[key]["parent"]
             if parent in due:

@@ -7,13 +7,14 @@ from typing import Any
 import attrs
 import pytest
 from hypothesis import example, given
+from hypothesis import strategies as st
 from immutables import Map
 
 from cairn.journal import events as ev
-from cairn.journal.eviction_order import Ends, Order
+from cairn.journal.eviction_order import Ends, Order, is_expected, rank
 from cairn.journal.ledger import Outcome
 from cairn.journal.state import Use
-from tests.journal.model import TAPES, Driver, leaving, plain, played, profile, tape
+from tests.journal.model import TAPES, Driver, leaving, plain, played, profile, tape, value
 from tests.journal.test_eviction import chain, state_of
 
 Shown = list[tuple[str, int]]
@@ -50,6 +51,7 @@ class Watched(Driver):
         compared: how many blocks were compared with the slow model's, in memory and in files.
         kinds: of the events that came between two checks.
         mortal: how many of the blocks had a TTL.
+        expected: how many of them were expected at a known position.
     """
 
     def play(self) -> Watched:
@@ -57,7 +59,7 @@ class Watched(Driver):
         assert both(self.ledger.order) == ([], [])
         self.compared = [0, 0]
         self.kinds: set[str] = set()
-        self.mortal = 0
+        self.mortal = self.expected = 0
         super().play()
         return self
 
@@ -71,11 +73,16 @@ class Watched(Driver):
         if self.state.position % 7 == 0:
             blocks, order = plain(self.state)["blocks"], self.ledger.order
             for key, block in self.state.blocks.items():
-                due = blocks[key]["last_used"], blocks[key]["expires_us"]
-                assert due == (order.last_used(block), order.expires_us(block))
+                uses = blocks[key]["last_used"], blocks[key]["previous_use"]
+                assert uses == order.uses(block)
+                self.expected += is_expected(self.state.position, *uses)
+                assert value(self.state.position, *uses) == order.rank(block)
+                assert blocks[key]["expires_us"] == order.expires_us(block)
             there = [key for key, block in blocks.items() if block["present"]]
             filed = [key for key, block in blocks.items() if block["file_bytes"] is not None]
-            assert (leaving(blocks, there), leaving(blocks, filed)) == kept
+            position = self.state.position
+            assert leaving(blocks, there, position) == kept[0]
+            assert leaving(blocks, filed, position) == kept[1]
             assert {*there, *filed} == self.ledger.order.found
             mortal = [key for key in {*there, *filed} if blocks[key]["expires_us"] is not None]
             assert ending(blocks, mortal) == dict(lives)
@@ -101,6 +108,7 @@ def test_the_histories_have_an_order_to_keep():
     most = [one.compared for one in driven if isinstance(one, Watched)]
     assert min(map(max, zip(*most, strict=True))) > 100
     assert sum(one.mortal for one in driven if isinstance(one, Watched)) > 100
+    assert sum(one.expected for one in driven if isinstance(one, Watched)) > 100
     assert kinds >= {
         "path_selected",
         "prewarm_started",
@@ -144,6 +152,70 @@ def test_a_use_is_one_of_all_that_a_chain_is_built_on():
     assert [50, 50, 50, 70, 70] == [due for _, due in shown(Order(short).expiry)]
 
 
+def test_the_rank_of_a_block():
+    """
+    After uses at 100 and 200 the next one is expected at 300, from 210 on. When it does not come
+    until 325, or if there was one use only, the rank is the time since the last.
+    """
+    ranks = {position: rank(position, 200, 100) for position in (200, 209, 210, 299, 300, 324, 325)}
+    assert ranks == {200: 0, 209: -9, 210: -90, 299: -1, 300: 0, 324: 24, 325: -125}
+    assert [-9, -100, -125] == [rank(position, 200, None) for position in (209, 300, 325)]
+
+
+USED = st.lists(
+    st.tuples(st.integers(1, 300), st.none() | st.integers(1, 200)), min_size=1, max_size=12
+)
+
+
+@profile(300)
+@given(USED, st.lists(st.integers(0, 400), min_size=1, max_size=6))
+def test_ranks_change_with_the_position(used: list[tuple[int, int | None]], steps: list[int]):
+    """
+    At every later position the order is that of the ranks there, however many blocks have begun or
+    ceased to be expected since they were last used.
+    """
+    blocks = {
+        f"b{place}": attrs.evolve(
+            chain(f"b{place}", 1, 0)[0],
+            key=f"b{place}",
+            last_used=200 + last,
+            previous_use=200 + last - interval if interval is not None else None,
+        )
+        for place, (last, interval) in enumerate(used)
+    }
+    ends = Ends(lambda block: block.present)
+    position = 500
+    ends.reach(position)
+    ends.follow(Map(blocks), blocks)
+    for step in steps:
+        position += step
+        ends.reach(position)
+        ranks = {
+            key: value(position, block.last_used, block.previous_use)
+            for key, block in blocks.items()
+        }
+        assert shown(ends) == sorted(ranks.items(), key=lambda one: (one[1], one[0]))
+
+
+def test_a_block_that_is_due_goes_last():
+    """
+    Four conversations took turns, each after 40 positions. The one that is due stays longest, the
+    one that was just used is still young, and one that was used once goes by that.
+    """
+    last_used = {"due": 60, "third": 70, "second": 80, "young": 98, "once": 85}
+    blocks = [
+        attrs.evolve(
+            chain(name, 1, 0)[0],
+            last_used=last,
+            previous_use=last - 40 if name != "once" else None,
+        )
+        for name, last in last_used.items()
+    ]
+    order = Order(attrs.evolve(state_of(*blocks), position=100))
+    names = [key.removesuffix("0") for key, _ in shown(order.memory)]
+    assert ["second", "once", "third", "young", "due"] == names
+
+
 def test_looking_changes_nothing():
     """Reading part of an order does not change it."""
     order = Order(state_of(*chain("a", 4, 100), *chain("b", 3, 50)))
@@ -162,7 +234,7 @@ def test_a_block_used_many_times_has_one_entry():
         blocks["a2"] = attrs.evolve(blocks["a2"], last_used=used)
         ends.used(Map(blocks), ["a0", "a1", "a2"])
     assert [("a2", 4999), ("a1", 4999), ("a0", 4999)] == shown(ends)
-    assert len(ends._heap) < 100
+    assert len(ends._heaps[0]) < 100
 
 
 def test_a_model_that_leaves_takes_the_blocks_in_memory_along():

@@ -7,7 +7,8 @@ from immutables import Map
 
 from cairn.journal.held import states_held, tokens_held, tokens_in_slabs
 from cairn.journal.state import Pool, Session, SessionId, State
-from tests.journal.test_eviction import MODEL, chain, held
+from tests.journal.test_eviction import chain, held
+from tests.support.journals import MODEL
 
 
 def test_a_token_counts_once():

@@ -18,7 +18,7 @@ from cairn.journal import events as ev
 from cairn.journal.export import read_export
 from cairn.journal.invariants import SENTENCES, check
 from cairn.journal.keys import ids_hash
-from cairn.journal.paths import RULES_VERSION, reusable_prewarm
+from cairn.journal.paths import RULES_VERSION
 from cairn.journal.replay import replay
 from cairn.journal.state import EMPTY, State
 from tests.journal.model import (
@@ -30,6 +30,7 @@ from tests.journal.model import (
     Talk,
     Violated,
     World,
+    blocks_ahead,
     plain,
     rendered,
 )
@@ -167,6 +168,7 @@ def _begun(_: Any, e: Any) -> ev.PrewarmStarted:
         new_ids=(),
         base_keys=0,
         new_keys=(),
+        tokens_from_slab=0,
         blocks_from_slab=0,
         blocks_from_pool=0,
     )
@@ -455,6 +457,11 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "a token of an inner chunk": but(Ext, _full_prefill, sampled=(5,), logprobs=(-1.0,)),
         "no token of the prompt's last pass": but(Ext, _last_prefill, sampled=(), logprobs=()),
         "a token of a settling pass": but(Ext, of("settle"), sampled=(5,), logprobs=(-1.0,)),
+        "a draft in a prefill pass": but(Ext, of("prefill"), drafted=1),
+        "more accepted than drafted": but(Ext, of("decode"), drafted=0, accepted=1),
+        "all rows from drafts": but(
+            Ext, of("decode"), drafted=9, accepted=lambda e: e.end - e.start
+        ),
         "a log-probability missing": but(Ext, of("decode"), logprobs=()),
         "blocks restored after a gap": but(Share, start=_more("start", C)),
         "a trim from elsewhere": but(Trim, cached_tokens=_more("cached_tokens")),
@@ -554,6 +561,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "from the pool, not from the slab": but(
             Sel,
             lambda e: e.blocks_from_slab,
+            tokens_from_slab=0,
             blocks_from_slab=0,
             blocks_from_pool=lambda e: e.blocks_from_slab,
         ),
@@ -786,6 +794,7 @@ def _prewarm_of_other_tokens(driver: Driver) -> ev.PrewarmStarted:
         new_ids=tuple(range(3 * C)),
         base_keys=0,
         new_keys=driver.keys("t1", tuple(range(3 * C))),
+        tokens_from_slab=0,
         blocks_from_slab=0,
         blocks_from_pool=0,
     )
@@ -804,7 +813,7 @@ def test_a_prewarm_pass_runs_on_kv_of_the_same_tokens():
 
     assert caught.value.outcome.bug is not None
     assert "INV-1" == caught.value.outcome.bug.invariant
-    assert "on KV of other tokens" in str(caught.value.outcome.bug)
+    assert "a pass on rows of other tokens" in str(caught.value.outcome.bug)
 
 
 def test_a_prewarm_is_not_longer_than_the_slab():
@@ -842,6 +851,7 @@ def test_no_prewarm_without_an_answer():
                 new_ids=(),
                 base_keys=0,
                 new_keys=(),
+                tokens_from_slab=0,
                 blocks_from_slab=0,
                 blocks_from_pool=0,
             )
@@ -969,6 +979,7 @@ def test_a_block_that_is_there_stays_what_it_was():
             new_ids=ids,
             base_keys=0,
             new_keys=(first, second),
+            tokens_from_slab=0,
             blocks_from_slab=0,
             blocks_from_pool=0,
         )
@@ -977,11 +988,11 @@ def test_a_block_that_is_there_stays_what_it_was():
         driver.extend("m", None, "settle", ids[place * C :][:C])
         driver.seal("m", key)
 
-    assert [True, False] == [driver.state.blocks[key].prewarmed for key in (first, second)]
+    assert [C, 0] == [driver.state.blocks[key].prewarmed for key in (first, second)]
     driver.serve(talk(SYSTEM, HELLO, MORE))
     path = [one.event for one in driver.recorded if isinstance(one.event, ev.PathSelected)][-1]
     assert (2 * C, C) == (path.reused_tokens, path.prewarmed_tokens)
-    assert [False, False] == [driver.state.blocks[key].prewarmed for key in (first, second)]
+    assert [0, 0] == [driver.state.blocks[key].prewarmed for key in (first, second)]
 
 
 def _pass_of_last(driver: Driver, event: Any, step: str) -> ev.Event:
@@ -1137,6 +1148,7 @@ def _with_model(**changes: Any) -> Broken:
         ({"pool_slabs": 1}, ev.SlabAcquired),
         ({"pool_bytes": 1500}, ev.SlabAcquired),
         ({"blocks_bytes": 3 * BLOCK_BYTES}, ev.BlockSealed),
+        ({"blocks_max": 3}, ev.BlockSealed),
     ],
 )
 def test_budgets_are_not_exceeded(changes: dict[str, int], kind: type[ev.Event]):
@@ -1263,6 +1275,7 @@ def test_kv_past_the_end_of_its_slab():
             pool_slabs=1,
             pool_bytes=1,
             blocks_bytes=1,
+            blocks_max=0,
             directory="",
             adapter="",
             dtype="",
@@ -1271,6 +1284,7 @@ def test_kv_past_the_end_of_its_slab():
             kv_rows=0,
             min_cache_tokens=0,
             state_blocks=0,
+            grain=4,
         ),
     ],
     ids=lambda event: event.kind,
@@ -1460,9 +1474,7 @@ def test_a_prewarm_seals_no_block_past_its_prompt():
     builder.propose(builder.extended("s1", None, "settle", (8, 12), (*prompt, *answer)[8:12], ()))
     session = builder.ledger.state.session("s1")
     assert session.last is not None
-    from_slab, from_pool = reusable_prewarm(
-        builder.ledger.state, session, session.last.prompt_keys[:1]
-    )
+    from_slab, from_pool = blocks_ahead(builder.ledger.state, session, session.last.prompt_keys[:1])
     builder.propose(
         ev.PrewarmStarted(
             session="s1",
@@ -1473,6 +1485,7 @@ def test_a_prewarm_seals_no_block_past_its_prompt():
             new_ids=(),
             base_keys=1,
             new_keys=(),
+            tokens_from_slab=from_slab * 4,
             blocks_from_slab=from_slab,
             blocks_from_pool=from_pool,
         )
@@ -1612,3 +1625,25 @@ def test_replay_finds_the_same(invariant: str, name: str):
     assert (invariant, finding.position) == (unrecorded.invariant, unrecorded.position)
     assert (False, True) == (unrecorded.recorded, unrecorded.reproduced)
     assert (finding.expected, finding.actual) == (unrecorded.expected, unrecorded.actual)
+
+
+def test_a_session_drafts_only_while_that_pays() -> None:
+    """A draft of a session whose drafts were all wrong breaks INV-1, and one that pays does not."""
+    driver = driver_of()
+    history(driver)
+    place, recorded = next(
+        (place, one)
+        for place, one in enumerate(driver.recorded)
+        if isinstance(one.event, ev.CacheExtended) and one.event.drafted
+    )
+    state, event = driver.states[place - 1], recorded.event
+    assert isinstance(event, ev.CacheExtended)
+    assert [] == check(state, recorded)
+    for drafted, accepted, broken in ((48, 0, []), (49, 0, ["INV-1"]), (54, 1, [])):
+        session = attrs.evolve(
+            state.session(event.session),
+            drafted_tokens=drafted,
+            accepted_tokens=accepted,
+        )
+        changed = attrs.evolve(state, sessions=state.sessions.set(session.id, session))
+        assert broken == [one.invariant for one in check(changed, recorded)]

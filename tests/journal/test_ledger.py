@@ -115,9 +115,13 @@ def test_the_due_place_is_accepted(ledger: Ledger):
         ev.OperatorActed(action="note", detail="half a character: \ud800"),
         ev.SelfTestFinished(
             fingerprint="f",
+            base_fingerprint="f",
             findings={},
             passed=True,
             error_max=float("nan"),
+            decode_shapes=(4,),
+            row_class=(),
+            without_drafts="",
             duration_us=1,
             from_cache=False,
         ),

@@ -48,6 +48,7 @@ SAMPLES: dict[str, ev.Event] = {
             decided_at=0,
             path="continuation",
             reason=None,
+            tokens_from_slab=0,
             blocks_from_slab=0,
             blocks_from_pool=0,
             reused_tokens=0,
@@ -88,6 +89,7 @@ SAMPLES: dict[str, ev.Event] = {
             for step in ("prefill", "decode", "settle")
         ),
         ev.CacheTrimmed(session="s1", cached_tokens=0, end=0, coverage=(), reason="-"),
+        ev.RowChecked(session="s1", request="r1", row=0, held_digest="d", digest="d"),
         ev.BlockSealed(
             session="s1",
             key="k",
@@ -135,6 +137,7 @@ SAMPLES: dict[str, ev.Event] = {
             new_ids=(),
             base_keys=0,
             new_keys=(),
+            tokens_from_slab=0,
             blocks_from_slab=0,
             blocks_from_pool=0,
         ),

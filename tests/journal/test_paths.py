@@ -146,7 +146,12 @@ def test_every_request_on_every_state_gets_the_models_decision(data: bytes):
         fresh = Session(
             id=SessionId("s?"), tenant=asked.tenant, fingerprint="fp-a", group=None, named=False
         )
-        world.sessions["s?"] = {"last": None, "slab": None, "id": "s?"}
+        world.sessions["s?"] = {
+            **dict.fromkeys(("last", "slab")),
+            "id": "s?",
+            "canonical_tokens": 0,
+            "prewarmed_rows": 0,
+        }
         found = paths.select(state, fresh, request)
         assert decided(world, "s?", request) == attrs.asdict(found)
         del world.sessions["s?"]
@@ -191,7 +196,11 @@ def test_every_decision_of_a_history_is_the_models(data: bytes):
             assert found == {name: getattr(event, name) for name in found}
         if isinstance(event, ev.PrewarmStarted):
             there = stones_ahead(world, event.session, event)
-            assert there == (event.blocks_from_slab, event.blocks_from_pool)
+            assert there == (
+                event.tokens_from_slab,
+                event.blocks_from_slab,
+                event.blocks_from_pool,
+            )
         opened = event.session if isinstance(event, ev.SessionOpened) else opened
         world.take(recorded)
 

@@ -29,6 +29,7 @@ from tests.support.journals import (
     SLAB_BYTES,
     Builder,
     aged,
+    beside_files,
     broken,
     in_mid_request,
     tampered,
@@ -201,7 +202,16 @@ def test_another_state_is_refused(monkeypatch: pytest.MonkeyPatch):
     """Likewise a base that gives another state, or on which another decision is made."""
 
     test = ev.SelfTestFinished(
-        fingerprint="x", findings={}, passed=True, error_max=0.0, duration_us=0, from_cache=False
+        fingerprint="x",
+        base_fingerprint="x",
+        findings={},
+        passed=True,
+        error_max=0.0,
+        decode_shapes=(),
+        row_class=(),
+        without_drafts="",
+        duration_us=0,
+        from_cache=False,
     )
 
     def too_much(state: State, kept: set[str]) -> State:
@@ -272,18 +282,7 @@ def test_passes_are_watched():
 
 def test_blocks_of_pruned_conversations():
     """Blocks that only pruned rows name are orphans, and the removal of their files is recorded."""
-    made = Builder()
-    made.start()
-    made.propose(
-        ev.BlockFilesScanned(budget_bytes=1 << 30, disk_blocks=0, disk_bytes=0, removed_files=0)
-    )
-    made.turn("s1", "r1", ["Hello", "Hi", "Who?"], range(11, 21), (21, 22))
-    shared = set(made.ledger.state.blocks)
-    made.turn("s2", "r2", ["Another"], range(40, 50), (51, 52))
-    only = set(made.ledger.state.blocks) - shared
-    made.spill(300)
-    made.stop()
-    made.time_us = JUNE_US
+    made, shared, only = beside_files(300)
     made.start()
     made.turn("s3", "r3", ["Hello", "No", "Well"], (*range(11, 19), 90, 91), (61, 62))
     made.stop()

@@ -17,8 +17,9 @@ from cairn.journal.ledger import broken_keys
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
 from cairn.journal.shadow import drawn_hash, first_difference, is_chosen, quarantined_session
-from cairn.journal.state import Block, Model, Pool, Session, SessionId, Shadow, Slab, State, Turn
+from cairn.journal.state import Block, Pool, Session, SessionId, Shadow, Slab, State, Turn
 from tests.journal.model import Driver, Talk, Violated
+from tests.support.journals import MODEL
 
 
 def test_the_share_is_met():
@@ -88,22 +89,14 @@ def test_a_name_of_what_was_drawn_is_of_no_machine():
 
 
 CHUNK = 4
-MODEL = Model(
-    name="tiny",
+_MODEL = attrs.evolve(
+    MODEL,
     fingerprint="fp",
-    layers=1,
     block_tokens=CHUNK,
-    decode_rows=1,
-    context_tokens=64,
-    reusable=True,
     pool_slabs=4,
     pool_bytes=32,
     blocks_bytes=64,
-    kv_sinks=0,
-    kv_window=0,
-    kv_rows=0,
-    min_cache_tokens=0,
-    state_blocks=0,
+    grain=CHUNK,
 )
 ANSWER = (5, 6, 7)
 
@@ -139,7 +132,7 @@ def state_of_two(**changes: Any) -> State:
     )
     in_hand = Shadow(of_session="s1", request="r1", slab=Slab(id=1, capacity_tokens=16, bytes=8))
     usual: dict[str, Any] = {
-        "model": MODEL,
+        "model": _MODEL,
         "blocks": blocks,
         "sessions": State().sessions.set(session.id, session),
         "pool": Pool(slabs=1, slab_bytes=8),
@@ -225,6 +218,16 @@ def test_what_differs_breaks_the_invariant(
     event = checked(**changes)
     assert ("INV-3", words) == found(event)[0]
     assert keys == broken_keys(state_of_two(), event)
+
+
+def test_a_difference_that_is_on_record_is_no_second_bug():
+    """A block with a bug is measured again by each later check; the bug has its id already."""
+    blocks = state_of_two().blocks
+    known = blocks.set("b", attrs.evolve(blocks["b"], bug_id="CAIRN-1"))
+    differs = checked(digests=("of a", "other"))
+    assert [] == found(differs, blocks=known)
+    ((invariant, _),) = found(attrs.evolve(differs, digests=("other", "other")), blocks=known)
+    assert "INV-3" == invariant
 
 
 def test_a_check_of_a_block_that_was_never_sealed():

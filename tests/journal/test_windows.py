@@ -8,10 +8,12 @@ from immutables import Map
 
 from cairn.journal import eviction
 from cairn.journal.lifecycle import SessionState
-from cairn.journal.paths import Ask, chain_to_load, reusable_prewarm
+from cairn.journal.paths import Ask, chain_to_load
 from cairn.journal.state import Session, SessionId, State
 from cairn.journal.windows import SinkWindow
-from tests.journal.test_eviction import MODEL, chain, held
+from tests.journal.model import blocks_ahead
+from tests.journal.test_eviction import chain, held
+from tests.support.journals import MODEL
 
 POLICY = SinkWindow.of(2, 16, 4)
 
@@ -54,7 +56,7 @@ def test_a_chain_without_its_middle_can_be_continued(gone: tuple[int, ...], due:
     keys = tuple(f"a{place}" for place in range(20))
     empty = attrs.evolve(held(), slab=None)
     state = windowed(empty, 20, *gone)
-    assert (0, due) == reusable_prewarm(state, empty, keys)
+    assert (0, due) == blocks_ahead(state, empty, keys)
 
 
 def test_what_no_window_needs_may_leave():
@@ -87,8 +89,8 @@ def test_a_slab_whose_window_has_moved_is_not_reused():
     keys = tuple(f"a{place}" for place in range(20))
     session = attrs.evolve(held(*keys), cached_tokens=80, window_start=60)
     state = windowed(session, 20)
-    assert (20, 0) == reusable_prewarm(state, session, keys)
-    assert (0, 10) == reusable_prewarm(state, session, keys[:10])
+    assert (20, 0) == blocks_ahead(state, session, keys)
+    assert (0, 10) == blocks_ahead(state, session, keys[:10])
 
 
 def test_where_a_block_has_left_the_search_ends():

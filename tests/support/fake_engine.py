@@ -33,7 +33,9 @@ from cairn.engine.reports import (
     ShareReport,
     SlabReport,
     TrimReport,
+    rows_of,
 )
+from cairn.engine.row_class import RowClass
 from cairn.journal.keys import ids_hash
 
 NO_MODEL = Path("fake")
@@ -66,6 +68,9 @@ class FakeEngine(Engine):
     """
 
     decode_rows = ROWS
+    decode_shapes: Sequence[int] = (2, ROWS)
+    row_class: RowClass | None = None
+    without_drafts = ""
     grows = False
 
     def __init__(self) -> None:
@@ -105,17 +110,32 @@ class FakeEngine(Engine):
         del self._slabs[slab][end:]
         return TrimReport(cached_tokens=held, coverage=self._coverage(slab))
 
-    def run_chunk(self, slab: int, ids: Sequence[int], draw: DrawSpec | None) -> PassReport:
-        start = len(self._get(slab))
+    def run_chunk(
+        self,
+        slab: int,
+        ids: Sequence[int],
+        draw: DrawSpec | None,
+        *,
+        again: int | None = None,
+    ) -> PassReport:
+        held = self._get(slab)
+        start = len(held)
+        if again is not None and not held:
+            raise EngineFault(f"slab {slab} has no row to compute again")
         _check(draw)
+        if self.row_class is not None:
+            self.row_class.rows(start, len(ids), FACTS.context_tokens)
         if start + len(ids) > self._capacities[slab]:
             raise EngineFault(f"slab {slab} has no room for {len(ids)} tokens")
+        row = None if again is None else (ids_hash(held), ids_hash((*held[:-1], again)))
         self._slabs[slab].extend(ids)
-        return self._pass_report(slab, start, draw is not None)
+        return attrs.evolve(self._pass_report(slab, start, draw is not None), again=row)
 
     def decode(self, rows: Sequence[DecodeRow | None]) -> list[RowReport]:
-        if len(rows) != self.decode_rows:
-            raise EngineFault(f"a decode pass has {self.decode_rows} rows, not {len(rows)}")
+        if rows_of(rows) not in self.decode_shapes:
+            raise EngineFault(f"a decode pass has {self.decode_shapes} rows, not {rows_of(rows)}")
+        if self.without_drafts and rows_of(rows) > len(rows):
+            raise EngineFault(self.without_drafts)
         return [None if row is None else self._decoded(row) for row in rows]
 
     def seal(self, slab: int, key: str, start: int, end: int, *, store: bool) -> SealReport:
@@ -230,10 +250,44 @@ class FakeEngine(Engine):
         return self._blocks[key]
 
     def _decoded(self, row: DecodeRow) -> RowReport:
+        """The passes of a token each that the draft spares, as one."""
         try:
-            return self.run_chunk(row.slab, [row.token], row.draw)
+            if len(self._get(row.slab)) + 1 + len(row.draft) > self._capacities[row.slab]:
+                raise EngineFault(f"slab {row.slab} is full")
+            passes = [self._one(row.slab, row.token, row.draw)]
         except (EngineFault, GrammarDeadEnd) as fault:
             return fault
+        draw, drafted = row.draw, 0
+        for token in row.draft:
+            if draw.matcher is not None and not draw.matcher.allowed(draw.answer)[token]:
+                break
+            if draw.matcher is not None:
+                draw = attrs.evolve(draw, matcher=draw.matcher.fork())
+            draw = draw.after(token)
+            try:
+                _check(draw)
+            except GrammarDeadEnd:
+                break
+            drafted += 1
+            assert passes[-1].drawn is not None
+            if passes[-1].drawn.token == token and len(passes) == drafted:
+                passes.append(self._one(row.slab, token, draw))
+                if row.draw.matcher is not None and draw.matcher is not None:
+                    row.draw.matcher.adopt(draw.matcher)
+        drawn = tuple(one.drawn for one in passes if one.drawn is not None)
+        return attrs.evolve(
+            passes[-1],
+            start=passes[0].start,
+            ran=tuple(token for one in passes for token in one.ran),
+            accepted=drawn[:-1],
+            drafted=drafted,
+        )
+
+    def _one(self, slab: int, token: int, draw: DrawSpec) -> PassReport:
+        _check(draw)
+        start = len(self._get(slab))
+        self._slabs[slab].append(token)
+        return self._pass_report(slab, start, True)
 
     def _pass_report(self, slab: int, start: int, draws: bool) -> PassReport:
         ids = self._slabs[slab]

@@ -37,12 +37,12 @@ class Hold:
         device: Any = self.server.loaded.engine.device
         call = getattr(device, self.method)
 
-        def held(*given: Any) -> Any:
+        def held(*given: Any, **named: Any) -> Any:
             if self.holds(*given):
                 self.count += 1
                 self.reached.set()
                 assert self.go.wait(120)
-            return call(*given)
+            return call(*given, **named)
 
         setattr(device, self.method, held)
 

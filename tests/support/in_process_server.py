@@ -16,8 +16,10 @@ from cairn.actors.clock import wall_clock_us
 from cairn.actors.requests.messages import Accepted, Delta, Finished, Generate, TokenInfo
 from cairn.actors.server import Server, TenantServer
 from cairn.engine.answer.parts import AnswerPart, Called
-from cairn.engine.prompt.template import Conversation
+from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.sampling import Sampling
+from cairn.journal import events as ev
+from cairn.journal.codec import decode
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.store import MemoryStore
 from cairn.journal.tenants import LOCAL
@@ -149,3 +151,19 @@ def generate(conversation: Conversation, **changes: Any) -> Generate:
         "top_logprobs": 5,
     }
     return Generate(**{**usual, **changes})
+
+
+def chat(*said: str) -> Conversation:
+    """A conversation of these messages, which its user begins."""
+    roles = ("user", "assistant")
+    return Conversation(
+        messages=tuple(
+            Message(role=roles[place % 2], content=text) for place, text in enumerate(said)
+        )
+    )
+
+
+def events_of(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
+    """The events of one kind in a journal, in order."""
+    found = (decode(row).event for row in store.rows)
+    return [event for event in found if isinstance(event, kind)]

@@ -20,6 +20,7 @@ from cairn.journal.codec import Row
 from cairn.journal.errors import BugError
 from cairn.journal.keys import block_keys, ids_hash, part_hash
 from cairn.journal.ledger import Clock, Ledger
+from cairn.journal.state import Model
 
 SECRET = b"a tenant's secret"
 TENANT = "tenant-1"
@@ -30,6 +31,26 @@ SLAB_BYTES = 4096
 BLOCK_BYTES = 256
 START_US = 1_767_225_600_000_000
 JUNE_US = 1_780_272_000_000_000
+MODEL = Model(
+    name="tiny",
+    fingerprint="f",
+    layers=1,
+    block_tokens=4,
+    decode_rows=1,
+    context_tokens=64,
+    reusable=True,
+    pool_slabs=1,
+    pool_bytes=1,
+    blocks_bytes=80,
+    blocks_max=0,
+    kv_sinks=0,
+    kv_window=0,
+    kv_rows=0,
+    min_cache_tokens=0,
+    state_blocks=0,
+    grain=4,
+)
+"""A loaded model, for tests of the fold without a journal."""
 
 
 class Builder:
@@ -85,6 +106,7 @@ class Builder:
                 pool_slabs=64,
                 pool_bytes=64 * SLAB_BYTES,
                 blocks_bytes=1 << 40,
+                blocks_max=0,
                 directory="",
                 adapter="",
                 dtype="",
@@ -93,6 +115,7 @@ class Builder:
                 kv_rows=0,
                 min_cache_tokens=0,
                 state_blocks=0,
+                grain=CHUNK,
             ),
         )
 
@@ -373,6 +396,29 @@ def aged() -> list[Row]:
     made.turn("s3", "r3", ["Hello", "No", "Well"], (*range(11, 19), 90, 91), (61, 62))
     made.stop()
     return made.rows
+
+
+def beside_files(size: int) -> tuple[Builder, set[str], set[str]]:
+    """
+    A run of January with files of a number of bytes each for all its blocks, up to where it stops,
+    and then a clock in June.
+
+    Returns:
+        The builder, and the keys of the blocks that s1 has, and of those that s2 alone has.
+    """
+    builder = Builder()
+    builder.start()
+    builder.propose(
+        ev.BlockFilesScanned(budget_bytes=1 << 30, disk_blocks=0, disk_bytes=0, removed_files=0)
+    )
+    builder.turn("s1", "r1", ["Hello", "Hi", "Who?"], range(11, 21), (21, 22))
+    first = set(builder.ledger.state.blocks)
+    builder.turn("s2", "r2", ["Another"], range(40, 50), (51, 52))
+    second = set(builder.ledger.state.blocks) - first
+    builder.spill(size)
+    builder.stop()
+    builder.time_us = JUNE_US
+    return builder, first, second
 
 
 def in_mid_request() -> Builder:

@@ -477,7 +477,7 @@ class Memory:
             return True
 
         try:
-            return await self._engine.call(lambda mlx: mlx.load(key, digest), record)
+            return await self._engine.copy_one(lambda mlx: mlx.load(key, digest), record)
         except BugError:
             # It is not in memory by the journal, so it must not be in the store.
             await self._engine.call(lambda mlx: mlx.evict(key), _noop)

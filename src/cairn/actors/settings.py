@@ -30,15 +30,17 @@ class Settings:
         adapter: the directory of an adapter over the model.
         dtype: of the weights; by default what is faster and fits.
         block_tokens: the tokens of a block, or None for the device's default.
-        decode_rows: the rows of a decode pass, or None for the device's default.
+        decode_rows: the most rows of a decode pass, or None for the device's default.
         kv_cache: Cairn's cache classes or mlx-lm's.
         window: (sinks, tokens of the window) that a token attends to; None for what the model's
             layers say.
         pool_slabs: how many slabs there may be.
         pool_bytes: the budget of slabs, or None to derive it from the model's size.
         blocks_bytes: the budget of sealed blocks in memory, likewise.
+        blocks_max: the most sealed blocks in memory, or None if only their bytes are limited.
         blocks_folder: the folder of block files, or None to write none.
         disk_bytes: the budget of block files; 0 removes those that exist.
+        speculation: whether drafts of an answer's next tokens are checked in its decode passes.
         prewarm: whether to compute the beginning of the next prompt in advance.
         shadow_share: the share of answers that are computed again in idle time, 0 to 1.
         min_cache_tokens: shorter prompts leave no blocks.
@@ -58,8 +60,10 @@ class Settings:
     pool_slabs: int = 16
     pool_bytes: int | None = None
     blocks_bytes: int | None = None
+    blocks_max: int | None = None
     blocks_folder: Path | None = None
     disk_bytes: int = 0
+    speculation: bool = True
     prewarm: bool = True
     shadow_share: float = 0.0
     min_cache_tokens: int = 0

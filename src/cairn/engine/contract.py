@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         UnremovedReport,
         UnwrittenReport,
     )
+    from cairn.engine.row_class import RowClass
 
 
 class Engine(Protocol):
@@ -56,7 +57,31 @@ class Engine(Protocol):
     @property
     @abstractmethod
     def decode_rows(self) -> int:
-        """W, the number of rows of every decode pass."""
+        """W, the most rows of a decode pass."""
+
+    @property
+    @abstractmethod
+    def decode_shapes(self) -> Sequence[int]:
+        """
+        The numbers of rows that a decode pass may have, ascending, the last one W. The bits of a
+        row are the same in any of them.
+        """
+
+    @property
+    @abstractmethod
+    def row_class(self) -> RowClass | None:
+        """
+        Which prefill passes give a token the same bits, wherever they begin. None if only those of
+        the canonical schedule do.
+        """
+
+    @property
+    @abstractmethod
+    def without_drafts(self) -> str:
+        """
+        Why a decode pass has no draft rows; empty if it may. A draft row then has the bits that
+        its token has in a pass of its own.
+        """
 
     @property
     @abstractmethod
@@ -108,18 +133,29 @@ class Engine(Protocol):
     # --- passes -------------------------------------------------------------------------------
 
     @abstractmethod
-    def run_chunk(self, slab: int, ids: Sequence[int], draw: DrawSpec | None) -> PassReport:
+    def run_chunk(
+        self,
+        slab: int,
+        ids: Sequence[int],
+        draw: DrawSpec | None,
+        *,
+        again: int | None = None,
+    ) -> PassReport:
         """
         Run one prefill or settling pass: add the KV of ``ids`` at the end of a slab.
 
         Args:
-            ids: 1 to C token ids.
+            ids: 1 to C token ids, from a multiple of C on; with a row class, 1 to
+                ``row_class.most_tokens(start)``, from any position on.
             draw: how to draw a token from the last row; None to draw none.
+            again: the token of the slab's last row, to compute that row again (grain 1). The slab
+                keeps the row that it has.
 
         Raises:
             GrammarDeadEnd: the grammar allows no token. Nothing was run.
-            EngineFault: the slab is not open or has no room, or a log-probability is not finite
-                (``NotFinite``). The slab may hold the KV of ``ids`` then.
+            EngineFault: the slab is not open or has no room, there are more ids than the row class
+                allows, or a log-probability is not finite (``NotFinite``). The slab may hold the KV
+                of ``ids`` only in the last case.
         """
 
     @abstractmethod
@@ -127,17 +163,24 @@ class Engine(Protocol):
         """
         Run one decode pass: add one token's KV to the slab of each row, and draw its next token.
 
+        The tokens of a row's draft have rows of their own at the next positions. A token of a draft
+        is accepted if the row before it was accepted and drew it. The KV of the others is cut off
+        again, so that all is as after as many passes of one token. A draft ends before a token that
+        the grammar does not allow, and before a row whose log-probability is not finite.
+
         A row that fails (slab not open or full, no token allowed, log-probability not finite) gets
         the exception as its report; the other rows are not affected.
 
         Args:
-            rows: exactly ``decode_rows``; None for a row without a session.
+            rows: as many as one of ``decode_shapes``, the tokens of drafts included
+                (``reports.rows_of``); None for a row without a session.
 
         Returns:
             A report for each row, in order; None for a row without a session.
 
         Raises:
-            EngineFault: the number of rows is not ``decode_rows``. Nothing was run.
+            EngineFault: the number of rows is not among ``decode_shapes``, or there are drafts and
+                ``without_drafts`` says why not. Nothing was run.
         """
 
     # --- blocks in memory ---------------------------------------------------------------------
@@ -327,7 +370,7 @@ class StartedEngine:
     Attributes:
         directory: the model's; ``adapter`` is the directory of an adapter over it.
         self_test: what the self-test found; None if an earlier start has shown it already.
-        narrowed: the fingerprint and the self-test of a fuller setting that failed: decode passes
+        narrowed: the facts and the self-test of a fuller setting that failed: decode passes
             have one row instead of several, or nothing is reused. None if nothing failed.
         budgets: of slabs and blocks, in bytes.
         tight: the figures, if the operator accepted a model that may not fit in memory; else None.
@@ -339,6 +382,6 @@ class StartedEngine:
     directory: Path
     adapter: Path | None
     self_test: SelfTestReport | None
-    narrowed: tuple[str, SelfTestReport] | None
+    narrowed: tuple[ModelFacts, SelfTestReport] | None
     budgets: Budgets
     tight: str | None

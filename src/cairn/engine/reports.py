@@ -14,6 +14,8 @@ import attrs
 from cairn.engine import schedule
 from cairn.engine.errors import EngineFault, GrammarDeadEnd
 from cairn.engine.growth import Growth
+from cairn.engine.model import fingerprint
+from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import Sampling
 from cairn.journal.checkpoints import Checkpoints
 from cairn.journal.events import Coverage, FileFault
@@ -22,6 +24,10 @@ from cairn.journal.windows import SinkWindow
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+
+NOT_COMPARED = "their bits were not compared"
+"""Why there are no draft rows, if no self-test has looked."""
 
 
 class GrammarMatcher(Protocol):
@@ -37,6 +43,12 @@ class GrammarMatcher(Protocol):
         Raises:
             GrammarDeadEnd: no token may.
         """
+
+    def fork(self) -> GrammarMatcher:
+        """An independent copy, to follow tokens that may be rejected."""
+
+    def adopt(self, fork: GrammarMatcher) -> None:
+        """Go on from where a fork is: the tokens that it followed were accepted."""
 
 
 @attrs.frozen(kw_only=True)
@@ -83,11 +95,22 @@ class DrawSpec:
 
 @attrs.frozen(kw_only=True)
 class DecodeRow:
-    """One session's row of a decode pass: its slab, the token to add, and how to draw the next."""
+    """
+    One session's row of a decode pass: its slab, the token to add, and how to draw the next.
+
+    Attributes:
+        draft: tokens that may follow, each in a row of its own after the first one.
+    """
 
     slab: int
     token: int
     draw: DrawSpec
+    draft: tuple[int, ...] = ()
+
+
+def rows_of(rows: Iterable[DecodeRow | None]) -> int:
+    """The number of rows of a decode pass, those of drafts included."""
+    return sum(1 if row is None else 1 + len(row.draft) for row in rows)
 
 
 @attrs.frozen(kw_only=True)
@@ -111,6 +134,9 @@ class ModelFacts:
         growth: the memory of mlx-lm's own caches, if the model is served on those; else None.
         model_context_tokens: the context of the model itself, if memory limits ``context_tokens``
             to less; else 0.
+        row_class: the prefill passes that give the same bits wherever they begin; None if each
+            begins with a block.
+        without_drafts: why decode passes have no draft rows; empty if they have.
     """
 
     name: str
@@ -132,6 +158,33 @@ class ModelFacts:
     checkpoints: Checkpoints | None = None
     growth: Growth | None = None
     model_context_tokens: int = 0
+    row_class: RowClass | None = None
+    without_drafts: str = NOT_COMPARED
+
+    @property
+    def grain(self) -> int:
+        """A prefill pass may begin at any multiple of this many tokens: 1, or C."""
+        return self.block_tokens if self.row_class is None else 1
+
+    @property
+    def base_fingerprint(self) -> str:
+        """The fingerprint without the row class, see ``fingerprint.base_of``."""
+        return fingerprint.base_of(self.fields)
+
+    def pass_end(self, start: int, tokens: int, *, alone: bool, again: bool) -> int:
+        """
+        The end of a prefill pass that begins at ``start``.
+
+        Args:
+            tokens: n, more than ``start``.
+            alone: whether no other request waits for the pass to end. Only then may it be longer
+                than a block.
+            again: whether it also computes the row before ``start``.
+        """
+        most = 0
+        if alone and self.row_class is not None:
+            most = self.row_class.most_tokens(start - again) - again
+        return schedule.pass_end(start, tokens, self.block_tokens, most)
 
     def capacity_for(self, tokens: int) -> int:
         """
@@ -218,6 +271,11 @@ class PassReport:
         ran: the token ids that the pass ran, read back from the device.
         coverage: what each layer holds afterwards.
         drawn: the token drawn from its last row; None if none was to be drawn.
+        accepted: the tokens drawn from the rows before the last one: the tokens of the draft that
+            the pass accepted.
+        drafted: how many tokens of a draft the pass computed, accepted or not.
+        again: digests of the row before ``start`` in all layers, as it was held and as the pass
+            computed it; None if it did not.
     """
 
     start: int
@@ -226,6 +284,14 @@ class PassReport:
     coverage: Coverage
     drawn: Drawn | None
     duration_us: int
+    accepted: tuple[Drawn, ...] = ()
+    drafted: int = 0
+    again: tuple[str, str] | None = None
+
+    @property
+    def all_drawn(self) -> tuple[Drawn, ...]:
+        """All tokens drawn, in order."""
+        return self.accepted if self.drawn is None else (*self.accepted, self.drawn)
 
 
 RowReport: TypeAlias = PassReport | EngineFault | GrammarDeadEnd | None
@@ -383,6 +449,22 @@ class SelfTestFault:
 
 
 @attrs.frozen(kw_only=True)
+class PassShapes:
+    """
+    The shapes of passes that an earlier self-test found.
+
+    Attributes:
+        decode: the numbers of rows that a decode pass may have; empty for W alone.
+        row_class: of prefill passes; None for those of the canonical schedule.
+        without_drafts: why decode passes have no draft rows; empty if they may.
+    """
+
+    decode: Sequence[int] = ()
+    row_class: RowClass | None = None
+    without_drafts: str = NOT_COMPARED
+
+
+@attrs.frozen(kw_only=True)
 class SelfTestReport:
     """
     The engine was tested on the loaded model and this device.
@@ -390,12 +472,23 @@ class SelfTestReport:
     Attributes:
         findings: whether each check holds, by its name, in order.
         error_max: the largest relative difference from mlx-lm's plain pass.
+        decode_shapes: the numbers of rows that give a row of a decode pass the bits of W rows,
+            ascending, the last one W. Empty if that was not measured.
+        row_class: the prefill passes that give a token the same bits, which all checks ran with;
+            None if these are only the passes of the canonical schedule.
+        row_class_reason: why there is no row class, or not the cheapest; empty if it is.
+        without_drafts: why decode passes have no draft rows; empty if these have the bits of
+            single passes.
         fault: what ended the last check in ``findings``; None if nothing did.
     """
 
     findings: Mapping[str, bool]
     error_max: float
     duration_us: int
+    decode_shapes: tuple[int, ...] = ()
+    row_class: RowClass | None = None
+    row_class_reason: str = ""
+    without_drafts: str = NOT_COMPARED
     fault: SelfTestFault | None = None
 
     @property

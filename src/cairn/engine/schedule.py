@@ -1,10 +1,11 @@
 """
 The canonical schedule: which passes are run for n tokens, and their shapes. Pure.
 
-Positions are divided into aligned chunks of C tokens. A full chunk is one pass of exactly C rows;
-the remainder is one pass of exactly n mod C rows. Prefill never runs any other shape, whatever the
-cache holds, so the bits of the KV of a sequence follow from its tokens alone (canonical
-computation; docs/why-the-same-bits.md has the experiment).
+Positions are divided into aligned chunks of C tokens. The bits of the KV of a sequence follow from
+its tokens alone (canonical computation; docs/why-the-same-bits.md has the experiment). With the
+grain C that holds because a full chunk is always one pass of exactly C rows, and the remainder one
+of exactly n mod C. With the grain 1 the engine gives a row the same bits in every pass, so that a
+pass begins wherever the slab ends, and may compute several chunks.
 
 Which job runs next is in ``actors/threads/scheduling.py``; all places where a request can wait are
 in ``actors/requests/admission.py``.
@@ -25,22 +26,34 @@ with keys and values of that size, and much longer than appending the event of o
 
 def passes(start: int, tokens: int, block_tokens: int) -> Iterator[tuple[int, int]]:
     """
-    The passes that bring KV from ``[0, start)`` to ``[0, tokens)``, as half-open ranges.
+    The passes that bring KV from ``[0, start)`` to ``[0, tokens)``, as half-open ranges, none of
+    which crosses the end of a chunk.
 
     Args:
-        start: a multiple of C.
+        start: a multiple of the grain.
         tokens: n, at least ``start``.
         block_tokens: C.
-
-    Raises:
-        ValueError: ``start`` is not a multiple of C.
     """
-    if start % block_tokens:
-        raise ValueError(f"{start} is not a multiple of {block_tokens}")
     while start < tokens:
-        end = min(start + block_tokens, tokens)
+        end = pass_end(start, tokens, block_tokens, 0)
         yield start, end
         start = end
+
+
+def pass_end(start: int, tokens: int, block_tokens: int, most: int) -> int:
+    """
+    The end of a prefill pass that may cross the ends of chunks (grain 1): the last end of a chunk
+    that ``most`` tokens reach, but at least that of the first, or the end of the tokens.
+
+    Args:
+        start: where the pass begins.
+        tokens: n, more than ``start``.
+        block_tokens: C.
+        most: the most tokens of a pass.
+    """
+    first = start - start % block_tokens + block_tokens
+    more = max(0, start + most - first) // block_tokens * block_tokens
+    return min(first + more, tokens)
 
 
 def copies(places: Sequence[int], most: int, every: int = 1) -> Iterator[Sequence[int]]:

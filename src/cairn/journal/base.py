@@ -183,8 +183,9 @@ def forgotten(state: State, kept: Collection[str] = ()) -> State:
                 sampled=(),
                 path=attrs.evolve(request.path, diverged_text=None) if request.path else None,
             )
-        # Nor is there a prewarm at a cut; a part of one would reveal what the answer was.
-        forgot = attrs.evolve(session, last=last, request=request, prewarm=None)
+        # Nor is there a prewarm at a cut; a part of one would reveal what the answer was. A session
+        # with a slab takes no request after a cut, so the ids of its rows are not needed.
+        forgot = attrs.evolve(session, last=last, request=request, prewarm=None, slab_ids=())
         sessions = sessions.set(name, forgot)
     return attrs.evolve(
         state, sessions=sessions, faults=forgotten_faults(state.faults, state.position)
@@ -197,7 +198,8 @@ def with_ids(state: State) -> set[str]:
     for name, session in state.sessions.items():
         last, request = session.last, session.request
         open_ids = request is not None and (request.sequence or request.ask.new_ids)
-        if open_ids or session.prewarm is not None or (last is not None and last.sequence):
+        held_ids = session.prewarm is not None or bool(session.slab_ids)
+        if open_ids or held_ids or (last is not None and last.sequence):
             found.add(str(name))
     return found
 

@@ -133,17 +133,19 @@ class ModelLoaded(Event):
         dtype: the dtype it computes in, and why, for people to read; ``fields`` has it, too.
         layers: the number of layers that keep KV or a state.
         block_tokens: C, the rows of a canonical pass.
-        decode_rows: W, the rows of a decode pass.
+        decode_rows: W, the most rows of a decode pass.
         context_tokens: the longest sequence that the model serves.
         reusable: whether sealed blocks can be made of this model's cache.
         pool_slabs: the most slabs at a time.
         pool_bytes: the budget of all slabs.
         blocks_bytes: the budget of the sealed blocks in memory.
+        blocks_max: the most sealed blocks in memory; 0 if only their bytes are limited.
         kv_sinks, kv_window, kv_rows: the policy ``sink_window``, see ``windows.SinkWindow``; 0 if
             the model's own layers decide what a token attends to.
         min_cache_tokens: no blocks are sealed of a prompt shorter than this.
         state_blocks: every how many blocks one carries the states of recurrent layers, see
             ``checkpoints.Checkpoints``; 0 if no layer has a state, or if nothing is reused.
+        grain: a session continues after any multiple of this many tokens of its slab: 1, or C.
     """
 
     kind: ClassVar[str] = "model_loaded"
@@ -161,11 +163,13 @@ class ModelLoaded(Event):
     pool_slabs: int = natural()
     pool_bytes: int = natural()
     blocks_bytes: int = natural()
+    blocks_max: int = natural()
     kv_sinks: int = natural()
     kv_window: int = natural()
     kv_rows: int = natural()
     min_cache_tokens: int = natural()
     state_blocks: int = natural()
+    grain: int = natural()
 
 
 @attrs.frozen(kw_only=True)
@@ -174,18 +178,30 @@ class SelfTestFinished(Event):
     The engine tested its guarantees on the model that it loaded.
 
     Attributes:
+        base_fingerprint: the fingerprint without its field ``row_class``, which the test finds.
         findings: name of the check to its result, true if it passed. ``naive_differs`` says whether
             naive reuse would have changed bits on this device.
         passed: whether all checks that the guarantees need hold.
         error_max: the largest relative difference from mlx-lm's plain pass.
+        decode_shapes: the numbers of rows that a decode pass may have, because a row has the same
+            bits in any of them; ascending, the last one W. Empty if that was not measured.
+        row_class: the prefill passes that give a token the same bits wherever they begin: C, the
+            quantum, the fewest and the most rows, and the least product of an attention. Empty if
+            these are only the passes of the canonical schedule.
+        without_drafts: why decode passes have no draft rows; empty if these have the bits of
+            single passes.
         from_cache: whether the findings are those of an earlier start with this fingerprint.
     """
 
     kind: ClassVar[str] = "self_test_finished"
     fingerprint: str
+    base_fingerprint: str
     findings: Mapping[str, bool]
     passed: bool
     error_max: float
+    decode_shapes: tuple[int, ...]
+    row_class: tuple[int, ...]
+    without_drafts: str
     duration_us: int = natural()
     from_cache: bool
 
@@ -361,9 +377,10 @@ class PathSelected(Event):
 
     Attributes:
         decided_at: the position of the journal that the decision was made on.
-        blocks_from_slab: sealed blocks that the session's own slab already holds.
-        blocks_from_pool: sealed blocks that are copied in from the pool.
-        reused_tokens: (blocks_from_slab + blocks_from_pool) * C.
+        tokens_from_slab: the tokens whose KV the session's own slab already holds.
+        blocks_from_slab: the sealed blocks among them.
+        blocks_from_pool: sealed blocks that are copied in from the pool, after those of the slab.
+        reused_tokens: tokens_from_slab + blocks_from_pool * C.
         prewarmed_tokens: how many of the reused tokens were prewarmed and are reused for the first
             time.
         rerendered_tokens: tokens of the session that the template now renders differently.
@@ -380,6 +397,7 @@ class PathSelected(Event):
     decided_at: int = natural()
     path: Path
     reason: str | None
+    tokens_from_slab: int = natural()
     blocks_from_slab: int = natural()
     blocks_from_pool: int = natural()
     reused_tokens: int = natural()
@@ -452,18 +470,40 @@ class BlocksRestored(Event):
 
 
 @attrs.frozen(kw_only=True)
+class RowChecked(Event):
+    """
+    The first pass of a request that continues a slab (grain 1) computed the slab's last row again,
+    in other company than before. INV-3 compares the bits.
+
+    Attributes:
+        row: the position of the token.
+        held_digest: measured: a digest of the row's KV in all layers, before the pass.
+        digest: measured: of what the pass computed for it.
+    """
+
+    kind: ClassVar[str] = "row_checked"
+    session: str
+    request: str
+    row: int = natural()
+    held_digest: str
+    digest: str
+
+
+@attrs.frozen(kw_only=True)
 class CacheExtended(Event):
     """
     Passes of the model added KV for the tokens ``[start, end)``.
 
     A prefill or settling pass is one event. Decode steps that follow each other within one commit
-    are one event: one step for each token of ``sampled``.
+    are one event: one step for each token of ``sampled`` that was not accepted from a draft.
 
     Attributes:
         input_hash: measured: ``keys.ids_hash`` of the token ids that the passes were given.
         coverage: measured: what each layer holds after it.
         sampled: measured: the tokens drawn from the logits of these passes, if any were.
         logprobs: measured: the log-probability of each token of ``sampled``.
+        drafted: measured: how many tokens of drafts the passes computed.
+        accepted: measured: how many of these were drawn; only their KV is kept.
     """
 
     kind: ClassVar[str] = "cache_extended"
@@ -477,6 +517,8 @@ class CacheExtended(Event):
     coverage: Coverage
     sampled: tuple[int, ...] = private()
     logprobs: tuple[float, ...] = private()
+    drafted: int = natural(default=0)
+    accepted: int = natural(default=0)
     duration_us: int = natural()
 
 
@@ -827,15 +869,16 @@ class PrewarmStarted(Event):
     The beginning of the next prompt is to be computed: the conversation with its answer as a client
     would send it back, as far as that does not depend on the next message.
 
-    Its full blocks are recorded by what is new: they are the first ``base_tokens`` of prompt and
-    answer and then ``new_ids``; their keys are the first ``base_keys`` of the prompt's keys and
-    then ``new_keys``.
+    It is recorded by what is new: it is the first ``base_tokens`` of prompt and answer and then
+    ``new_ids``; the keys of its full blocks are the first ``base_keys`` of the prompt's keys and
+    then ``new_keys``. With the grain C it consists of full blocks.
 
     Attributes:
         next_role: the expected role of the next message.
-        rules_version: the rules that decided the two counts of blocks.
-        tokens: the tokens in its full blocks.
-        blocks_from_slab: sealed blocks of it that the session's slab already holds.
+        rules_version: the rules that decided what is reused.
+        tokens: its tokens.
+        tokens_from_slab: the tokens of it whose KV the session's slab already holds.
+        blocks_from_slab: the sealed blocks among them.
         blocks_from_pool: sealed blocks of it that are copied in from the pool. The rest is
             computed.
     """
@@ -849,6 +892,7 @@ class PrewarmStarted(Event):
     new_ids: tuple[int, ...] = private()
     base_keys: int = natural()
     new_keys: tuple[str, ...]
+    tokens_from_slab: int = natural()
     blocks_from_slab: int = natural()
     blocks_from_pool: int = natural()
 
@@ -1098,6 +1142,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     BlocksRestored,
     CacheExtended,
     CacheTrimmed,
+    RowChecked,
     BlockSealed,
     BlockEvicted,
     BlockFilesScanned,

@@ -1,7 +1,7 @@
 """
 Decides what to evict from memory and disk. Pure decisions over the journal's fold.
 
-The order of least recent use is the order of the journal, so a replay sees the same one. It is in
+The order follows from the journal alone, so a replay sees the same one. It is in
 ``eviction_order.py``: callers that decide often pass an ``Order`` that has followed the events.
 Without one, it is built from the state, which takes longer the more blocks there are.
 """
@@ -13,7 +13,7 @@ from itertools import islice, takewhile
 
 from cairn.journal.eviction_order import Order
 from cairn.journal.lifecycle import SessionState
-from cairn.journal.state import Block, Session, State
+from cairn.journal.state import Block, Model, Session, State
 
 _ARRAYS_A_LAYER = 4
 _ARRAY_ENTRY_BYTES = 128
@@ -34,18 +34,29 @@ def room_for_block(
     """
     if state.model is None or size > state.model.blocks_bytes:
         return None
-    if state.pool.block_bytes + size <= state.model.blocks_bytes:
+    over, over_count = _over_budget(state, state.model, size)
+    if over <= 0 and over_count <= 0:
         return ()
-    wanted = state.pool.block_bytes + size - state.model.blocks_bytes
-    ample = wanted + _ample(size, state.model.blocks_bytes)
-    freed, chosen = 0, []
+    ample = over + _ample(size, state.model.blocks_bytes) if over > 0 else 0
+    ample_count = over_count + _ample(1, state.model.blocks_max) if over_count > 0 else 0
+    freed, chosen = 0, list[str]()
     for block, _ in (order or Order(state)).memory.in_order():
-        if freed >= ample:
+        if freed >= ample and len(chosen) >= ample_count:
             break
         if not state.is_pinned(block.key) and block.key not in keep:
             chosen.append(block.key)
             freed += block.bytes
-    return tuple(chosen) if freed >= wanted else None
+    return tuple(chosen) if freed >= over and len(chosen) >= over_count else None
+
+
+def _over_budget(state: State, model: Model, size: int) -> tuple[int, int]:
+    """
+    By how many bytes, and by how many blocks, one more block of ``size`` bytes is too much. Up to 0
+    if it fits.
+    """
+    pool = state.pool
+    over_count = pool.blocks + 1 - model.blocks_max if model.blocks_max else 0
+    return pool.block_bytes + size - model.blocks_bytes, over_count
 
 
 def room_for_prewarm(
@@ -55,7 +66,7 @@ def room_for_prewarm(
     Like ``room_for_block``, for a block of a prewarm, which no request is waiting for. Never evicts
     a block that is held ready in a slab.
     """
-    if state.model is None or state.pool.block_bytes + size <= state.model.blocks_bytes:
+    if state.model is None or max(_over_budget(state, state.model, size)) <= 0:
         return room_for_block(state, size)
     return room_for_block(state, size, held_ready(state), order=order)
 
@@ -145,9 +156,9 @@ def room_for_file(
 ) -> tuple[str, ...] | None:
     """
     The blocks whose files to drop so that a file of ``size`` bytes for ``block`` fits, or None if
-    dropping all that were last used before it would not be enough. The blocks that it is built on
-    keep their files, because it could not be found without them. Uses the order in which blocks
-    leave memory, and likewise frees more than is needed.
+    dropping all that are less likely to be used soon would not be enough. The blocks that it is
+    built on keep their files, because it could not be found without them. Uses the order in which
+    blocks leave memory, and likewise frees more than is needed.
 
     Args:
         keep: blocks whose files stay.
@@ -161,10 +172,10 @@ def room_for_file(
     ample = over + _ample(size, state.disk_budget)
     built_on = _built_on(state, block)
     order = order or Order(state)
-    of_block = order.last_used(block)
+    of_block = order.rank(block)
     freed, chosen = 0, []
-    for other, last_used in order.files.in_order():
-        if freed >= ample or last_used >= of_block:
+    for other, rank in order.files.in_order():
+        if freed >= ample or rank >= of_block:
             break
         if other.key not in keep and other.key not in built_on:
             chosen.append(other.key)
@@ -186,20 +197,22 @@ def files_over_budget(state: State, order: Order | None = None) -> tuple[str, ..
 
 def blocks_to_write(state: State, order: Order | None = None) -> tuple[str, ...]:
     """
-    The blocks in memory that have no file yet, the most valuable first: the most recently used, but
-    each after its predecessor in the chain, without which it cannot be found.
+    The blocks in memory that have no file yet, the most valuable first: in reverse to the order of
+    eviction, but each after its predecessor in the chain, without which it cannot be found.
 
     Args:
         order: the order of this state.
     """
-    last_used = (order or Order(state)).last_used
+    rank_of = (order or Order(state)).rank
     unwritten = {
         block.key: block
         for block in state.blocks.values()
         if block.usable and block.file_bytes is None
     }
     chosen: dict[str, None] = {}
-    for block in sorted(unwritten.values(), key=last_used, reverse=True):
+    for block in sorted(
+        unwritten.values(), key=lambda block: (rank_of(block), block.key), reverse=True
+    ):
         chain = []
         at: Block | None = block
         while at is not None and at.key not in chosen:
@@ -251,8 +264,9 @@ def slab_will_come(state: State) -> bool:
 
 def can_spare_slab(state: State, session: Session) -> bool:
     """
-    Whether a session is idle and can do without its slab: blocks in memory hold all KV of the slab,
-    and the last of them its states, so that resuming takes a copy and no pass.
+    Whether a session is idle and can do without its slab: blocks in memory hold all KV of the slab
+    but that of a last block that is not full, and the last of them its states, so that resuming
+    takes a copy and a short pass at most.
     """
     rule = state.model.checkpoints if state.model is not None else None
     blocks = len(session.slab_keys)
@@ -299,9 +313,9 @@ def session_to_forget(state: State, most: int) -> Session | None:
 
 def _ample(size: int, budget: int) -> int:
     """
-    How many bytes to free in addition to those that a block needs: sixteen times its size, but at
-    most a tenth of the budget. It is not a fixed share of the budget because the session that seals
-    the block waits until all of them are evicted.
+    How much to free in addition to what a block needs, in bytes, or in blocks if its size is 1:
+    sixteen times its size, but at most a tenth of the budget. It is not a fixed share of the budget
+    because the session that seals the block waits until all of them are evicted.
     """
     return min(16 * size, budget // 10)
 

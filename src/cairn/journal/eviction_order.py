@@ -4,12 +4,20 @@ Keeps the order in which blocks are evicted up to date, event by event.
 ``Ends._rank`` is the order of blocks; that of slabs and sessions is in ``eviction.py``
 (``slab_to_release``, ``session_to_forget``).
 
-The least recently used block goes first, but never before the blocks that are built on it: a block
-cannot be found without its predecessor, so the beginning of a chain is of use as long as its end.
-Sorting all blocks that way takes most of a second with a hundred thousand of them. This module
-therefore sorts only the *ends*, the blocks that no other block is built on, by their last use. The
-first end is the first of all blocks, because whatever is built on a block was last of use no later
-than the block itself. When an end is evicted, its predecessor may become an end.
+The block goes first that is least likely to be used soon, see ``rank``: in short, the one that was
+used longest ago or that is expected the latest. By the last use alone, conversations that take
+turns would each evict the next one, if there is room for all but one of them.
+
+No block goes before the blocks that are built on it: a block cannot be found without its
+predecessor, so the beginning of a chain is of use as long as its end. Sorting all blocks that way
+takes most of a second with a hundred thousand of them. This module therefore sorts only the *ends*,
+the blocks that no other block is built on. The first end is the first of all blocks, because a
+block counts as of use as long as anything that is built on it. When an end is evicted, its
+predecessor may become an end.
+
+Ranks change with the position of the journal, but blocks of one kind keep their order: those that
+are expected, and all others. There is a heap for each kind. A third one has the positions at which
+an end changes from one kind to the other.
 
 The fold records a use once for a whole chain, under its last block. Here it is recorded for every
 block of the chain, because any of them may become an end later: a use of a chain is one update of a
@@ -28,23 +36,70 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
+import attrs
 from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal.state import Block, SessionId, State, Use
 
-_Rank = tuple[int, int, str]
+_YOUNG = 10
+"""A block is expected again only when a tenth of its interval has passed."""
+_GRACE = 4
+"""A block is no longer expected when it is a quarter of its interval late."""
+
+_Uses = tuple[int, int | None]
+_Entry = tuple[int, int, str]
 """
-Smaller goes first: the time of its last use or its expiry; its distance from the beginning of the
-chain (negative); its key.
+Smaller goes first: the last use or expiry, or the expected use (negative); the distance from the
+beginning of the chain (negative); the key.
 """
-_PARENT = -1
-"""Instead of a place in the heap: a block that is an end only once those built on it are gone."""
+_OTHERS, _EXPECTED, _PARENTS = 0, 1, 2
+"""
+The heap of an end: *parents* are no ends yet, but become ones once those built on them are gone.
+"""
+
+
+def is_expected(position: int, last: int, previous: int | None) -> bool:
+    """Whether a block is expected at a position, see ``rank``. The same arguments."""
+    if previous is None:
+        return False
+    interval, passed = last - previous, position - last
+    return interval <= _YOUNG * passed and _GRACE * passed < (_GRACE + 1) * interval
+
+
+def rank(position: int, last: int, previous: int | None) -> int:
+    """
+    How soon a block is likely to be used. The smallest rank is evicted first.
+
+    A block is expected to be used again after the interval between its last two uses. Until then,
+    and for another quarter of the interval, its rank is the number of positions to the expected
+    use, negative. In the first tenth of the interval it does not count as expected yet, because it
+    may be used several times in a row. The rank of a block that is not expected, or that was used
+    only once, is the number of positions since its last use, negative.
+
+    Args:
+        position: of the last event, in the journal.
+        last: position of the last use.
+        previous: position of the use before that; None if there was none.
+    """
+    if previous is not None and is_expected(position, last, previous):
+        return position - (last + last - previous)
+    return last - position
+
+
+def _next_change(position: int, last: int, previous: int | None) -> int | None:
+    """The next position at which a block begins or ends to be expected; None if there is none."""
+    if previous is None:
+        return None
+    interval = last - previous
+    begins = last + -(-interval // _YOUNG)
+    ends = last + -(-(_GRACE + 1) * interval // _GRACE)
+    return next((at for at in (begins, ends) if at > position), None)
 
 
 class Ends:
     """
-    The blocks of a subset that no other block of the subset is built on, ordered by their last use.
+    The blocks of a subset that no other block of the subset is built on, in the order of eviction.
 
     There may be blocks outside the subset between two that are in it: a block is built on all
     blocks before it.
@@ -53,22 +108,37 @@ class Ends:
     def __init__(
         self,
         belongs: Callable[[Block], bool],
-        since: Callable[[Block], int] = lambda block: block.last_used,
+        uses: Callable[[Block], _Uses] = lambda block: (block.last_used, block.previous_use),
     ) -> None:
         """
         Args:
             belongs: whether a block is in the subset.
-            since: what to order the blocks by, the smallest first.
+            uses: the positions of the last two uses of a block, None for one that was not. To order
+                the blocks by something else, the smallest first: that, and None.
         """
         self._belongs = belongs
-        self._since = since
+        self._uses = uses
+        self._position = 0
         self._blocks: Map[str, Block] = Map()
         self._members: set[str] = set()
         # key to how many of its direct successors are in the subset, or have a successor that is
         self._successors: dict[str, int] = {}
-        self._ends: dict[str, _Rank] = {}
-        # Has all ends, and some blocks that no longer are: removing those would cost more.
-        self._heap: list[_Rank] = []
+        self._ends: dict[str, _Entry] = {}
+        # Have all ends, and some blocks that no longer are: removing those would cost more.
+        self._heaps: tuple[list[_Entry], list[_Entry]] = ([], [])
+        self._changes: list[tuple[int, str]] = []
+
+    def reach(self, position: int) -> None:
+        """The journal is at this position; ranks are those at this position from now on."""
+        self._position = position
+        while self._changes and self._changes[0][0] <= position:
+            _, key = heapq.heappop(self._changes)
+            if key in self._ends:
+                self._ends_with(self._blocks[key])
+
+    def rank(self, block: Block) -> int:
+        """The rank of a block by its own uses."""
+        return rank(self._position, *self._uses(block))
 
     def follow(self, blocks: Map[str, Block], keys: Iterable[str]) -> None:
         """Update these blocks. What a block is built on is on record and does not change."""
@@ -111,25 +181,26 @@ class Ends:
 
     def in_order(self) -> Iterator[tuple[Block, int]]:
         """
-        All blocks of the subset, the first to evict first. With each comes the last use (or the
+        All blocks of the subset, the first to evict first. With each comes the largest rank (or the
         latest expiry) of it and all that is built on it. Takes time proportional to the number of
         blocks taken, times the logarithm of the number of ends.
         """
-        blocks, last = self._blocks, 0
+        blocks = self._blocks
         remaining: dict[str, int] = {}
         seen: set[str] = set()
-        ahead = [(self._heap[0], 0)] if self._heap else []
+        ahead = [self._at(kind, 0) for kind, heap in enumerate(self._heaps) if heap]
+        heapq.heapify(ahead)
         while ahead:
-            rank, place = heapq.heappop(ahead)
-            if place != _PARENT:
+            last, _, key, kind, place = heapq.heappop(ahead)
+            if kind != _PARENTS:
+                heap = self._heaps[kind]
                 for child in (2 * place + 1, 2 * place + 2):
-                    if child < len(self._heap):
-                        heapq.heappush(ahead, (self._heap[child], child))
-                if self._ends.get(rank[2]) != rank or rank[2] in seen:
+                    if child < len(heap):
+                        heapq.heappush(ahead, self._at(kind, child))
+                if self._ends.get(key) != heap[place] or key in seen:
                     continue
-                seen.add(rank[2])
-            block = blocks[rank[2]]
-            last = max(last, rank[0])
+                seen.add(key)
+            block = blocks[key]
             yield block, last
             parent = block.parent
             while parent is not None and parent in self._successors:
@@ -138,20 +209,40 @@ class Ends:
                     break
                 before = blocks[parent]
                 if parent in self._members:
-                    heapq.heappush(ahead, (self._rank(before), _PARENT))
+                    own = max(last, self.rank(before))
+                    heapq.heappush(ahead, (own, -before.start, parent, _PARENTS, 0))
                     break
                 parent = before.parent
 
+    def _at(self, kind: int, place: int) -> tuple[int, int, str, int, int]:
+        """An entry of a heap, with its rank."""
+        value, start, key = self._heaps[kind][place]
+        own = value + self._position if kind == _EXPECTED else value - self._position
+        return own, start, key, kind, place
+
     def _tidy(self) -> None:
-        if len(self._heap) > 64 + 2 * len(self._ends):
-            self._heap = list(self._ends.values())
-            heapq.heapify(self._heap)
+        others, expected = self._heaps
+        if max(len(others), len(expected), len(self._changes)) <= 64 + 2 * len(self._ends):
+            return
+        self._heaps, self._changes, ends = ([], []), [], list(self._ends)
+        self._ends.clear()
+        for key in ends:
+            self._ends_with(self._blocks[key])
 
     def _ends_with(self, block: Block) -> None:
-        rank = self._rank(block)
-        if self._ends.get(block.key) != rank:
-            self._ends[block.key] = rank
-            heapq.heappush(self._heap, rank)
+        position = self._position
+        last, previous = self._uses(block)
+        kind, value = _OTHERS, last
+        if previous is not None and is_expected(position, last, previous):
+            kind, value = _EXPECTED, previous - last - last
+        entry = value, -block.start, block.key
+        if self._ends.get(block.key) == entry:
+            return
+        self._ends[block.key] = entry
+        heapq.heappush(self._heaps[kind], entry)
+        change = _next_change(position, last, previous)
+        if change is not None:
+            heapq.heappush(self._changes, (change, block.key))
 
     def _add_successor(self, key: str | None) -> None:
         """
@@ -178,9 +269,6 @@ class Ends:
                 return
             key = self._blocks[key].parent
 
-    def _rank(self, block: Block) -> _Rank:
-        return self._since(block), -block.start, block.key
-
 
 class Order:
     """
@@ -196,10 +284,19 @@ class Order:
     def __init__(self, state: State) -> None:
         self._begin(state)
 
-    def last_used(self, block: Block) -> int:
-        """The position at which a block was last sealed or loaded, or a chain with it was used."""
+    def uses(self, block: Block) -> tuple[int, int | None]:
+        """
+        The positions of the last two uses of a block: it was sealed or loaded, or a chain with it
+        was used. None for the first of them if it was used once.
+        """
         use = self._uses.get(block.key)
-        return block.last_used if use is None else max(block.last_used, use.position)
+        if use is None or use.position < block.last_used:
+            return block.last_used, block.previous_use
+        return use.position, use.previous
+
+    def rank(self, block: Block) -> int:
+        """How soon a block is likely to be used, by its own uses. The smallest is evicted first."""
+        return rank(self._position, *self.uses(block))
 
     def expires_us(self, block: Block) -> int | None:
         """
@@ -210,18 +307,19 @@ class Order:
         return block.expires_us if use is None else _later(block.expires_us, use.expires_us)
 
     def _begin(self, state: State) -> None:
+        self._position = state.position
         # key to the last use of any chain with that block, and the latest expiry of those uses
         self._uses = _of_each(state)
         self._last_expires_us = max((use.expires_us or 0 for use in state.uses.values()), default=0)
-        self.memory = Ends(lambda block: block.present, self.last_used)
-        self.files = Ends(lambda block: block.file_bytes is not None, self.last_used)
+        self.memory = Ends(lambda block: block.present, self.uses)
+        self.files = Ends(lambda block: block.file_bytes is not None, self.uses)
         self.found: set[str] = set()
         self.expiry = Ends(
             lambda block: (
                 (block.present or block.file_bytes is not None)
                 and self.expires_us(block) is not None
             ),
-            lambda block: self.expires_us(block) or 0,
+            lambda block: (self.expires_us(block) or 0, None),
         )
         of_any = (
             key
@@ -271,15 +369,22 @@ class Order:
                 known = self._uses.get(key, use)
                 expires_us = _later(known.expires_us, use.expires_us)
                 same = expires_us == use.expires_us
-                self._uses[key] = use if same else Use(position=use.position, expires_us=expires_us)
+                self._uses[key] = use if same else attrs.evolve(use, expires_us=expires_us)
         if use.expires_us is not None:
             # Blocks without a TTL have one now. Start from the last one: its predecessors are not
             # ends.
             self.expiry.follow(state.blocks, self.expiry.others(reversed(keys)))
+        self._reach(state)
         for ends in (self.memory, self.files, self.expiry):
             ends.used(state.blocks, keys)
 
+    def _reach(self, state: State) -> None:
+        self._position = state.position
+        self.memory.reach(state.position)
+        self.files.reach(state.position)
+
     def _follow(self, state: State, keys: tuple[str, ...]) -> None:
+        self._reach(state)
         self.memory.follow(state.blocks, keys)
         self.files.follow(state.blocks, keys)
         self.expiry.follow(state.blocks, keys)
@@ -304,7 +409,7 @@ def _of_each(state: State) -> dict[str, Use]:
     longest_first = sorted(last_first, key=lambda use: use[1].expires_us or 0, reverse=True)
     for key, use in _fronts(state, longest_first):
         if found[key].expires_us != use.expires_us:
-            found[key] = Use(position=found[key].position, expires_us=use.expires_us)
+            found[key] = attrs.evolve(found[key], expires_us=use.expires_us)
     return found
 
 

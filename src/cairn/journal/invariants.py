@@ -23,7 +23,7 @@ from typing import Literal
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal import paths
+from cairn.journal import paths, speculation
 from cairn.journal.keys import ids_hash
 from cairn.journal.lifecycle import SessionState, illegal_steps
 from cairn.journal.shadow import answer_hash, others
@@ -32,8 +32,10 @@ from cairn.journal.state import (
     Session,
     Slab,
     State,
+    cut_out,
     opened_request,
     prewarmed,
+    slab_ids,
 )
 
 Scope = Literal["session", "blocks", "admission", "server"]
@@ -53,8 +55,8 @@ SENTENCES: dict[str, tuple[str, Scope]] = {
     ),
     "INV-3": (
         (
-            "a block key has one digest, for ever, and an answer that is computed once more is the "
-            "same"
+            "a block key has one digest, for ever, and a row or an answer that is computed once "
+            "more is the same"
         ),
         "blocks",
     ),
@@ -195,28 +197,42 @@ def _extended(state: State, event: ev.CacheExtended) -> Iterator[Violation]:
             len(event.sampled),
             event.logprobs,
         )
+    yield from _drafts(session, event)
+
+
+def _drafts(session: Session, event: ev.CacheExtended) -> Iterator[Violation]:
+    """
+    Only decode passes have drafts, and only while these pay. Each pass has one row that is not of a
+    draft, so fewer tokens were accepted than rows were added.
+    """
+    if not (event.drafted or event.accepted):
+        return
+    counts = session.drafted_tokens, session.accepted_tokens
+    if event.step != "decode" or not speculation.pays(*counts):
+        yield _broken("INV-1", "a draft where there was to be none", 0, event.drafted)
+    most = min(event.drafted, event.end - event.start - 1)
+    if event.accepted > most:
+        yield _broken(
+            "INV-1", "more tokens accepted than were drafted", f"<= {most}", event.accepted
+        )
 
 
 def _tokens(session: Session, event: ev.CacheExtended) -> tuple[int, ...]:
-    """
-    The tokens that the passes of an event had to compute. They are cut out of the parts without
-    joining these, so that a step costs no more for a long prompt.
-    """
+    """The tokens that the passes of an event had to compute."""
     parts = session.work_ids
     if session.request is not None:
         parts = (*parts, event.sampled)
-    found: tuple[int, ...] = ()
-    offset = 0
-    for part in parts:
-        found += part[max(0, event.start - offset) : max(0, event.end - offset)]
-        offset += len(part)
-    return found
+    return cut_out(parts, event.start, event.end)
 
 
 def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterator[Violation]:
-    """Which passes run, and their shapes, depend only on the number of tokens."""
-    chunk = state.model.block_tokens if state.model else 0
+    """
+    Where a pass begins and ends: at the end of the slab, and at that of a chunk or of the tokens.
+    With the grain C a pass begins with a chunk and has one, and settling computes full ones only.
+    """
+    chunk, grain = (state.model.block_tokens, state.model.grain) if state.model else (0, 0)
     prompt = session.request.ask.prompt_tokens if session.request else 0
+    to_end = chunk - event.start % chunk if chunk else 0
     rows = event.end - event.start
     if rows == 0:
         yield _broken("INV-1", "a pass over nothing", ">= 1", rows)
@@ -229,44 +245,77 @@ def _schedule(state: State, session: Session, event: ev.CacheExtended) -> Iterat
         )
     first = event.step == "prefill" and session.state is SessionState.RESTORING
     if first and session.request is not None and session.request.path is not None:
-        reused = session.request.path.reused_tokens
-        if event.start != reused:
-            yield _broken("INV-4", "other reuse than decided", reused, event.start)
+        path = session.request.path
+        if event.start != path.reused_tokens:
+            yield _broken("INV-4", "other reuse than decided", path.reused_tokens, event.start)
+        checks = paths.row_to_check(state, path) is not None
+        if session.request.row_checked != checks:
+            yield _broken(
+                "INV-1", "the last row was not computed again, or was", checks, not checks
+            )
     match event.step:
         case "prefill":
-            due = min(chunk, prompt - event.start)
+            ends = event.end == prompt or (event.end % chunk == 0 and event.end < prompt)
+            due = rows if grain == 1 and ends else min(to_end, prompt - event.start)
             drawn = 1 if event.end == prompt else 0
         case "settle":
-            due, drawn = chunk, 0
+            left = sum(map(len, session.work_ids)) - event.start
+            due, drawn = (min(to_end, left) if grain == 1 else chunk), 0
             yield from _on_prewarm(session, event, chunk)
         case "decode":
             due, drawn = rows, rows
             if event.start < prompt:
                 yield _broken("INV-1", "a decode step inside the prompt", prompt, event.start)
-    if event.step != "decode" and event.start % chunk:
-        yield _broken("INV-1", "a pass off the canonical schedule", f"k * {chunk}", event.start)
+    if event.step != "decode":
+        if event.start % grain:
+            yield _broken("INV-1", "a pass off the canonical schedule", f"k * {grain}", event.start)
+        yield from _on_own_rows(session, event, chunk)
     if rows != due:
         yield _broken("INV-1", "a pass of another shape than the schedule's", due, rows)
     if len(event.sampled) != drawn:
         yield _broken("INV-1", "tokens drawn from other passes", drawn, len(event.sampled))
 
 
+def _row(state: State, event: ev.RowChecked) -> Iterator[Violation]:
+    session = state.session(event.session)
+    assert session.request is not None and session.request.path is not None
+    due = paths.row_to_check(state, session.request.path)
+    if event.row != due or session.cached_tokens != event.row + 1 or session.request.row_checked:
+        yield _broken("INV-1", "another row was computed again than was due", due, event.row)
+    if event.digest != event.held_digest:
+        yield _broken(
+            "INV-3",
+            f"row {event.row} of the slab computed again is another",
+            event.held_digest,
+            event.digest,
+        )
+
+
+def _on_own_rows(session: Session, event: ev.CacheExtended, chunk: int) -> Iterator[Violation]:
+    """
+    The rows that a pass continues are those of its own sequence: the last block of the slab, whose
+    key covers all tokens before it, and the last rows.
+    """
+    words, held = "a pass on rows of other tokens", session.slab_keys
+    due = session.work_keys[len(held) - 1 : len(held)]
+    # The keys of an answer's blocks are not known when it is settled as it is.
+    all_known = session.request is not None or session.prewarm is not None
+    if due != held[-1:] and (due or all_known):
+        yield _broken("INV-1", words, due, held[-1:])
+        return
+    found = slab_ids(session, max(0, event.start - chunk), event.start)
+    continued = cut_out(session.work_ids, event.start - len(found), event.start)
+    if session.slab_ids and found != continued:
+        yield _broken("INV-1", words, ids_hash(continued), ids_hash(found))
+
+
 def _on_prewarm(session: Session, event: ev.CacheExtended, chunk: int) -> Iterator[Violation]:
-    """
-    A pass of a prewarm comes after all reused blocks, on KV of the same tokens. A key covers all
-    tokens before it, so comparing the last key is enough.
-    """
-    in_slab = session.slab_keys
+    """A pass of a prewarm comes after all that it reuses."""
     if session.prewarm is None:
         return
-    reused = sum(_decided_reuse(session)) * chunk
+    reused = session.prewarm.tokens_from_slab + session.prewarm.blocks_from_pool * chunk
     if event.start < reused:
         yield _broken("INV-4", "other reuse than decided", reused, event.start)
-    if not in_slab:
-        return
-    due = session.prewarm.keys[len(in_slab) - 1 : len(in_slab)]
-    if due != in_slab[-1:]:
-        yield _broken("INV-1", "a prewarm pass on KV of other tokens", due, in_slab[-1:])
 
 
 def _restored(state: State, event: ev.BlocksRestored) -> Iterator[Violation]:
@@ -356,14 +405,8 @@ def _settled(state: State, event: ev.SessionSettled) -> Iterator[Violation]:
         yield _broken(
             "INV-1", "settled at another length", session.cached_tokens, event.canonical_tokens
         )
-    chunk = state.model.block_tokens if state.model else 1
-    if len(session.slab_keys) * chunk != event.canonical_tokens:
-        yield _broken(
-            "INV-1",
-            "settled with KV that is not canonical",
-            len(session.slab_keys) * chunk,
-            event.canonical_tokens,
-        )
+    if (due := paths.canonical_end(state, session)) != event.canonical_tokens:
+        yield _broken("INV-1", "settled with KV that is not canonical", due, event.canonical_tokens)
 
 
 # --- INV-3 ---------------------------------------------------------------------------------------
@@ -372,10 +415,12 @@ def _settled(state: State, event: ev.SessionSettled) -> Iterator[Violation]:
 def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
     session = state.session(event.session)
     chunk = state.model.block_tokens if state.model else 0
-    if event.end != session.cached_tokens or event.end - event.start != chunk:
+    grain = state.model.grain if state.model else 1
+    ended = event.end <= session.cached_tokens if grain == 1 else event.end == session.cached_tokens
+    if not ended or event.end - event.start != chunk:
         yield _broken(
             "INV-1",
-            "a sealed block that is not the last one of the slab",
+            "a sealed block that the slab does not have, or has no longer as its last",
             session.cached_tokens,
             event,
         )
@@ -560,9 +605,10 @@ def _prewarm_started(state: State, event: ev.PrewarmStarted) -> Iterator[Violati
         yield _broken("INV-4", "unknown rules", paths.RULES_VERSION, event.rules_version)
         return
     prewarm = prewarmed(last, event)
-    if len(prewarm.ids) != event.tokens or len(prewarm.keys) * chunk != event.tokens:
-        made = (len(prewarm.ids), len(prewarm.keys) * chunk)
-        yield _broken("INV-4", "a prewarm of other tokens than recorded", event.tokens, made)
+    grain = state.model.grain if state.model else 1
+    made, due = (len(prewarm.ids), len(prewarm.keys)), (event.tokens, event.tokens // chunk)
+    if made != due or event.tokens % grain:
+        yield _broken("INV-4", "a prewarm of other tokens than recorded", due, made)
     # Base keys must cover base tokens only, and those of the prompt only.
     keepable = min(event.base_tokens, len(last.prompt_ids)) // chunk
     if event.base_keys > keepable:
@@ -572,9 +618,9 @@ def _prewarm_started(state: State, event: ev.PrewarmStarted) -> Iterator[Violati
     if event.tokens > session.slab.capacity_tokens:
         room = session.slab.capacity_tokens
         yield _broken("INV-4", "a prewarm longer than the slab", room, event.tokens)
-    decided = paths.reusable_prewarm(state, session, prewarm.keys)
-    if decided != (event.blocks_from_slab, event.blocks_from_pool):
-        recorded = (event.blocks_from_slab, event.blocks_from_pool)
+    decided = paths.reusable_prewarm(state, session, prewarm.ids, prewarm.keys)
+    recorded = paths.Reuse(event.tokens_from_slab, event.blocks_from_slab, event.blocks_from_pool)
+    if decided != recorded:
         yield _broken("INV-4", "other reuse for a prewarm than the rules give", decided, recorded)
 
 
@@ -674,6 +720,9 @@ def _store_measured(
     budget = state.model.blocks_bytes if state.model else 0
     if event.memory_bytes > budget:
         yield _broken("INV-5", "blocks over the budget", budget, event.memory_bytes)
+    most = state.model.blocks_max if state.model else 0
+    if most and event.memory_blocks > most:
+        yield _broken("INV-5", "more blocks than allowed", most, event.memory_blocks)
 
 
 def _rejected(state: State, event: ev.BlockFileRejected) -> Iterator[Violation]:
@@ -764,6 +813,7 @@ CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation]
     ev.SlabAcquired: (_acquired,),  # type: ignore[dict-item]
     ev.SlabReleased: (_released,),  # type: ignore[dict-item]
     ev.BlocksRestored: (_restored,),  # type: ignore[dict-item]
+    ev.RowChecked: (_row,),  # type: ignore[dict-item]
     ev.CacheExtended: (_extended,),  # type: ignore[dict-item]
     ev.CacheTrimmed: (_trimmed,),  # type: ignore[dict-item]
     ev.BlockSealed: (_sealed,),  # type: ignore[dict-item]

@@ -234,6 +234,8 @@ class Ledger:
             broken = next((r.event for r in recorded if r.position == at_position), None)
             if isinstance(broken, ev.ShadowChecked):
                 return self._taken_out_by_check(broken, bug_id)
+            if isinstance(broken, ev.RowChecked):  # a row of its slab is in no block
+                return (ev.SessionQuarantined(session=broken.session, bug_id=bug_id),)
             keys = broken_keys(self._state, broken)
             whose = held.id if held is not None else None
             return (ev.BlocksQuarantined(session=whose, bug_id=bug_id, keys=keys),)

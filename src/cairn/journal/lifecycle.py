@@ -68,6 +68,7 @@ STEPS: Mapping[SessionState, Mapping[str, SessionState]] = MappingProxyType(
             "slab_released": SessionState.RESTORING,
             "cache_trimmed": SessionState.RESTORING,
             "blocks_restored": SessionState.RESTORING,
+            "row_checked": SessionState.RESTORING,
             "cache_extended/prefill": SessionState.PREFILLING,
             "session_quarantined": SessionState.QUARANTINED,
         },

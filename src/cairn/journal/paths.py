@@ -17,12 +17,22 @@ blocks, in the prefix cache. The two are independent: a new session may reuse bl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal.state import Block, OpenRequest, Part, Session, SessionId, State, Turn
+from cairn.journal.state import (
+    Block,
+    OpenRequest,
+    Part,
+    Session,
+    SessionId,
+    State,
+    Turn,
+    prewarmed_rows_before,
+    slab_ids,
+)
 
 RULES_VERSION = 1
 
@@ -72,6 +82,7 @@ class Decision:
 
     path: ev.Path
     reason: Reason | None
+    tokens_from_slab: int
     blocks_from_slab: int
     blocks_from_pool: int
     reused_tokens: int
@@ -80,6 +91,26 @@ class Decision:
     nearest: str | None
     diverged_part: str | None
     diverged_token: int | None
+
+
+@attrs.frozen
+class Reuse:
+    """
+    What a request or a prewarm reuses, from the first token on.
+
+    Attributes:
+        tokens: those whose KV the session's slab holds.
+        blocks: the full blocks among them.
+        shared: blocks from the pool, after these.
+    """
+
+    tokens: int = 0
+    blocks: int = 0
+    shared: int = 0
+
+    def total(self, block_tokens: int) -> int:
+        """All that is reused, in tokens."""
+        return self.tokens + self.shared * block_tokens
 
 
 def ask_of(event: ev.RequestReceived, chain: tuple[Part, ...]) -> Ask:
@@ -122,11 +153,12 @@ def choose_session(state: State, ask: Ask) -> SessionId | None:
 def select(state: State, session: Session, request: OpenRequest) -> Decision:
     """The path of a request that ``session`` has claimed. Changes nothing."""
     ask = ask_of(request.ask, request.chain)
-    kept, shared = _reusable(state, session, request, ask)
+    reuse = _reusable(state, session, request, ask)
+    chunk = state.model.block_tokens if state.model else 0
+    reused = reuse.total(chunk)
     goes_on = session.last is not None and continues(session.last, ask.chain)
     nearest = session if goes_on else _nearest(state, session, ask)
-    reason = _reason(state, nearest, ask, goes_on, kept + shared)
-    chunk = state.model.block_tokens if state.model else 0
+    reason = _reason(state, nearest, ask, goes_on, reused)
     last = nearest.last if nearest is not None else None
     held = last.sequence if last else ()
     differs = common_length(held, request.prompt_ids)
@@ -134,10 +166,12 @@ def select(state: State, session: Session, request: OpenRequest) -> Decision:
     return Decision(
         path="new_session" if reason else "continuation",
         reason=reason,
-        blocks_from_slab=kept,
-        blocks_from_pool=shared,
-        reused_tokens=(kept + shared) * chunk,
-        prewarmed_tokens=_first_used(state, request.prompt_keys[: kept + shared]) * chunk,
+        tokens_from_slab=reuse.tokens,
+        blocks_from_slab=reuse.blocks,
+        blocks_from_pool=reuse.shared,
+        reused_tokens=reused,
+        prewarmed_tokens=_first_used(state, request.prompt_keys[: reuse.blocks + reuse.shared])
+        + prewarmed_rows_before(session, reuse.tokens),
         rerendered_tokens=0 if reason else len(held) - differs,
         nearest=nearest.id if nearest is not None else None,
         diverged_part=_diverged_part(last.chain, ask.chain) if last and diverged else None,
@@ -195,7 +229,7 @@ def _nearest(state: State, session: Session, ask: Ask) -> Session | None:
 
 
 def _reason(
-    state: State, nearest: Session | None, ask: Ask, goes_on: bool, blocks: int
+    state: State, nearest: Session | None, ask: Ask, goes_on: bool, reused: int
 ) -> Reason | None:
     """Why a request takes the path of a new session; None if it continues one."""
     if not ask.cache_prompt:
@@ -211,7 +245,7 @@ def _reason(
             return "fingerprint_changed"
         if not goes_on:
             return "session_busy"
-        if blocks:
+        if reused:
             return None
         if _too_short(state, nearest.last):
             return "too_short"
@@ -240,30 +274,56 @@ def _too_short(state: State, last: Turn) -> bool:
     )
 
 
-def _reusable(state: State, session: Session, request: OpenRequest, ask: Ask) -> tuple[int, int]:
+def _reusable(state: State, session: Session, request: OpenRequest, ask: Ask) -> Reuse:
     """
-    How many sealed blocks, from the first on, can be reused: (from the slab, from the pool).
+    What a request reuses.
 
     The pass over the last prompt token always runs, because its logits are needed. A slab that is
     too small for prompt and answer is replaced, so nothing in it is reused; nor is anything if the
     session may not be continued.
     """
     if state.model is None or not state.model.reusable or not ask.cache_prompt:
-        return 0, 0
-    most = (len(request.prompt_ids) - 1) // state.model.block_tokens
-    keys = request.prompt_keys[:most]
+        return Reuse()
+    ids, tokens = request.prompt_ids[:-1], len(request.prompt_ids)
     fits = request.ask.prompt_tokens + request.ask.max_tokens
-    kept = _in_slab(state, session, keys, fits) if ask.goes_on else 0
-    return kept, _in_store(state, keys, kept)
+    mine = session if ask.goes_on else None
+    return _reuse(state, mine, ids, request.prompt_keys, fits, tokens)
 
 
-def reusable_prewarm(state: State, session: Session, keys: tuple[str, ...]) -> tuple[int, int]:
+def reusable_prewarm(
+    state: State, session: Session, ids: tuple[int, ...], keys: tuple[str, ...]
+) -> Reuse:
+    """What a prewarm reuses. Changes nothing. A decision by the same rules as a path."""
+    return _reuse(state, session, ids, keys, 0, len(ids))
+
+
+def _reuse(
+    state: State,
+    session: Session | None,
+    ids: tuple[int, ...],
+    keys: tuple[str, ...],
+    fits: int,
+    tokens: int,
+) -> Reuse:
     """
-    How many blocks of a prewarm, from the first on, can be reused: (from the slab, from the pool).
-    Changes nothing. A decision by the same rules as a path.
+    What is reused of a sequence: from the slab, and then from the pool. Blocks of the pool replace
+    the rows of a block that the slab has only the first of.
+
+    Args:
+        session: whose slab may be used; None for none.
+        ids: the tokens whose KV may be reused.
+        keys: of the blocks; more than ``ids`` fill are ignored.
+        tokens: the length of the whole sequence.
     """
-    kept = _in_slab(state, session, keys, 0)
-    return kept, _in_store(state, keys, kept)
+    chunk = _chunk(state)
+    keys = keys[: len(ids) // chunk]
+    kept = _in_slab(state, session, keys, fits)
+    if shared := _in_store(state, keys, kept):
+        return Reuse(kept * chunk, kept, shared)
+    rows = 0
+    if state.model is not None and tokens >= state.model.min_cache_tokens:
+        rows = _rows_in_slab(state, session, ids, kept, fits)
+    return Reuse(kept * chunk + rows, kept)
 
 
 def _in_store(state: State, keys: tuple[str, ...], kept: int) -> int:
@@ -320,9 +380,14 @@ def _by_window(
 
 
 def _first_used(state: State, keys: tuple[str, ...]) -> int:
-    """How many of these blocks were prewarmed and have not been reused yet."""
+    """How many tokens of these blocks were prewarmed and have not been reused yet."""
     blocks = state.blocks
     return sum([blocks[key].prewarmed for key in keys])
+
+
+def _has_room(session: Session | None, fits: int) -> TypeGuard[Session]:
+    """Whether a session has a slab of at least ``fits`` tokens."""
+    return session is not None and session.slab is not None and session.slab.capacity_tokens >= fits
 
 
 def _in_slab(state: State, session: Session | None, keys: tuple[str, ...], fits: int) -> int:
@@ -331,9 +396,8 @@ def _in_slab(state: State, session: Session | None, keys: tuple[str, ...], fits:
     it; 0 if the slab cannot be trimmed to them, because its window has moved on, or because layers
     have states and more was sealed since.
     """
-    kept = 0
-    if session is None or session.slab is None or session.slab.capacity_tokens < fits:
-        return kept
+    if not _has_room(session, fits):
+        return 0
     blocks = state.blocks
     same = keys[: common_length(session.slab_keys, keys)]
     kept = len(same)
@@ -347,6 +411,47 @@ def _in_slab(state: State, session: Session | None, keys: tuple[str, ...], fits:
     if policy is not None and not policy.reaches(session.window_start, kept * _chunk(state)):
         return 0
     return kept
+
+
+def _rows_in_slab(
+    state: State, session: Session | None, ids: tuple[int, ...], kept: int, fits: int
+) -> int:
+    """
+    How many rows of a session's slab, after its first ``kept`` blocks and in the next one, are
+    those of a sequence. 0 with the grain C, and if the block that they are in is quarantined or was
+    not sealed although it is full.
+    """
+    model = state.model
+    if model is None or model.grain != 1 or not _has_room(session, fits):
+        return 0
+    start, canonical = kept * model.block_tokens, canonical_end(state, session)
+    if kept < len(session.slab_keys) and state.blocks[session.slab_keys[kept]].bug_id is not None:
+        return 0
+    end = min(start + model.block_tokens, canonical, len(ids))
+    return common_length(slab_ids(session, start, end), ids[start:end])
+
+
+def row_to_check(state: State, path: ev.PathSelected) -> int | None:
+    """
+    The row that the first pass of a request computes again: with the grain 1 the last one that it
+    reuses of the slab, if it is in a block that the pass continues. None if there is none.
+    """
+    if state.model is None or path.tokens_from_slab % state.model.block_tokens == 0:
+        return None
+    return path.tokens_from_slab - 1
+
+
+def canonical_end(state: State, session: Session) -> int:
+    """
+    The position up to which a session's slab is kept between requests. With the grain C: its sealed
+    blocks. With the grain 1 also the canonical rows of a block that is not full yet: a full one
+    that was not sealed is quarantined, or of a sequence that is too short to be cached.
+    """
+    chunk = state.model.block_tokens if state.model is not None else 1
+    sealed = len(session.slab_keys) * chunk
+    if state.model is None or state.model.grain != 1 or session.canonical_tokens >= sealed + chunk:
+        return sealed
+    return session.canonical_tokens
 
 
 def _chunk(state: State) -> int:

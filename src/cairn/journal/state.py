@@ -21,6 +21,7 @@ import attrs
 from immutables import Map
 
 from cairn.journal import events as ev
+from cairn.journal import speculation
 from cairn.journal.checkpoints import Checkpoints
 from cairn.journal.lifecycle import SessionState, next_state, trigger
 from cairn.journal.windows import SinkWindow
@@ -45,11 +46,13 @@ class Model:
     pool_slabs: int
     pool_bytes: int
     blocks_bytes: int
+    blocks_max: int
     kv_sinks: int
     kv_window: int
     kv_rows: int
     min_cache_tokens: int
     state_blocks: int
+    grain: int
 
     @property
     def checkpoints(self) -> Checkpoints | None:
@@ -116,6 +119,7 @@ class OpenRequest:
         sampled: the tokens sampled so far; the last one has no KV yet.
         emitted: how many of them were released for delivery.
         path: the decision, once it is made.
+        row_checked: whether the last row of the slab was computed again.
     """
 
     ask: ev.RequestReceived
@@ -125,6 +129,7 @@ class OpenRequest:
     sampled: tuple[int, ...] = ()
     emitted: int = 0
     path: ev.PathSelected | None = None
+    row_checked: bool = False
 
     @property
     def sequence(self) -> tuple[int, ...]:
@@ -135,19 +140,21 @@ class OpenRequest:
 @attrs.frozen(kw_only=True)
 class OpenPrewarm:
     """
-    The beginning of the next prompt, in full blocks, from ``prewarm_started`` to the event that
-    ends it. Meanwhile the passes of settling compute these tokens instead of prompt and answer.
+    The beginning of the next prompt, from ``prewarm_started`` to the event that ends it. Meanwhile
+    the passes of settling compute these tokens instead of prompt and answer.
 
     Attributes:
-        ids: the token ids of the blocks, from the first one of the prompt on.
-        keys: the key of each block.
-        blocks_from_slab: those that were in the slab at the start.
-        blocks_from_pool: those to be copied in from the pool.
+        ids: the token ids, from the first one of the prompt on.
+        keys: the key of each full block of them.
+        tokens_from_slab: those that the slab has from before.
+        blocks_from_slab: the full blocks among these.
+        blocks_from_pool: the blocks to be copied in from the pool.
         computed_tokens: the tokens computed since.
     """
 
     ids: tuple[int, ...]
     keys: tuple[str, ...]
+    tokens_from_slab: int
     blocks_from_slab: int
     blocks_from_pool: int
     computed_tokens: int = 0
@@ -165,9 +172,15 @@ class Session:
             step adds none.
         window_start: the first token that the layers still have; 0 if none was dropped.
         slab_keys: the keys of the canonical blocks at the beginning of the slab.
+        slab_ids: the token ids of the canonical rows are the first ``canonical_tokens`` of these,
+            in consecutive parts.
+        prewarmed_rows: how many of the rows after these blocks a prewarm computed that no request
+            has reused yet; they are the last canonical ones.
         prewarm: the prewarm that is running, if any.
+        drafted_tokens, accepted_tokens: the draft tokens of its answers, see ``speculation``.
         bug_id: why it is quarantined.
         last_used: position of its last request.
+        previous_use: position of the request before that; None if there was none.
         ttl_s: its TTL in seconds, from that request; None for no expiry.
         expires_us: when it expires, in microseconds since 1970; None for never.
     """
@@ -186,8 +199,13 @@ class Session:
     canonical_tokens: int = 0
     window_start: int = 0
     slab_keys: tuple[str, ...] = ()
+    slab_ids: tuple[tuple[int, ...], ...] = ()
+    prewarmed_rows: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     bug_id: str | None = None
     last_used: int = 0
+    previous_use: int | None = None
     ttl_s: int | None = None
     expires_us: int | None = None
 
@@ -228,9 +246,11 @@ class Block:
     Attributes:
         bytes: of its KV in memory.
         present: whether it is in memory.
-        prewarmed: whether it was computed for a prewarm and no request has reused it yet.
+        prewarmed: how many of its tokens were computed for a prewarm, if no request has reused it
+            yet; else 0.
         file_bytes: the size of its file; None if it has none.
         last_used: position at which it was last sealed or loaded.
+        previous_use: position of the use before that, see ``Use``; None if there was none.
         expires_us: the latest expiry that a session sealed it with, in microseconds since 1970;
             None for never.
     """
@@ -241,9 +261,10 @@ class Block:
     start: int
     bytes: int
     present: bool
-    prewarmed: bool = False
+    prewarmed: int = 0
     file_bytes: int | None = None
     last_used: int = 0
+    previous_use: int | None = None
     expires_us: int | None = None
     bug_id: str | None = None
 
@@ -266,11 +287,15 @@ class Use:
 
     Attributes:
         position: of the decision to use it.
+        previous: of the use before that: the previous request of the same session or, if this is
+            its first, the last use that another session made of the chain; None if there is none.
+            What a session does between two of its requests is one use.
         expires_us: the latest expiry that such decisions gave the chain, in microseconds since
             1970; None for never.
     """
 
     position: int
+    previous: int | None = None
     expires_us: int | None = None
 
 
@@ -332,12 +357,12 @@ class State:
             the nearest conversation.
         blocks: the prefix cache: every block ever sealed, by its key, because a key has one digest
             for ever.
-        uses: key of a chain's last block to the last use of that chain. One entry for a whole
+        uses: key of a chain's last block to the last two uses of that chain. One entry for a whole
             chain, so that using a long one costs no more than a short one;
-            ``eviction_order.Order`` derives the last use of each block.
+            ``eviction_order.Order`` derives the uses of each block.
         pins: session to the blocks that must not leave memory while it works with them.
         requests: open request to its session.
-        self_tests: fingerprint to what its self-test found.
+        self_tests: fingerprint without its row class to what its self-test found.
         shadow: the shadow check that is running, if any.
         disk_budget: the most bytes of block files in this run; 0 if none may be written.
     """
@@ -430,7 +455,7 @@ def apply(state: State, recorded: ev.Recorded) -> State:
         case ev.ModelUnloaded():
             return _memory_gone(state)
         case ev.SelfTestFinished():
-            tests = state.self_tests.set(event.fingerprint, event)
+            tests = state.self_tests.set(event.base_fingerprint, event)
             return attrs.evolve(state, self_tests=tests)
         case (
             ev.ModelLoadFailed()
@@ -459,6 +484,8 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return _cache_extended(state, event)
         case ev.CacheTrimmed():
             return _cache_trimmed(state, event)
+        case ev.RowChecked():
+            return _row_checked(state, event)
         case ev.BlockSealed():
             return _block_sealed(state, event)
         case ev.BlockEvicted():
@@ -536,9 +563,31 @@ def _chain_used(state: State, session: Session, keys: tuple[str, ...]) -> State:
     if not keys:
         return state
     known = state.uses.get(keys[-1])
-    expires_us = _renewed(state, known.expires_us if known is not None else None, session.ttl_s)
-    uses = state.uses.set(keys[-1], Use(position=state.position, expires_us=expires_us))
-    return _pinned(attrs.evolve(state, uses=uses), session.id, keys)
+    use = Use(
+        position=state.position,
+        previous=_previous_use(state, session, keys[-1]),
+        expires_us=_renewed(state, known.expires_us if known is not None else None, session.ttl_s),
+    )
+    return _pinned(attrs.evolve(state, uses=state.uses.set(keys[-1], use)), session.id, keys)
+
+
+def _previous_use(state: State, session: Session, key: str) -> int | None:
+    """The use before the one that a session makes of a chain now, by the chain's last block."""
+    if session.previous_use is not None:
+        return session.previous_use
+    uses = _last_two_uses(state, key)
+    return next((at for at in uses if at is not None and at < session.last_used), None)
+
+
+def _last_two_uses(state: State, key: str) -> tuple[int | None, int | None]:
+    """
+    The last use of a block, by itself or as the end of a chain, and the one before; None if there
+    is none.
+    """
+    block, use = state.blocks.get(key), state.uses.get(key)
+    if use is not None and (block is None or block.last_used < use.position):
+        return use.position, use.previous
+    return (block.last_used, block.previous_use) if block is not None else (None, None)
 
 
 def _pinned(state: State, session: SessionId, keys: tuple[str, ...]) -> State:
@@ -562,21 +611,21 @@ def _renewed(state: State, expires_us: int | None, ttl_s: int | None) -> int | N
     return max(expires_us or 0, state.time_us + 1_000_000 * ttl_s)
 
 
-def _prewarm_used(state: State, keys: tuple[str, ...], count: int) -> State:
+def _prewarm_used(state: State, keys: tuple[str, ...], tokens: int) -> State:
     """
     A request reuses prewarmed blocks for the first time. They are at the end of the chain, so the
     search starts there, and the length of the chain does not matter.
 
     Args:
-        count: how many there are.
+        tokens: how many of their tokens were prewarmed.
     """
     blocks = state.blocks
     for key in reversed(keys):
-        if not count:
+        if not tokens:
             break
-        if blocks[key].prewarmed:
-            blocks = blocks.set(key, attrs.evolve(blocks[key], prewarmed=False))
-            count -= 1
+        if prewarmed := blocks[key].prewarmed:
+            blocks = blocks.set(key, attrs.evolve(blocks[key], prewarmed=0))
+            tokens -= prewarmed
     return attrs.evolve(state, blocks=blocks)
 
 
@@ -636,10 +685,7 @@ def _memory_gone(state: State) -> State:
                 state=session.state if keeps else unloaded,
                 prewarm=None,
                 slab=None,
-                cached_tokens=0,
-                canonical_tokens=0,
-                window_start=0,
-                slab_keys=(),
+                **_NO_KV,
             ),
         )
     blocks = state.blocks
@@ -693,6 +739,8 @@ _NO_KV: dict[str, Any] = {
     "canonical_tokens": 0,
     "window_start": 0,
     "slab_keys": (),
+    "slab_ids": (),
+    "prewarmed_rows": 0,
 }
 
 
@@ -719,7 +767,10 @@ def _request_received(state: State, event: ev.RequestReceived) -> State:
         event,
         request=request,
         fingerprint=event.fingerprint,
+        drafted_tokens=speculation.of_next_request(session.drafted_tokens),
+        accepted_tokens=speculation.of_next_request(session.accepted_tokens),
         last_used=state.position,
+        previous_use=session.last_used if session.last is not None else None,
         ttl_s=event.ttl_s,
         expires_us=_renewed(state, None, event.ttl_s),
     )
@@ -745,11 +796,34 @@ def _path_selected(state: State, event: ev.PathSelected) -> State:
     assert session.request is not None
     keys = session.request.prompt_keys[: event.blocks_from_slab + event.blocks_from_pool]
     if event.prewarmed_tokens:
-        assert state.model is not None
-        state = _prewarm_used(state, keys, event.prewarmed_tokens // state.model.block_tokens)
+        rows = prewarmed_rows_before(session, event.tokens_from_slab)
+        state = _prewarm_used(state, keys, event.prewarmed_tokens - rows)
     state = _chain_used(state, session, keys)
     request = attrs.evolve(session.request, path=event)
-    return _stepped(state, session, event, request=request)
+    return _stepped(state, session, event, request=request, prewarmed_rows=0)
+
+
+def prewarmed_rows_before(session: Session, end: int) -> int:
+    """How many rows of the slab before a position are among its ``prewarmed_rows``."""
+    return max(0, end - (session.canonical_tokens - session.prewarmed_rows))
+
+
+def slab_ids(session: Session, start: int, end: int) -> tuple[int, ...]:
+    """
+    The token ids of the canonical rows ``[start, end)`` of a session's slab, as far as they are
+    known: a base has none.
+    """
+    return cut_out(session.slab_ids, start, min(end, session.canonical_tokens))
+
+
+def cut_out(parts: tuple[tuple[int, ...], ...], start: int, end: int) -> tuple[int, ...]:
+    """The tokens ``[start, end)`` of consecutive parts. These are not joined: they may be long."""
+    found: tuple[int, ...] = ()
+    offset = 0
+    for part in parts:
+        found += part[max(0, start - offset) : max(0, end - offset)]
+        offset += len(part)
+    return found
 
 
 def _slab_acquired(state: State, event: ev.SlabAcquired) -> State:
@@ -791,6 +865,8 @@ def _blocks_restored(state: State, event: ev.BlocksRestored) -> State:
         window_start=event.coverage[0][1] if event.coverage else 0,
         # Including those before the window, which were not copied.
         slab_keys=session.work_keys[: event.end // state.model.block_tokens],
+        slab_ids=session.work_ids,
+        prewarmed_rows=0,
     )
 
 
@@ -799,10 +875,11 @@ def _cache_extended(state: State, event: ev.CacheExtended) -> State:
     request = session.request
     if request is not None and event.sampled:
         request = attrs.evolve(request, sampled=request.sampled + event.sampled)
-    prewarm = session.prewarm
+    prewarm, prewarmed = session.prewarm, session.prewarmed_rows
     if prewarm is not None:
         computed = prewarm.computed_tokens + event.end - event.start
         prewarm = attrs.evolve(prewarm, computed_tokens=computed)
+        prewarmed += event.end - event.start
     return _stepped(
         state,
         session,
@@ -810,6 +887,10 @@ def _cache_extended(state: State, event: ev.CacheExtended) -> State:
         cached_tokens=event.end,
         canonical_tokens=session.canonical_tokens if event.step == "decode" else event.end,
         window_start=event.coverage[0][1] if event.coverage else 0,
+        slab_ids=session.work_ids,
+        prewarmed_rows=prewarmed,
+        drafted_tokens=session.drafted_tokens + event.drafted,
+        accepted_tokens=session.accepted_tokens + event.accepted,
         request=request,
         prewarm=prewarm,
     )
@@ -826,7 +907,15 @@ def _cache_trimmed(state: State, event: ev.CacheTrimmed) -> State:
         canonical_tokens=min(session.canonical_tokens, event.end),
         window_start=event.coverage[0][1] if event.coverage else 0,
         slab_keys=session.slab_keys[: event.end // block_tokens],
+        prewarmed_rows=prewarmed_rows_before(session, min(session.canonical_tokens, event.end)),
     )
+
+
+def _row_checked(state: State, event: ev.RowChecked) -> State:
+    session = state.session(event.session)
+    assert session.request is not None
+    request = attrs.evolve(session.request, row_checked=True)
+    return _stepped(state, session, event, request=request)
 
 
 def _block_sealed(state: State, event: ev.BlockSealed) -> State:
@@ -842,9 +931,10 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
         bytes=event.bytes,
         present=event.stored,
         # Computing it again does not change why the one in memory was computed.
-        prewarmed=present.prewarmed if present is not None else session.prewarm is not None,
+        prewarmed=present.prewarmed if present is not None else session.prewarmed_rows,
         file_bytes=known.file_bytes if known else None,
         last_used=state.position,
+        previous_use=_previous_use(state, session, event.key),
         expires_us=_renewed(state, known.expires_us if known else None, session.ttl_s),
         bug_id=known.bug_id if known else None,
     )
@@ -854,7 +944,9 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
             pool, blocks=pool.blocks + 1, block_bytes=pool.block_bytes + event.bytes
         )
     state = _pinned(state, session.id, (event.key,))
-    state = _stepped(state, session, event, slab_keys=(*session.slab_keys, event.key))
+    state = _stepped(
+        state, session, event, slab_keys=(*session.slab_keys, event.key), prewarmed_rows=0
+    )
     return attrs.evolve(state, blocks=state.blocks.set(event.key, block), pool=pool)
 
 
@@ -870,7 +962,10 @@ def _block_evicted(state: State, event: ev.BlockEvicted) -> State:
 
 
 def _block_loaded(state: State, event: ev.BlockLoaded) -> State:
-    block = attrs.evolve(state.blocks[event.key], present=True, last_used=state.position)
+    last, _ = _last_two_uses(state, event.key)
+    block = attrs.evolve(
+        state.blocks[event.key], present=True, last_used=state.position, previous_use=last
+    )
     pool = attrs.evolve(
         state.pool,
         blocks=state.pool.blocks + 1,
@@ -913,6 +1008,7 @@ def prewarmed(last: Turn, event: ev.PrewarmStarted) -> OpenPrewarm:
     return OpenPrewarm(
         ids=last.sequence[: event.base_tokens] + event.new_ids,
         keys=last.prompt_keys[: event.base_keys] + event.new_keys,
+        tokens_from_slab=event.tokens_from_slab,
         blocks_from_slab=event.blocks_from_slab,
         blocks_from_pool=event.blocks_from_pool,
     )

@@ -254,8 +254,9 @@ async def test_a_new_agent_has_nothing_of_an_earlier_one(model_directory: Path):
 
 async def test_a_fork_reuses_the_blocks_of_its_agent(model_directory: Path):
     """
-    A fork at an earlier turn, at the last one and before the first reuses what the agent itself
-    would reuse, and its answer equals the one on the cold path. Afterwards the two diverge.
+    A fork at an earlier turn, at the last one and before the first reuses the full blocks that the
+    agent itself would reuse, and its answer equals the one on the cold path. Afterwards the two
+    diverge.
     """
     async with serving(model_directory, block_tokens=16) as server:
         agents = local(server).agents
@@ -276,11 +277,9 @@ async def test_a_fork_reuses_the_blocks_of_its_agent(model_directory: Path):
 
         request = await command(server, "two", "And the wood?")
         said = await ask(server, request)
-        # It reuses as much as the agent's own third turn, whose prompt is as long.
-        assert (third.accepted.prompt_tokens, third.accepted.cached_tokens) == (
-            said.accepted.prompt_tokens,
-            said.accepted.cached_tokens,
-        )
+        # It reuses as many blocks as the agent's own third turn, whose prompt is as long.
+        assert third.accepted.prompt_tokens == said.accepted.prompt_tokens
+        assert third.accepted.cached_tokens // 16 * 16 == said.accepted.cached_tokens
         assert said.accepted.cached_tokens > 96
         assert ("agent/two", "cold_start") == (said.accepted.session, said.accepted.reason)
         plain: Any = {"keep": None, "session_name": None, "cache_prompt": False}
@@ -367,7 +366,7 @@ async def test_a_name_can_be_used_again_after_a_bug(
     async with serving(model_directory) as server:
         await local(server).agents.create(NOTES)
 
-        def fails(*_: object) -> None:
+        def fails(*_: object, **named: object) -> None:
             raise RuntimeError("the device gave up")
 
         with monkeypatch.context() as broken:

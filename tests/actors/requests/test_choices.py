@@ -5,6 +5,8 @@ Several answers to one request: one prompt, one prefill, and each as if it had b
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,22 @@ from cairn.actors.sessions.generate import Generation
 from cairn.actors.sessions.prewarm import Prewarm
 from cairn.engine.errors import GrammarDeadEnd
 from cairn.engine.prompt.template import Conversation, Message
+from cairn.engine.reports import DecodeRow, RowReport
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
+from tests.support.fake_engine import FakeEngine
 from tests.support.held_engine import Hold
-from tests.support.in_process_server import ask, generate, local, serving, serving_fake, wait_idle
+from tests.support.in_process_server import (
+    ask,
+    events_of,
+    generate,
+    local,
+    serving,
+    serving_fake,
+    wait_idle,
+)
 
 pytestmark = pytest.mark.trio
 
@@ -44,12 +55,6 @@ TALK = Conversation(messages=(Message(role="user", content=WORDS),))
 # A session takes up a request a step after it gets a row, so the state of the three varies.
 BUSY = r"running: [012], waiting: [123]\) and has no room for 1 more; try again"
 HOT = generate(TALK, sampling=Sampling(temperature=1.0), seed=7, max_tokens=8)
-
-
-def events(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
-    """Those of a kind, in order."""
-    found = (decode(row).event for row in store.rows)
-    return [event for event in found if isinstance(event, kind)]
 
 
 @pytest.mark.parametrize("given", [None, 2**64 - 1])
@@ -67,7 +72,7 @@ async def test_a_drawn_seed_can_be_sent_back(
     ):
         seeds = [reply.seed async for reply in replies if isinstance(reply, Accepted)]
     assert 16 == len(set(seeds))
-    assert {one.seed for one in events(store, ev.RequestReceived)} == set(seeds)
+    assert {one.seed for one in events_of(store, ev.RequestReceived)} == set(seeds)
     if given is None:
         assert max(seeds) <= 2**53 - 1
     else:
@@ -98,9 +103,11 @@ async def test_each_answer_is_that_of_its_seed(model_directory: Path) -> None:
                     case _:
                         pass
         await wait_idle(server)
-        asked = events(store, ev.RequestReceived)
+        asked = events_of(store, ev.RequestReceived)
         prefilled = [
-            (one.start, one.end) for one in events(store, ev.CacheExtended) if one.step == "prefill"
+            (one.start, one.end)
+            for one in events_of(store, ev.CacheExtended)
+            if one.step == "prefill"
         ]
         alone = [
             await ask(server, attrs.evolve(HOT, seed=7 + choice, cache_prompt=False))
@@ -157,7 +164,7 @@ async def test_a_failure_after_an_answer_ends_no_other_answer(
     async with serving(model_directory, store) as server, local(server).generate(two) as replies:
         ends = [reply.choice async for reply in replies if isinstance(reply, Finished)]
     assert [0, 1] == sorted(ends)
-    (broken,) = events(store, ev.InvariantViolated)
+    (broken,) = events_of(store, ev.InvariantViolated)
     assert ("CRASH", None) == (broken.invariant, broken.request)
 
 
@@ -190,14 +197,14 @@ async def test_answers_wait_for_each_others_slabs(model_directory: Path, slabs: 
     async with serving(model_directory, store, pool_slabs=slabs, decode_rows=4) as server:
         tokens = await ask_all(server, attrs.evolve(HOT, choices=4))
         await wait_idle(server)
-        prefilled = [one for one in events(store, ev.CacheExtended) if one.step == "prefill"]
+        prefilled = [one for one in events_of(store, ev.CacheExtended) if one.step == "prefill"]
         alone = [
             await ask(server, attrs.evolve(HOT, seed=7 + choice, cache_prompt=False))
             for choice in range(4)
         ]
     assert [said.tokens for said in alone] == [tuple(tokens[choice]) for choice in range(4)]
-    assert slabs == max(one.pool_slabs for one in events(store, ev.SlabAcquired))
-    assert [] == events(store, ev.RequestCancelled)
+    assert slabs == max(one.pool_slabs for one in events_of(store, ev.SlabAcquired))
+    assert [] == events_of(store, ev.RequestCancelled)
     assert prefilled[-1].end // 64 + 4 == len(prefilled)
     assert () == replay(store.read()).findings
 
@@ -235,8 +242,8 @@ async def test_answers_of_several_requests_wait_for_slabs(monkeypatch: pytest.Mo
             nursery.start_soon(ask_all, server, command)
         await reached(stuck, 4)
         stuck.go.set()
-    assert 6 == len(events(store, ev.RequestFinished))
-    assert [] == events(store, ev.RequestCancelled)
+    assert 6 == len(events_of(store, ev.RequestFinished))
+    assert [] == events_of(store, ev.RequestCancelled)
     assert () == replay(store.read()).findings
 
 
@@ -262,14 +269,23 @@ async def test_the_first_answer_does_not_wait_for_a_slab() -> None:
             with pytest.raises(NoMemory):
                 assert not [reply async for reply in replies if isinstance(reply, Delta)]
         stuck.go.set()
-    assert ["no_memory"] == [one.stage for one in events(store, ev.RequestCancelled)]
-    (rejected,) = events(store, ev.RequestRejected)
+    assert ["no_memory"] == [one.stage for one in events_of(store, ev.RequestCancelled)]
+    (rejected,) = events_of(store, ev.RequestRejected)
     assert (424, "sibling_failed") == (rejected.status, rejected.code)
 
 
-async def test_a_client_that_disconnects_ends_its_waiting_answers() -> None:
+async def test_a_client_that_disconnects_ends_its_waiting_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Some wait for a slab, in the middle of their session, and some for a row: all of them end."""
     store = MemoryStore()
+    decode = FakeEngine.decode
+
+    def slow(engine: FakeEngine, rows: Sequence[DecodeRow | None]) -> list[RowReport]:
+        time.sleep(0.002)  # or on a busy machine all 4,000 passes are done before the next check
+        return decode(engine, rows)
+
+    monkeypatch.setattr(FakeEngine, "decode", slow)
     async with serving_fake(store, pool_slabs=1) as server:
         stuck = Hold(server, "decode")
         async with local(server).generate(attrs.evolve(HOT, choices=6, max_tokens=4000)):
@@ -278,9 +294,9 @@ async def test_a_client_that_disconnects_ends_its_waiting_answers() -> None:
         stuck.go.set()
         await server.loaded.activity.wait_idle()
         await ask_all(server, attrs.evolve(HOT, choices=2))
-    stages = [one.stage for one in events(store, ev.RequestCancelled)]
+    stages = [one.stage for one in events_of(store, ev.RequestCancelled)]
     assert ["decode", "prefill", "prefill", "prefill"] == sorted(stages)
-    rejected = [(one.status, one.code) for one in events(store, ev.RequestRejected)]
+    rejected = [(one.status, one.code) for one in events_of(store, ev.RequestRejected)]
     assert [(499, "client_gone")] * 2 == rejected
     assert () == replay(store.read()).findings
 
@@ -303,9 +319,9 @@ async def test_answers_that_end_with_a_sibling_record_it(monkeypatch: pytest.Mon
         with pytest.raises(FormatRefused):
             await ask_all(server, attrs.evolve(HOT, choices=6))
         await server.loaded.activity.wait_idle()
-    stages = [one.stage for one in events(store, ev.RequestCancelled)]
+    stages = [one.stage for one in events_of(store, ev.RequestCancelled)]
     assert ["grammar_failed", *["sibling_failed"] * 3] == sorted(stages)
-    rejected = [(one.status, one.code) for one in events(store, ev.RequestRejected)]
+    rejected = [(one.status, one.code) for one in events_of(store, ev.RequestRejected)]
     assert [(424, "sibling_failed")] * 2 == rejected
     assert () == replay(store.read()).findings
 
@@ -329,7 +345,7 @@ async def test_an_answer_that_waits_for_a_slab_ends_with_the_server() -> None:
         nursery.start_soon(server.drain)
         await reached(stuck, 1)
         stuck.go.set()
-    stages = [one.stage for one in events(store, ev.RequestCancelled)]
+    stages = [one.stage for one in events_of(store, ev.RequestCancelled)]
     assert ["server_stopped"] * 3 == stages
 
 
@@ -365,7 +381,7 @@ async def test_requests_in_preparation_count_as_waiting(
             with trio.fail_after(60), pytest.raises(QueueFull):
                 await ask(server, HOT)
             slow.go.set()
-    assert [429] == [one.status for one in events(store, ev.RequestRejected)]
+    assert [429] == [one.status for one in events_of(store, ev.RequestRejected)]
 
 
 async def test_preparation_times_out(
@@ -391,5 +407,5 @@ async def test_preparation_times_out(
             with pytest.raises(TimedOut):
                 await ask(server, HOT)
             slow.go.set()
-    rejected = events(store, ev.RequestRejected)
+    rejected = events_of(store, ev.RequestRejected)
     assert {(504, "timed_out")} == {(one.status, one.code) for one in rejected}

@@ -176,6 +176,24 @@ async def test_copies_run_one_after_the_other() -> None:
         assert due == made.device.did[: len(due)]
 
 
+async def test_a_load_does_not_wait_for_the_copy_of_another() -> None:
+    """
+    Its caller holds locks. It runs before the parts that wait already, and answers decode between.
+    """
+    async with held_thread() as made:
+        made.decodes(6)
+        async with trio.open_nursery() as nursery:
+            parts = [made.part(name) for name in ("one", "two", "three")]
+            nursery.start_soon(made.thread.copy, parts, lambda: True)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(made.thread.copy_one, *made.part("load"))
+            await trio.testing.wait_all_tasks_blocked()
+            made.go.set()
+
+        due = [DECODE, "load", DECODE, "one", DECODE, "two", DECODE, "three"]
+        assert due == made.device.did[: len(due)]
+
+
 async def test_a_copy_ends_once_it_is_no_longer_needed() -> None:
     """
     A part that has begun is recorded, and no further one begins, even if the predicate changes
@@ -286,12 +304,13 @@ def question(place: int = 1, count: int = 150, **changes: Any) -> Generate:
 @attrs.define
 class Order:
     """
-    The order of decode passes and of parts of copies in a server. An answer that decodes alone
-    waits until another job is queued for the engine: so it does not end before other requests have
-    queued theirs, however slow they are.
+    The order of decode passes and of parts of copies in a server. As long as only one answer has
+    begun to decode, each of its passes waits until a job is queued for the engine or another answer
+    begins: so it does not end before other requests have queued theirs, however slow they are.
 
     Attributes:
         asked: jobs that wait for the engine or run.
+        answers: answers that have begun to decode.
         decodes: set in the first pass.
         free: set it to let passes run without waiting.
     """
@@ -299,12 +318,14 @@ class Order:
     server: Server
     did: list[str] = attrs.field(factory=list)
     asked: int = 0
+    answers: int = 0
     decodes: threading.Event = attrs.field(factory=threading.Event)
     free: threading.Event = attrs.field(factory=threading.Event)
 
     def __attrs_post_init__(self) -> None:
         device: Any = self.server.loaded.engine.device
-        share, decode = device.share, device.decode
+        thread: Any = self.server.loaded.engine
+        share, decode, begin = device.share, device.decode, thread.decode
 
         def shared(*given: Any) -> Any:
             self.did.append("part")
@@ -313,16 +334,17 @@ class Order:
         def decoded(rows: Any) -> Any:
             self.did.append(DECODE)
             self.decodes.set()
-            alone = 1 == sum(row is not None for row in rows)
-            # At most ten seconds: a request may also wait for a job that was queued before.
-            for _ in range(10_000):
-                if not alone or self.asked or self.free.wait(0.001):
-                    break
+            # The other answer is not yet among the rows when it begins during this pass.
+            while self.answers < 2 and not self.asked and not self.free.wait(0.001):
+                pass
             return decode(rows)
 
-        device.share, device.decode = shared, decoded
-        thread: Any = self.server.loaded.engine
-        for name in ("call", "copy", "prefill", "settle"):
+        def begun(*given: Any, **named: Any) -> Any:
+            self.answers += 1
+            return begin(*given, **named)
+
+        device.share, device.decode, thread.decode = shared, decoded, begun
+        for name in ("call", "copy", "copy_one", "prefill", "settle"):
             setattr(thread, name, partial(self._ask, getattr(thread, name)))
 
     async def _ask(self, job: Callable[..., Awaitable[Any]], *given: Any) -> Any:

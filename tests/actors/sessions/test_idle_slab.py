@@ -1,5 +1,5 @@
 """
-An idle session gives up its slab after a while if all of it is in blocks: memory holds a
+An idle session gives up its slab after a while if its full blocks are in memory: memory holds a
 conversation once, and the next turn continues from the blocks.
 """
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.trio
 
 C = 64
 BLOCK = C * TOKEN_BYTES
-AT_REST = "idle, and all of it is in blocks"
+AT_REST = "idle, and its blocks are in memory"
 
 
 def question(place: int = 1, count: int = 60) -> Generate:

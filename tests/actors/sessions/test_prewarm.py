@@ -450,8 +450,8 @@ async def test_several_sessions_at_once(setup: Journaled) -> None:
 
 async def test_prewarmed_blocks_outlive_a_restart(model_directory: Path, tmp_path: Path) -> None:
     """
-    Prewarmed blocks are in files; after a restart the server reuses and counts them. This test uses
-    a model.
+    Prewarmed blocks are in files; after a restart the server reuses and counts them. What fills no
+    block is lost. This test uses a model.
     """
     setup = Journaled(model=model_directory)
     files = {"blocks_folder": tmp_path / "blocks", "disk_bytes": 64 * MIB}
@@ -463,7 +463,7 @@ async def test_prewarmed_blocks_outlive_a_restart(model_directory: Path, tmp_pat
         new = new_tokens(server)
     assert prefilled(second) < new + C
     computed = setup.events(ev.PrewarmFinished)[0].computed_tokens
-    assert computed == setup.events(ev.PathSelected)[1].prewarmed_tokens > 0
+    assert computed - C < setup.events(ev.PathSelected)[1].prewarmed_tokens <= computed
     assert setup.is_valid()
 
 

@@ -131,7 +131,7 @@ def test_a_bug_id_is_sent_once_it_can_be_looked_up(
     async def main() -> None:
         async with serving(model_directory, store) as server:
 
-            def fails(*args: object) -> None:
+            def fails(*args: object, **named: object) -> None:
                 store.open.clear()
                 raise RuntimeError("the device gave up")
 
@@ -289,7 +289,7 @@ def test_a_quarantined_session_is_not_closed(
             broken = command("Break. " + LONG, session_name="broken")
             with monkeypatch.context() as patch:
 
-                def fails(*args: object) -> None:
+                def fails(*args: object, **named: object) -> None:
                     raise RuntimeError("the device gave up")
 
                 patch.setattr(server.loaded.engine.device, "run_chunk", fails)

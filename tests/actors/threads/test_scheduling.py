@@ -11,8 +11,10 @@ from cairn.actors.threads.scheduling import (
     COPIES_PER_PREFILL,
     JobKind,
     Waiting,
+    drafts_in_turn,
     next_job,
     rows_in_turn,
+    rows_needed,
 )
 
 EVERYTHING = Waiting(calls=1, copies=1, prefills=1, idle=1, decoding=1)
@@ -99,3 +101,33 @@ def test_answers_get_rows_in_turn() -> None:
 def test_all_answers_have_a_row_if_there_are_enough() -> None:
     """None waits."""
     assert (["a", "b"], []) == rows_in_turn(["a", "b"], 4)
+
+
+@pytest.mark.parametrize(
+    ("answers", "shapes", "rows"),
+    [(1, (4,), 4), (4, (4,), 4), (1, (1, 2, 4), 1), (3, (1, 2, 4), 4), (1, (2, 3, 4), 2)],
+)
+def test_a_pass_has_the_fewest_rows_that_it_may_have(
+    answers: int, shapes: tuple[int, ...], rows: int
+) -> None:
+    """The answers in it have rows, and the rest are dummies."""
+    assert rows == rows_needed(answers, shapes)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "rows", "lengths"),
+    [
+        (["abc"], 4, [3]),
+        (["abcdef"], 4, [3]),
+        (["abc", ""], 4, [2, 0]),
+        (["abc", "abc", "a"], 7, [2, 1, 1]),
+        (["abc", "abc"], 2, [0, 0]),
+        ([], 4, []),
+    ],
+)
+def test_drafts_get_the_rows_that_no_answer_needs(
+    drafts: list[str], rows: int, lengths: list[int]
+) -> None:
+    """In turn, so that each answer has some of them."""
+    given = drafts_in_turn([tuple(draft) for draft in drafts], rows)
+    assert [tuple(draft[:length]) for draft, length in zip(drafts, lengths, strict=True)] == given

@@ -262,6 +262,27 @@ def test_what_may_come_follows_from_the_tokens_alone(model: Model) -> None:
             np.testing.assert_array_equal(expected, went.allowed(answer[:place]))
 
 
+def test_a_fork_follows_tokens_that_may_be_rejected(model: Model) -> None:
+    """The matcher stays where it is until it adopts the fork, and then is where the fork is."""
+    matcher, alone = (model.matcher(Constraint(schema=STONE)) for _ in range(2))
+    tokens = model.walk(alone, 3, most=9)
+    first, second, third = (alone.allowed(tokens[:place]) for place in (0, 1, 9))
+    assert (first != second).any()
+    assert (second != third).any()
+
+    assert (first == matcher.allowed(())).all()
+    fork = matcher.fork()
+    assert (second == fork.allowed(tokens[:1])).all()
+    further = fork.fork()
+    assert (third == further.allowed(tokens)).all()
+    assert (second == fork.allowed(tokens[:1])).all()
+    assert (first == matcher.allowed(())).all()
+    matcher.adopt(further)
+    assert (third == matcher.allowed(tokens)).all()
+    # A parser that has taken the tokens already would refuse them a second time.
+    assert tuple(tokens) == matcher._taken
+
+
 def test_ends_are_allowed_where_the_grammar_ends(model: Model) -> None:
     """All tokens that end an answer, where it may end, and there alone."""
     matcher = model.matcher(Constraint(schema={"type": "integer", "minimum": 1, "maximum": 12}))

@@ -42,7 +42,7 @@ def test_what_a_wrapper_knows(tokenizer: Any):
     [("assistant\n", True), ("<think>\n", True), ("<think>\n\n</think>\n\n", False)],
 )
 def test_where_thoughts_may_open_an_answer(tokenizer: Any, end: str, may: bool):
-    """Everywhere but behind empty ones, by which templates say that none are wanted."""
+    """Everywhere except after empty ones, with which a template switches thinking off."""
     prompt = f"<|im_start|>user\n</think><|im_end|>\n<|im_start|>{end}"
     assert may == markers_of(tokenizer).may_think(prompt)
     assert not Markers().may_think(prompt)

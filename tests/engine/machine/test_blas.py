@@ -87,16 +87,19 @@ def test_copy_is_found_before_the_system(built: Path, monkeypatch: pytest.Monkey
         system.unlink()
 
 
-def test_preloaded_blas_is_named(built: Path):
-    """The preloaded library is the one that is named, with the hash of its file and its kernels."""
+def test_preloaded_blas_is_named(built: Path, monkeypatch: pytest.MonkeyPatch):
+    """The preloaded library is the one that is named, with its file's hash, kernels and threads."""
     code = """
 import numpy, mlx.core
 from cairn.engine.machine import blas
 found = blas.loaded_blas()
-print(found.name, found.sha256, bool(found.core))
+print(found.name, found.sha256, bool(found.core), found.threads)
 """
     digest = hashlib.sha256(built.read_bytes()).hexdigest()
-    assert f"{built.name} {digest} True" == python(code, preload=built)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    assert f"{built.name} {digest} True 2" == python(code, preload=built)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    assert f"{built.name} {digest} True 1" == python(code, preload=built)
 
 
 def test_bundled_blas_is_named():
@@ -106,9 +109,9 @@ from cairn.engine.machine import blas
 before = blas.loaded_blas()
 import numpy, mlx.core
 found = blas.loaded_blas()
-print(before, found.name.startswith("libblas"), found.core)
+print(before, found.name.startswith("libblas"), found.core, found.threads)
 """
-    assert "None True None" == python(code, preload=None)
+    assert "None True None None" == python(code, preload=None)
 
 
 def test_asking_loads_no_mlx():

@@ -15,6 +15,7 @@ from cairn.engine.machine.memory import (
     memory_fault,
 )
 from cairn.engine.mlx import start as mlx_start
+from cairn.engine.reports import PassShapes
 
 GIB = 1 << 30
 
@@ -136,7 +137,7 @@ def test_a_tight_model_is_refused_unless_that_is_accepted(
             kv_cache="slab",
             pool_bytes=64 << 20,
             blocks_bytes=None,
-            already_tested=lambda fingerprint: True,
+            tested_shapes=lambda fingerprint: PassShapes(),
             progress=lambda what, done, total: loads.append(what),
             accept_tight=accept,
         )

@@ -17,6 +17,7 @@ import pytest
 from cairn.engine.errors import ModelRefused
 from cairn.engine.mlx import start as mlx_start
 from cairn.engine.model.fingerprint import seen
+from cairn.engine.reports import PassShapes
 from tests.support.lora_adapters import make_adapter
 
 MIB = 1 << 20
@@ -42,7 +43,7 @@ def start(where: Path, progress: Callable[[str, int, int], None], **more: Any) -
         "kv_cache": "slab",
         "pool_bytes": 16 * MIB,
         "blocks_bytes": MIB,
-        "already_tested": lambda fingerprint: True,
+        "tested_shapes": lambda fingerprint: PassShapes(),
         "progress": progress,
     }
     return mlx_start.start_engine(str(where), **{**asked, **more})
@@ -167,9 +168,9 @@ def test_a_model_may_change_once_it_is_read(model: Path) -> None:
     """A change during the self-test has no effect, because nothing is read any more."""
     calm = start(model, unwatched)
     change = at((TESTING, False), lambda: put_another(model / "model.safetensors"))
-    started = start(model, change, already_tested=lambda fingerprint: False)
+    started = start(model, change, tested_shapes=lambda fingerprint: None)
 
-    assert calm.facts.fingerprint == started.facts.fingerprint
+    assert calm.facts.base_fingerprint == started.facts.base_fingerprint
     assert started.self_test is not None
     again = start(model, unwatched)
     assert again.facts.fingerprint != started.facts.fingerprint

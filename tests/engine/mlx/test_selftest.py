@@ -79,7 +79,7 @@ def test_nothing_that_was_raised_is_held(
     tested = run_self_test(loaded, engine, 16)
 
     assert tested.fault is not None
-    assert [None] == [one() for one in held]
+    assert {None} == {one() for one in held}
 
 
 def test_without_a_fault(model_directory: Path) -> None:

@@ -20,7 +20,7 @@ from cairn.engine.mlx.cache import HeldSlab, LayerShape, SlabCache, SlabPool
 from cairn.engine.mlx.state import StateCache, StateShape
 from cairn.journal.eviction import file_bytes_at_most
 from cairn.journal.state import State
-from tests.journal.test_eviction import MODEL
+from tests.support.journals import MODEL
 
 C = 4
 STATE = StateShape(arrays=(((1, 3, 8), mx.float32), ((1, 2, 4, 4), mx.float16)))

@@ -230,7 +230,11 @@ def test_versions(
         ("ENGINE_VERSION", "cairn_engine", 0),
         ("TAIL_RULE", "tail_rule", "padded"),
         ("_processor", "processor", lambda: "another one"),
-        ("loaded_blas", "blas", lambda: BlasIdentity(name="other", sha256="9", core=None)),
+        (
+            "loaded_blas",
+            "blas",
+            lambda: BlasIdentity(name="other", sha256="9", core=None, threads=None),
+        ),
     ],
 )
 def test_engine_and_machine(
@@ -243,10 +247,10 @@ def test_engine_and_machine(
     assert {field} == differing(before, fields(directory))
 
 
-@pytest.mark.parametrize("part", ["name", "sha256", "core"])
+@pytest.mark.parametrize("part", ["name", "sha256", "core", "threads"])
 def test_the_blas(directory: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    """Each of the BLAS's name, bytes and core counts."""
-    parts: dict[str, Any] = {"name": "openblas", "sha256": "1", "core": "a"}
+    """Each of the BLAS's name, bytes, core and number of threads counts."""
+    parts: dict[str, Any] = {"name": "openblas", "sha256": "1", "core": "a", "threads": 2}
     monkeypatch.setattr(fingerprint, "loaded_blas", lambda: BlasIdentity(**parts))
     before = fields(directory)
     parts[part] = "other"

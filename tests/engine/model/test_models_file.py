@@ -33,6 +33,7 @@ block_tokens = 32
 decode_rows = 2
 pool_mb = 3
 blocks_mb = 4
+blocks_max = 5
 """
 
 
@@ -43,11 +44,12 @@ def test_a_file_is_read():
     assert ("pebble", str(builtin_directory())) == (pebble.name, pebble.directory)
     assert (None, (), None) == (pebble.adapter, pebble.aliases, pebble.dtype)
     assert ("/srv/qwen", "/adapters/one", "float32") == (qwen.directory, qwen.adapter, qwen.dtype)
-    assert (32, 2, 3 << 20, 4 << 20) == (
+    assert (32, 2, 3 << 20, 4 << 20, 5) == (
         qwen.block_tokens,
         qwen.decode_rows,
         qwen.pool_bytes,
         qwen.blocks_bytes,
+        qwen.blocks_max,
     )
     assert qwen is models.default
     assert [qwen, qwen, pebble, None] == [

@@ -62,6 +62,7 @@ def test_tokens_by_tier():
             300,
             "continuation",
             None,
+            tokens_from_slab=128,
             blocks_from_slab=2,
             blocks_from_pool=2,
             reused_tokens=256,

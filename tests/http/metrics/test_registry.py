@@ -79,6 +79,7 @@ def selected(path: Any, reason: str | None, request: str = "r1", reused: int = 0
         decided_at=1,
         path=path,
         reason=reason,
+        tokens_from_slab=0,
         blocks_from_slab=0,
         blocks_from_pool=0,
         reused_tokens=reused,
@@ -105,7 +106,9 @@ def shared(duration_us: int, request: str = "r1") -> BlocksRestored:
     )
 
 
-def extended(step: Any, duration_us: int, request: str | None = "r1") -> CacheExtended:
+def extended(
+    step: Any, duration_us: int, request: str | None = "r1", drafted: int = 0, accepted: int = 0
+) -> CacheExtended:
     """A pass is run."""
     return CacheExtended(
         session="s1",
@@ -117,6 +120,8 @@ def extended(step: Any, duration_us: int, request: str | None = "r1") -> CacheEx
         coverage=((1, 0, 64),),
         sampled=(),
         logprobs=(),
+        drafted=drafted,
+        accepted=accepted,
         duration_us=duration_us,
     )
 
@@ -214,6 +219,8 @@ def test_every_series_is_there_from_the_start():
         "cairn_prewarmed_tokens_total",
         "cairn_prewarmed_tokens_used_total",
         "cairn_tokens_emitted_total",
+        "cairn_draft_tokens_total",
+        "cairn_draft_tokens_accepted_total",
         "cairn_blocks_sealed_total",
         "cairn_blocks_evicted_total",
         "cairn_blocks_spilled_total",
@@ -306,6 +313,7 @@ def begun_and_run(session: str, passes: int) -> list[Any]:
         new_ids=(),
         base_keys=0,
         new_keys=(),
+        tokens_from_slab=0,
         blocks_from_slab=0,
         blocks_from_pool=0,
     )
@@ -354,7 +362,7 @@ def test_prefill_is_summed_until_the_first_token():
         extended("prefill", 500_000),
         extended("decode", 256_000_000),
         emitted(1, 2),
-        extended("decode", 256_000_000),
+        extended("decode", 256_000_000, drafted=3, accepted=2),
         emitted(3),
         finished(),
     )
@@ -365,6 +373,8 @@ def test_prefill_is_summed_until_the_first_token():
     )
     assert 0 == read(f"{name}_count", path="new_session")
     assert 3 == read("cairn_tokens_emitted_total")
+    assert 3 == read("cairn_draft_tokens_total")
+    assert 2 == read("cairn_draft_tokens_accepted_total")
 
 
 def test_prefill_of_an_answer_without_tokens():
@@ -533,6 +543,8 @@ async def test_scrape():
         "cairn_prefill_duration_seconds": "histogram",
         "cairn_cache_invariant_violations_total": "counter",
         "cairn_tokens_emitted_total": "counter",
+        "cairn_draft_tokens_total": "counter",
+        "cairn_draft_tokens_accepted_total": "counter",
         "cairn_requests_total": "counter",
         "cairn_blocks_sealed_total": "counter",
         "cairn_blocks_evicted_total": "counter",

@@ -28,6 +28,7 @@ from tests.support.journals import (
     SECRET,
     TENANT,
     Builder,
+    beside_files,
 )
 
 PRUNE = ("journal", "prune", "--before", "2026-03-01", "--close-idle")
@@ -99,18 +100,7 @@ def setup(stored) -> Setup:
     Sessions s1 and s2 of January and s3 of June, which continues from blocks of s1. All blocks have
     files.
     """
-    made = Builder()
-    made.start()
-    made.propose(
-        ev.BlockFilesScanned(budget_bytes=1 << 30, disk_blocks=0, disk_bytes=0, removed_files=0)
-    )
-    made.turn("s1", "r1", ["Hello", "Hi", "Who?"], range(11, 21), (21, 22))
-    kept = set(made.ledger.state.blocks)
-    made.turn("s2", "r2", ["Another"], range(40, 50), (51, 52))
-    made.spill(SIZE)
-    gone = set(made.ledger.state.blocks) - kept
-    made.stop()
-    made.time_us = JUNE_US
+    made, kept, gone = beside_files(SIZE)
     made.start()
     made.propose(
         ev.BlockFilesScanned(
@@ -209,6 +199,7 @@ def anticipating(made: Builder, name: str, request: str, ids: tuple[int, ...]) -
                 new_ids=ids,
                 base_keys=0,
                 new_keys=keys,
+                tokens_from_slab=0,
                 blocks_from_slab=0,
                 blocks_from_pool=1,
             ),

@@ -157,11 +157,11 @@ def test_the_coverage_after_a_trim_is_compared(
     """What the layers held after a session was cut back."""
 
     def change(event: ev.Event) -> ev.Event:
-        if not isinstance(event, ev.CacheTrimmed) or event.session != BRIEF:
+        if not isinstance(event, ev.CacheTrimmed) or event.session != SETTLED:
             return event
         return attrs.evolve(event, coverage=((1, 0, event.end),))
 
-    out = differs_at(forged(short_rows, change), BRIEF, capsys)
+    out = differs_at(forged(short_rows, change), SETTLED, capsys)
 
     assert "(cache_trimmed)" in out
     assert "coverage" in out

@@ -73,6 +73,14 @@ def test_the_shortest_cached_prompt(tmp_path: Path, arguments: list[str], least:
     assert least == settings.min_cache_tokens == settings.on_record["min_cache_tokens"]
 
 
+@pytest.mark.parametrize(("arguments", "most"), [([], None), (["--blocks-max", "9"], 9)])
+def test_the_most_blocks_in_memory(tmp_path: Path, arguments: list[str], most: int | None) -> None:
+    """As many as fit, or the option's value, which is on record."""
+    options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
+    settings = settings_of(options, tmp_path)
+    assert most == settings.blocks_max == settings.on_record.get("blocks_max")
+
+
 @pytest.mark.parametrize("seconds", ["-1", "nan", "100000"])
 def test_slabs_are_kept_for_a_day_at_most(tmp_path: Path, seconds: str) -> None:
     """An invalid time is refused, and so is an implausible one."""

@@ -17,7 +17,8 @@ from cairn.actors.settings import BootRefused, Progress, Settings
 from cairn.actors.threads.engine import EngineThread
 from cairn.actors.threads.journal_stalls import Stalls
 from cairn.actors.threads.writer import JournalWriter
-from cairn.engine.reports import ModelFacts
+from cairn.engine.reports import ModelFacts, PassShapes
+from cairn.engine.row_class import RowClass
 from cairn.journal import events as ev
 from cairn.journal.checkpoints import STATES_A_SLAB
 from cairn.journal.state import State
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("cairn")
 
+
+SWITCHED_OFF = "--no-speculation"
+"""Why there are no draft rows, if the operator wants none."""
 
 StartEngine = Callable[[Settings, State, Progress], "StartedEngine"]
 """Loads a model, on the engine's thread. See ``start_on_mlx``."""
@@ -72,6 +76,9 @@ async def load(run: Run, settings: Settings) -> StartedEngine:
     """
     state, progress = run.sequencer.state, run.progress
     started = await run.engine.load(lambda: run.start_engine(settings, state, progress))
+    if not settings.speculation:
+        facts = attrs.evolve(started.facts, without_drafts=SWITCHED_OFF)
+        started = attrs.evolve(started, facts=facts)
     run.engine.install(started.engine)
     _put_on_record(settings, run.sequencer, started)
     return started
@@ -108,9 +115,15 @@ def start_on_mlx(settings: Settings, state: State, progress: Progress) -> Starte
     # MLX comes in here, on the engine's thread, and nowhere before.
     from cairn.engine.mlx.start import start_engine
 
-    def already_tested(fingerprint: str) -> bool:
+    def tested_shapes(fingerprint: str) -> PassShapes | None:
         found = state.self_tests.get(fingerprint)
-        return found is not None and found.passed
+        if found is None or not found.passed:
+            return None
+        return PassShapes(
+            decode=found.decode_shapes,
+            row_class=RowClass.of(found.row_class),
+            without_drafts=found.without_drafts,
+        )
 
     return start_engine(
         settings.model,
@@ -120,7 +133,7 @@ def start_on_mlx(settings: Settings, state: State, progress: Progress) -> Starte
         kv_cache=settings.kv_cache,
         pool_bytes=settings.pool_bytes,
         blocks_bytes=settings.blocks_bytes,
-        already_tested=already_tested,
+        tested_shapes=tested_shapes,
         progress=progress,
         adapter=settings.adapter,
         dtype=settings.dtype,
@@ -154,14 +167,14 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: StartedEng
             of_the_model=facts.model_context_tokens,
             hint="a larger --pool-mb",
         )
-    known = sequencer.state.self_tests.get(facts.fingerprint)
+    known = sequencer.state.self_tests.get(facts.base_fingerprint)
     tested = started.self_test
     if started.narrowed is not None:
         other, failed_test = started.narrowed
         sequencer.append(_self_test(other, failed_test))
         _warn_of_less(failed_test, cold=not facts.reusable)
     if tested is not None:
-        sequencer.append(_self_test(facts.fingerprint, tested))
+        sequencer.append(_self_test(facts, tested))
     elif known is not None:
         sequencer.append(attrs.evolve(known, duration_us=0, from_cache=True))
     if tested is not None and not tested.passed:
@@ -188,11 +201,13 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: StartedEng
             pool_slabs=settings.pool_slabs,
             pool_bytes=started.budgets.pool_bytes,
             blocks_bytes=started.budgets.blocks_bytes,
+            blocks_max=settings.blocks_max or 0,
             min_cache_tokens=settings.min_cache_tokens,
             kv_sinks=facts.policy.sinks if facts.policy else 0,
             kv_window=facts.policy.window if facts.policy else 0,
             kv_rows=facts.policy.rows if facts.policy else 0,
             state_blocks=facts.checkpoints.blocks if facts.checkpoints else 0,
+            grain=facts.grain,
         )
     )
 
@@ -233,11 +248,13 @@ def _memory_words(facts: ModelFacts) -> str:
     return f"{each}, and {STATES_A_SLAB * facts.state_bytes} bytes of states"
 
 
-def _self_test(fingerprint: str, tested: SelfTestReport) -> ev.SelfTestFinished:
+def _self_test(facts: ModelFacts, tested: SelfTestReport) -> ev.SelfTestFinished:
     return measured(
         ev.SelfTestFinished,
         tested,
-        fingerprint=fingerprint,
+        fingerprint=facts.fingerprint,
+        base_fingerprint=facts.base_fingerprint,
         passed=tested.passed,
+        row_class=tested.row_class.fields if tested.row_class is not None else (),
         from_cache=False,
     )

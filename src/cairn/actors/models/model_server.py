@@ -35,7 +35,7 @@ from cairn.actors.requests.context import RequestContext
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate, Reply, ServerFacts, Statistics
 from cairn.actors.requests.prepare import Preparer
-from cairn.actors.requests.replies import Replies
+from cairn.actors.requests.replies import Replies, unless_dead
 from cairn.actors.requests.ticket import Prepared, Ticket, leave_together
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.sessions.registry import Sessions
@@ -113,7 +113,7 @@ class ModelServer:
         context = RequestContext(new_id(), tenant, self._limits)
         tickets: Sequence[Ticket] = ()
         try:
-            tickets = await self.take(command, context)
+            tickets = await unless_dead(self.take(command, context))
             yield self.replies(tickets, context)
         except RefusalError as refusal:
             context.name(refusal, command)
@@ -217,7 +217,12 @@ class ModelServer:
                     nursery.start_soon(self.shadow.run)
                 nursery.start_soon(self.expiry.run)
                 task_status.started()
-                await self._idle.wait()
+                try:
+                    await self._idle.wait()
+                finally:
+                    # The server may have died while a thread prepares a request. No task can serve
+                    # that, so it is refused, and before the nursery closes.
+                    self._stopping = True
                 self.expiry.close()
                 if self.shadow is not None:
                     self.shadow.close()

@@ -19,6 +19,7 @@ from cairn.actors.requests.admission import check_model_queue
 from cairn.actors.requests.context import RequestContext
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate, Reply, Waiting
+from cairn.actors.requests.replies import unless_dead
 from cairn.actors.requests.ticket import Ticket, leave_together
 
 if TYPE_CHECKING:
@@ -238,5 +239,5 @@ async def take(command: Generate, context: RequestContext, server: ModelServer) 
             f"logit_bias has {strange[0]}, which is not a token id of this model; its ids are 0 "
             f"to {known - 1}"
         )
-    tickets = await server.take(command, context)
+    tickets = await unless_dead(server.take(command, context))
     return tickets, server.replies(tickets, context)

@@ -16,7 +16,7 @@ class Limits:
         max_tokens: the longest answer if the client sets no limit.
         heartbeat_s: how often a client that waits gets a keep-alive.
         drain_s: how long running answers may continue when the server stops.
-        slab_idle_s: how long an idle session keeps its slab if all of it is in blocks too.
+        slab_idle_s: how long an idle session keeps its slab if its full blocks are in memory.
         patience_s: how long a session that settles after an answer waits, in total, for moments
             without a request in flight. Then it becomes idle with what it has.
         ttl_s: how long a conversation and its blocks are kept after their last use, in seconds, if

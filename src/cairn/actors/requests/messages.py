@@ -14,6 +14,7 @@ import attrs
 from cairn.engine.answer.grammar import Constraint
 from cairn.engine.answer.parts import AnswerPart, Calling
 from cairn.engine.prompt.template import Conversation, Message, message_of
+from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import Sampling
 from cairn.journal.events import CacheMode, FinishReason, Path
 from cairn.journal.windows import SinkWindow
@@ -236,6 +237,11 @@ class ServerFacts:
     Facts about the server and one of its models.
 
     Attributes:
+        decode_rows: W, the most answers that decode in one pass.
+        decode_shapes: the numbers of rows that a decode pass may have; the last one is W.
+        row_class: the prefill passes that give the same bits wherever they begin; None if each
+            begins with a block.
+        without_drafts: why decode passes have no draft rows; empty if they may.
         vocabulary_tokens: the number of tokens that can be drawn; their ids begin at 0.
         defaults: the sampling parameters of a request that sets none.
         template: the settings of the chat template of a request that sets none.
@@ -259,6 +265,9 @@ class ServerFacts:
     defaults: Sampling = attrs.field(factory=Sampling)
     template: Mapping[str, object] = attrs.field(factory=dict)
     switches: frozenset[str] = frozenset({"enable_thinking"})
+    decode_shapes: tuple[int, ...] = ()
+    row_class: RowClass | None = None
+    without_drafts: str = ""
     dtype: str = ""
     policy: SinkWindow | None = None
     min_cache_tokens: int = 0

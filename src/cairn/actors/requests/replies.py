@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from typing import TypeVar
 
 from cairn.actors.errors import Broken, RefusalError, Stopping, TimedOut
 from cairn.actors.requests.context import RequestContext
 from cairn.actors.requests.messages import Finished, Reply, Waiting
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.threads.writer import JournalWriter, WriterDied
+
+T = TypeVar("T")
 
 
 class Replies:
@@ -52,9 +55,14 @@ class Replies:
         return item.reply
 
 
-async def unless_dead(committed: Awaitable[None]) -> None:
-    """Wait for a commit. If the writer has died, the server stops and its answers end."""
+async def unless_dead(step: Awaitable[T]) -> T:
+    """
+    Wait for a step that needs the journal.
+
+    Raises:
+        Stopping: the writer has died, so the server stops and its answers end.
+    """
     try:
-        await committed
+        return await step
     except WriterDied as died:
         raise Stopping("the server stops because its journal cannot be written") from died

@@ -214,7 +214,7 @@ def into(
 
 def runs(batch: Sequence[PassReport]) -> list[list[PassReport]]:
     """
-    Groups decode passes in which each adds exactly one token to every layer after the one before.
+    Groups decode passes in which each adds its tokens to every layer after the one before.
     What the passes in the middle measured then follows from the last one. A pass that measured
     something else is a separate group, so that the checks see it.
     """
@@ -223,8 +223,9 @@ def runs(batch: Sequence[PassReport]) -> list[list[PassReport]]:
         last = found[-1][-1] if found else None
         follows = (
             last is not None
-            and (report.start, report.end) == (last.end, last.end + 1)
-            and report.coverage == tuple((n, start, end + 1) for n, start, end in last.coverage)
+            and (report.start, report.end) == (last.end, last.end + len(report.ran))
+            and report.coverage
+            == tuple((n, start, end + len(report.ran)) for n, start, end in last.coverage)
         )
         if follows:
             found[-1].append(report)

@@ -150,6 +150,10 @@ class SessionCache:
         """Go on from the journal's end of the stream, after events that others appended to it."""
         self.seq = self._context.sequencer.state.streams.get(f"session/{self.id}", 0)
 
+    def whole(self, tokens: int) -> int:
+        """How many of this many tokens settling computes: all, or with the grain C full blocks."""
+        return tokens - tokens % self._context.facts.grain
+
     def keys(self, ids: Sequence[int], known: Sequence[str]) -> tuple[str, ...]:
         """The keys of the full blocks of a sequence, of which the first are known."""
         return block_keys(
@@ -166,15 +170,18 @@ class SessionCache:
         model = self._context.sequencer.state.model
         return model is not None and tokens >= model.min_cache_tokens
 
-    def can_seal(self, key: str, start: int) -> bool:
+    def can_seal(self, key: str | None, start: int) -> bool:
         """
         Whether a block may be sealed: neither it nor one that it is built on is quarantined. The
         passes over a quarantined block run like any other; its digest on record stays the first
         one.
+
+        Args:
+            key: None for a block that is not full yet.
         """
         blocks, held = self._context.sequencer.state.blocks, self.session.slab_keys
         # A quarantined block quarantines all that are built on it, so the last one is enough.
-        known = [blocks[one] for one in (*held[-1:], key) if one in blocks]
+        known = [blocks[one] for one in (*held[-1:], key) if one is not None and one in blocks]
         unbroken = len(held) * self.block_tokens == start
         return unbroken and all(block.bug_id is None for block in known)
 
@@ -297,21 +304,32 @@ class SessionCache:
 
         return run, record
 
-    async def prefill(self, ids: Sequence[int], draw: DrawSpec | None, request: str) -> PassReport:
+    async def prefill(
+        self,
+        ids: Sequence[int],
+        draw: DrawSpec | None,
+        request: str,
+        *,
+        again: int | None = None,
+    ) -> PassReport:
         """
         One pass over the next tokens of a prompt.
 
         Args:
             draw: how the token after it is drawn; None if the prompt continues.
+            again: the token of the slab's last row, to compute that row again.
+
+        Raises:
+            BugError: that row has other bits now.
         """
         return await self._context.engine.prefill(
-            self._pass_over(ids, draw), partial(self._extended, "prefill", request)
+            self._pass_over(ids, draw, again), partial(self._extended, "prefill", request)
         )
 
     async def settle(self, ids: Sequence[int], still_needed: Callable[[], bool]) -> bool:
         """
-        One pass over a block, when the engine has nothing else to do. False if it was no longer
-        needed when its turn came.
+        One pass over tokens of a block, when the engine has nothing else to do. False if it was no
+        longer needed when its turn came.
 
         Args:
             still_needed: called on the engine's thread.
@@ -322,12 +340,12 @@ class SessionCache:
         return ran is not None
 
     def _pass_over(
-        self, ids: Sequence[int], draw: DrawSpec | None
+        self, ids: Sequence[int], draw: DrawSpec | None, again: int | None = None
     ) -> Callable[[Engine], PassReport]:
         slab = self.slab_id
 
         def run(engine: Engine) -> PassReport:
-            return engine.run_chunk(slab, ids, draw)
+            return engine.run_chunk(slab, ids, draw, again=again)
 
         return run
 
@@ -362,7 +380,7 @@ class SessionCache:
         from each other.
         """
         for run in runs(batch):
-            drawn = [report.drawn for report in run if report.drawn is not None]
+            drawn = [one for report in run for one in report.all_drawn]
             self.append(
                 ev.CacheExtended(
                     session=self.id,
@@ -374,6 +392,8 @@ class SessionCache:
                     coverage=run[-1].coverage,
                     sampled=tuple(one.token for one in drawn),
                     logprobs=tuple(one.logprob for one in drawn),
+                    drafted=sum(report.drafted for report in run),
+                    accepted=sum(len(report.accepted) for report in run),
                     duration_us=sum(report.duration_us for report in run),
                 )
             )
@@ -399,18 +419,30 @@ class SessionCache:
 
     def _extended(self, step: ev.Step, request: str | None, report: PassReport) -> PassReport:
         drawn = report.drawn
-        self.append(
-            measured(
-                ev.CacheExtended,
-                report,
-                session=self.id,
-                request=request,
-                step=step,
-                input_hash=ids_hash(report.ran),
-                sampled=(drawn.token,) if drawn else (),
-                logprobs=(drawn.logprob,) if drawn else (),
-            )
+        extended = measured(
+            ev.CacheExtended,
+            report,
+            session=self.id,
+            request=request,
+            step=step,
+            input_hash=ids_hash(report.ran),
+            accepted=0,
+            sampled=(drawn.token,) if drawn else (),
+            logprobs=(drawn.logprob,) if drawn else (),
         )
+        if report.again is None:
+            self.append(extended)
+            return report
+        assert request is not None
+        held, computed = report.again
+        checked = ev.RowChecked(
+            session=self.id,
+            request=request,
+            row=report.start - 1,
+            held_digest=held,
+            digest=computed,
+        )
+        self.append(checked, extended)
         return report
 
 

@@ -5,7 +5,7 @@ disconnects ends it at the next step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import attrs
@@ -19,11 +19,11 @@ from cairn.actors.sessions.context import SessionContext
 from cairn.actors.threads.engine import Decoding
 from cairn.engine.answer.parts import AnswerParts
 from cairn.engine.answer.text import AnswerText
+from cairn.engine.drafts import Drafter
 from cairn.engine.errors import GrammarDeadEnd
 from cairn.engine.reports import DecodeRow, Drawn, DrawSpec, PassReport
-from cairn.engine.schedule import passes
 from cairn.journal import events as ev
-from cairn.journal import eviction
+from cairn.journal import eviction, paths
 
 _STAGES: Mapping[str, ev.CancelStage] = MappingProxyType(
     {
@@ -64,7 +64,7 @@ class Generation:
         """
         cache, prepared = self.cache, self.ticket.prepared
         path = cache.path
-        keep = path.blocks_from_slab * cache.block_tokens
+        keep = path.tokens_from_slab
         needed = len(prepared.prompt_ids) + prepared.max_tokens
         if cache.session.slab is not None and cache.session.slab.capacity_tokens < needed:
             await cache.release_slab("too small for the prompt and its answer")
@@ -86,8 +86,9 @@ class Generation:
 
     async def prefill(self) -> Drawn:
         """
-        Run the canonical passes over the rest of the prompt. Seals each full block of a prompt that
-        is long enough to be cached.
+        Run the canonical passes over the rest of the prompt. The first one computes the last row
+        of a slab that is continued to the token again. Seals each full block of a prompt that is
+        long enough to be cached.
 
         Returns:
             The first token.
@@ -96,26 +97,39 @@ class Generation:
         prompt = cache.request.prompt_ids
         draw = self._draw()
         indexed = self.context.facts.reusable and cache.is_indexed(len(prompt))
+        checked = paths.row_to_check(self.context.sequencer.state, cache.path)
         drawn = None
-        for start, end in passes(cache.session.cached_tokens, len(prompt), cache.block_tokens):
+        start = cache.session.cached_tokens
+        while start < len(prompt):
             self._check_client("prefill")
+            alone, again = self.context.activity.in_flight <= 1, start - 1 == checked
+            end = self.context.facts.pass_end(start, len(prompt), alone=alone, again=again)
             try:
                 report = await cache.prefill(
-                    prompt[start:end], draw if end == len(prompt) else None, self.ticket.id
+                    prompt[start:end],
+                    draw if end == len(prompt) else None,
+                    self.ticket.id,
+                    again=prompt[start - 1] if again else None,
                 )
             except GrammarDeadEnd as fault:
                 raise self._not_held(fault) from fault
             self.ticket.prefilled_tokens = end
-            if end - start == cache.block_tokens and indexed:
-                key = cache.request.prompt_keys[start // cache.block_tokens]
-                if cache.can_seal(key, start):
-                    await cache.seal(key, start, end)
-                    self.ticket.sealed_tokens += end - start
-            drawn = report.drawn
+            if indexed:
+                await self._seal(start, end)
+            start, drawn = end, report.drawn
         assert drawn is not None
         self.ticket.prefilled.set()
         self._check_client("prefill")
         return drawn
+
+    async def _seal(self, start: int, end: int) -> None:
+        """Seal the blocks that a pass over ``[start, end)`` has made full."""
+        cache, size = self.cache, self.cache.block_tokens
+        for place in range(start // size, end // size):
+            key, begin = cache.request.prompt_keys[place], place * size
+            if cache.can_seal(key, begin):
+                await cache.seal(key, begin, begin + size)
+                self.ticket.sealed_tokens += size
 
     async def decode(self, first: Drawn) -> Answer:
         """
@@ -142,6 +156,7 @@ class Generation:
                 token=first.token,
                 left=ticket.prepared.max_tokens - 1,
                 ends=context.facts.eos_ids,
+                drafter=self._drafter(first.token),
             )
             try:
                 await self._follow(answer, decoding, reports)
@@ -171,7 +186,7 @@ class Generation:
                     raise failure
                 if answer.ended:
                     continue  # these passes ran when the answer ended; they are trimmed
-                drawn = [report.drawn for report in batch if report.drawn is not None]
+                drawn = [one for report in batch for one in report.all_drawn]
                 if answer.take(drawn) or self.ticket.gone is not None:
                     self.context.engine.stop(decoding)
         finally:
@@ -219,18 +234,35 @@ class Generation:
             matcher=self.ticket.prepared.matcher,
         )
 
+    def _drafter(self, first: int) -> Drafter | None:
+        """Drafts the tokens after the first one; None if there are to be no drafts."""
+        facts, session = self.context.facts, self.cache.session
+        if facts.without_drafts:
+            return None
+        drafter = Drafter(
+            self.cache.request.prompt_ids,
+            ends=facts.eos_ids,
+            drafted=session.drafted_tokens,
+            accepted=session.accepted_tokens,
+        )
+        drafter.take([first])
+        return drafter
+
     def _check_client(self, stage: ev.CancelStage) -> None:
         """Go on only while the client waits."""
         if self.ticket.gone is not None:
             raise Gone(_STAGES.get(self.ticket.gone, stage))
 
 
-def _rows(slab: int, draw: DrawSpec) -> Callable[[int], DecodeRow]:
-    """A function that makes the row for the next token of an answer. Called once for each."""
+def _rows(slab: int, draw: DrawSpec) -> Callable[[Sequence[int]], DecodeRow]:
+    """
+    A function that makes the row for the last of the next tokens of an answer. Called with each
+    token once.
+    """
 
-    def row(token: int) -> DecodeRow:
+    def row(tokens: Sequence[int]) -> DecodeRow:
         nonlocal draw
-        draw = draw.after(token)
-        return DecodeRow(slab=slab, token=token, draw=draw)
+        draw = draw.after(*tokens)
+        return DecodeRow(slab=slab, token=tokens[-1], draw=draw)
 
     return row

@@ -2,7 +2,8 @@
 Prewarm, the last step of a request: compute canonical KV for the next one before it comes.
 
 What the next prompt begins with is predicted (``next_prompt.py``), recorded and computed, a block
-at a time in idle time. Where it cannot be predicted, prompt and answer are computed instead.
+at a time in idle time. Where it cannot be predicted, prompt and answer are computed instead. With
+the grain C only full blocks are.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from cairn.actors.sessions.idle_time import IdleTime
 from cairn.actors.sessions.inbox import Inbox
 from cairn.actors.sessions.next_prompt import Beginning, Unrendered
 from cairn.engine.prompt.template import Conversation, Message, TemplateError
+from cairn.engine.schedule import passes
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.state import OpenPrewarm
@@ -38,14 +40,14 @@ class Prewarm:
 
     async def next_turn(self, ticket: Ticket, message: Message | None) -> bool:
         """
-        Compute the blocks that the next request will reuse.
+        Compute what the next request will reuse.
 
         Args:
             ticket: the request that was answered.
             message: the answer, as its client will send it back; None if it was cut off.
 
         Returns:
-            False if a command came before all of them were there.
+            False if a command came before all of it was there.
         """
         if message is None or self.cache.session.slab is None:
             return True
@@ -58,31 +60,33 @@ class Prewarm:
         return await self._prompt_and_answer(idle_time)
 
     async def _prompt_and_answer(self, idle_time: IdleTime) -> bool:
-        """Compute the missing blocks of prompt and answer. False if a command came before that."""
+        """
+        Compute what is missing of the KV of prompt and answer. False if a command came before that.
+        """
         cache = self.cache
         session = cache.session
         assert session.last is not None
-        sequence, sealed = session.last.sequence, len(session.slab_keys)
-        if sealed == len(sequence) // cache.block_tokens or not cache.is_indexed(len(sequence)):
+        sequence = session.last.sequence
+        end = cache.whole(len(sequence))
+        if end == session.cached_tokens or not cache.is_indexed(len(sequence)):
             return True
-        if self.context.facts.policy is not None and not sealed and session.last.prompt_keys:
+        if (
+            self.context.facts.policy is not None
+            and not session.slab_keys
+            and session.last.prompt_keys
+        ):
             return True  # it was all cut off; the next request copies in what it needs
         keys = cache.keys(sequence, session.last.prompt_keys)
-        for place in range(sealed, len(keys)):
-            done = await compute_block(cache, idle_time, sequence, keys[place], place)
-            if done != "sealed":
-                return done is not None
-        return True
+        return await compute(cache, idle_time, sequence[:end], keys) is not None
 
     async def _predicted(
         self, conversation: Conversation, message: Message, idle_time: IdleTime
     ) -> bool | None:
         """
-        Compute the missing blocks of what the next prompt begins with.
+        Compute what is missing of the KV of what the next prompt begins with.
 
         Returns:
-            False if a command came before all of them were there; None if nothing can be
-            predicted.
+            False if a command came before all of it was there; None if nothing can be predicted.
         """
         beginning = await self._beginning(conversation, message, idle_time)
         if beginning is None:
@@ -95,18 +99,14 @@ class Prewarm:
         if (ended_by := await self._reuse(prewarm, idle_time)) is not None:
             self._abandon(ended_by, 0)
             return ended_by == "quarantined"
-        computed = 0
-        for place in range(prewarm.blocks_from_slab + prewarm.blocks_from_pool, len(prewarm.keys)):
-            done = await compute_block(
-                self.cache, idle_time, prewarm.ids, prewarm.keys[place], place, prewarmed=True
-            )
-            computed = self._open.computed_tokens
-            if done is None:
-                self._abandon(idle_time.ended_by, computed)
-                return False
-            if done == "quarantined":
-                self._abandon("quarantined", computed)
-                return True
+        done = await compute(self.cache, idle_time, prewarm.ids, prewarm.keys, prewarmed=True)
+        computed = self._open.computed_tokens
+        if done is None:
+            self._abandon(idle_time.ended_by, computed)
+            return False
+        if done == "quarantined":
+            self._abandon("quarantined", computed)
+            return True
         self.cache.append(
             ev.PrewarmFinished(
                 session=self.cache.id, tokens=len(prewarm.ids), computed_tokens=computed
@@ -131,14 +131,13 @@ class Prewarm:
 
     async def _begin(self, beginning: Beginning) -> bool:
         """
-        Record what is to be computed and which blocks of it exist, and pin those. False if all of
-        it exists, or if it is too short to be cached.
+        Record what is to be computed and what of it exists, and pin its blocks. False if all of it
+        exists, or if it is too short to be cached.
         """
         cache, block_tokens = self.cache, self.cache.block_tokens
         last, slab = cache.session.last, cache.session.slab
         assert last is not None and slab is not None
-        full = min(len(beginning.ids), slab.capacity_tokens) // block_tokens
-        ids = beginning.ids[: full * block_tokens]
+        ids = beginning.ids[: cache.whole(min(len(beginning.ids), slab.capacity_tokens))]
         if not cache.is_indexed(len(beginning.ids)):
             return False
         base_tokens = paths.common_length(last.sequence, ids)
@@ -146,8 +145,8 @@ class Prewarm:
         keys = cache.keys(ids, last.prompt_keys[:base_keys])
         async with self.context.memory.eviction_lock:
             state = self.context.sequencer.state
-            from_slab, from_pool = paths.reusable_prewarm(state, cache.session, keys)
-            if from_slab + from_pool == len(keys):
+            reuse = paths.reusable_prewarm(state, cache.session, ids, keys)
+            if reuse.total(block_tokens) == len(ids):
                 return False
             cache.append(
                 ev.PrewarmStarted(
@@ -159,8 +158,9 @@ class Prewarm:
                     new_ids=ids[base_tokens:],
                     base_keys=base_keys,
                     new_keys=keys[base_keys:],
-                    blocks_from_slab=from_slab,
-                    blocks_from_pool=from_pool,
+                    tokens_from_slab=reuse.tokens,
+                    blocks_from_slab=reuse.blocks,
+                    blocks_from_pool=reuse.shared,
                 )
             )
         return True
@@ -172,9 +172,9 @@ class Prewarm:
         return prewarm
 
     async def _reuse(self, prewarm: OpenPrewarm, idle_time: IdleTime) -> ev.AbandonReason | None:
-        """Bring the slab to the blocks that exist. The reason, if it ended before that."""
+        """Bring the slab to what exists. The reason, if it ended before that."""
         cache = self.cache
-        held = prewarm.blocks_from_slab * cache.block_tokens
+        held = prewarm.tokens_from_slab
         if cache.session.cached_tokens > held:
             await cache.trim(held, "not part of the next prompt")
         keys = prewarm.keys[prewarm.blocks_from_slab :][: prewarm.blocks_from_pool]
@@ -197,42 +197,50 @@ class Prewarm:
         )
 
 
-async def compute_block(
+async def compute(
     cache: SessionCache,
     idle_time: IdleTime,
     ids: Sequence[int],
-    key: str,
-    place: int,
+    keys: Sequence[str],
     *,
     prewarmed: bool = False,
-) -> Literal["sealed", "quarantined"] | None:
+) -> Literal["done", "quarantined"] | None:
     """
-    Compute the block that follows what the slab holds, and seal it.
+    Compute the rest of a sequence after what the slab holds, and seal its full blocks.
 
     Args:
         ids: of the whole sequence.
-        key: of the block.
-        place: of the block in the sequence.
+        keys: of its full blocks.
         prewarmed: whether no request needs it yet, see ``Memory.seal``.
 
     Returns:
-        None if the idle time ended before; ``quarantined`` if the block or one that it is built on
+        None if the idle time ended before; ``quarantined`` if a block or one that it is built on
         is: nothing of it stays in the slab.
     """
-    start, end = place * cache.block_tokens, (place + 1) * cache.block_tokens
+    for start, end in passes(cache.session.cached_tokens, len(ids), cache.block_tokens):
+        begin = start - start % cache.block_tokens
+        full = end == begin + cache.block_tokens
+        key = keys[begin // cache.block_tokens] if full else None
+        ran = await idle_time.run(partial(_pass, cache, ids[start:end], key, begin))
+        if ran is None:
+            return None
+        if not cache.can_seal(key, begin):
+            if cache.session.cached_tokens > begin:
+                await cache.trim(begin, "a quarantined block, or built on one")
+            return "quarantined"
+        if key is not None:
+            await cache.seal(key, begin, end, prewarmed=prewarmed)
+    return "done"
 
-    async def step(still_needed: Callable[[], bool]) -> bool | None:
-        # Checked after the wait, in which another session may quarantine a block.
-        if not cache.can_seal(key, start):
-            return False
-        return await cache.settle(ids[start:end], still_needed) or None
 
-    ran = await idle_time.run(step)
-    if ran is None:
-        return None
-    if not cache.can_seal(key, start):
-        if ran:
-            await cache.trim(start, "a quarantined block, or built on one")
-        return "quarantined"
-    await cache.seal(key, start, end, prewarmed=prewarmed)
-    return "sealed"
+async def _pass(
+    cache: SessionCache,
+    ids: Sequence[int],
+    key: str | None,
+    begin: int,
+    still_needed: Callable[[], bool],
+) -> bool | None:
+    # Checked after the wait, in which another session may quarantine a block.
+    if not cache.can_seal(key, begin):
+        return False
+    return await cache.settle(ids, still_needed) or None

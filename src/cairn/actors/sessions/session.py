@@ -37,7 +37,7 @@ from cairn.journal.lifecycle import SessionState
 log = structlog.get_logger("cairn")
 
 
-_IDLE = "idle, and all of it is in blocks"
+_IDLE = "idle, and its blocks are in memory"
 """The reason on record if a session releases its slab unasked."""
 
 

@@ -13,6 +13,7 @@ from cairn.actors.sessions.context import SessionContext
 from cairn.actors.sessions.idle_time import IdleTime
 from cairn.actors.sessions.inbox import Inbox
 from cairn.journal import eviction
+from cairn.journal.paths import canonical_end
 
 
 @attrs.frozen
@@ -24,9 +25,12 @@ class Settle:
     inbox: Inbox
 
     async def cut_back(self) -> None:
-        """Remove what is not canonical from the slab: decoded tokens and a partial block."""
+        """
+        Remove what is not canonical from the slab: decoded tokens, and with the grain C a partial
+        block.
+        """
         session = self.cache.session
-        canonical = len(session.slab_keys) * self.cache.block_tokens
+        canonical = canonical_end(self.context.sequencer.state, session)
         if session.slab is None:
             return
         if not self.context.facts.reusable:

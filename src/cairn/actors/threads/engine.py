@@ -22,10 +22,18 @@ import attrs
 import outcome
 import trio
 
-from cairn.actors.threads.scheduling import JobKind, Waiting, next_job, rows_in_turn
+from cairn.actors.threads.scheduling import (
+    JobKind,
+    Waiting,
+    drafts_in_turn,
+    next_job,
+    rows_in_turn,
+    rows_needed,
+)
 from cairn.actors.threads.thread import run_thread
 from cairn.engine.contract import Engine
-from cairn.engine.reports import DecodeRow, MemoryReport, PassReport
+from cairn.engine.drafts import Drafter
+from cairn.engine.reports import DecodeRow, MemoryReport, PassReport, rows_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -43,12 +51,14 @@ class _Job:
         record: called with the result, in trio's thread.
         still_needed: called on the engine's thread before the job runs, and for copies and work in
             idle time before every choice; if it returns False, the job is dropped.
+        goes_first: whether it runs before the jobs of its kind that wait already.
     """
 
     run: Callable[[Engine], Any]
     record: Callable[[Any], Any]
     kind: JobKind
     still_needed: Callable[[], bool]
+    goes_first: bool = False
     done: trio.Event = attrs.field(factory=trio.Event)
     result: outcome.Outcome[Any] | None = None
 
@@ -106,19 +116,35 @@ class Decoding:
     An answer that decodes, until it ends by itself or is stopped.
 
     Attributes:
-        row: makes the row for a token; called once for each, in order.
-        token: the next input token.
+        row: makes the row for the last of the tokens that were drawn since the row before.
+        drawn: those tokens.
+        drafter: drafts the next tokens; None for an answer without drafts.
         left: how many tokens may still be drawn.
         ends: tokens that end the answer.
         reports: takes the report of each pass, then None at the end, or the failure.
     """
 
-    row: Callable[[int], DecodeRow]
-    token: int
+    row: Callable[[Sequence[int]], DecodeRow]
+    drawn: Sequence[int]
     left: int
     ends: frozenset[int]
     reports: trio.MemorySendChannel[PassReport | BaseException | None]
+    drafter: Drafter | None = None
     stopped: bool = False
+
+    def draft(self, most: int) -> tuple[int, ...]:
+        """What may come next, if drafts may have this many rows; never more than is left."""
+        if self.drafter is None:
+            return ()
+        return self.drafter.draft(min(most, self.left - 1))
+
+    def take(self, report: PassReport) -> bool:
+        """Take in a pass. True if the answer has ended."""
+        self.drawn = [one.token for one in report.all_drawn]
+        self.left -= len(self.drawn)
+        if self.drafter is not None:
+            self.drafter.take(self.drawn, drafted=report.drafted, accepted=len(report.accepted))
+        return self.left <= 0 or self.stopped or self.drawn[-1] in self.ends
 
 
 class EngineThread:
@@ -230,6 +256,13 @@ class EngineThread:
             done.append(job.result.unwrap())
         return all(done)
 
+    async def copy_one(self, run: Callable[[Engine], T], record: Callable[[T], R]) -> R:
+        """
+        Run one job as the next part of all copies: answers decode before it, and no caller that
+        holds a lock waits for the whole copy of another session. Raises as ``call`` does.
+        """
+        return await self._do(run, record, JobKind.COPY, goes_first=True)
+
     async def prefill(self, run: Callable[[Engine], T], record: Callable[[T], R]) -> R:
         """One prefill pass. Raises as ``call`` does."""
         return await self._do(run, record, JobKind.PREFILL)
@@ -247,17 +280,29 @@ class EngineThread:
         return await self._do(run, record, JobKind.IDLE, still_needed)
 
     def decode(
-        self, row: Callable[[int], DecodeRow], *, token: int, left: int, ends: frozenset[int]
+        self,
+        row: Callable[[Sequence[int]], DecodeRow],
+        *,
+        token: int,
+        left: int,
+        ends: frozenset[int],
+        drafter: Drafter | None = None,
     ) -> tuple[Decoding, trio.MemoryReceiveChannel[PassReport | BaseException | None]]:
         """
         Decode an answer until one of ``ends`` or ``left`` tokens are drawn.
+
+        Args:
+            token: the first input token.
+            drafter: has taken it in; None to draft nothing.
 
         Returns:
             A handle to stop it, and the channel of its reports: each pass, then None or the
             failure, which is ``EngineGone`` if the thread has ended.
         """
         send, receive = trio.open_memory_channel[PassReport | BaseException | None](float("inf"))
-        decoding = Decoding(row=row, token=token, left=left, ends=ends, reports=send)
+        decoding = Decoding(
+            row=row, drawn=(token,), left=left, ends=ends, reports=send, drafter=drafter
+        )
         if self._ended.is_set():
             send.send_nowait(EngineGone("the engine has ended"))
         else:
@@ -287,8 +332,10 @@ class EngineThread:
         record: Callable[[T], R],
         kind: JobKind,
         still_needed: Callable[[], bool] = lambda: True,
+        *,
+        goes_first: bool = False,
     ) -> R:
-        job = _Job(run, record, kind, still_needed)
+        job = _Job(run, record, kind, still_needed, goes_first)
         if self._ended.is_set():
             raise EngineGone("the engine has ended")
         self._inbox.put(job)
@@ -394,6 +441,8 @@ class EngineThread:
                 return False
             if isinstance(item, Decoding):
                 decoding.append(item)
+            elif item.goes_first:
+                jobs[item.kind].appendleft(item)
             else:
                 jobs[item.kind].append(item)
 
@@ -415,12 +464,18 @@ class EngineThread:
             token.run_sync_soon(one.reports.send_nowait, None)
         engine = self.device
         assert engine is not None
-        width = engine.decode_rows
-        in_pass, left = rows_in_turn(decoding, width)
+        in_pass, left = rows_in_turn(decoding, engine.decode_rows)
         if not in_pass:
             return
-        rows: list[DecodeRow | None] = [one.row(one.token) for one in in_pass]
-        rows += [None] * (width - len(in_pass))
+        drafts = drafts_in_turn(
+            [one.draft(engine.decode_rows - len(in_pass)) for one in in_pass], engine.decode_rows
+        )
+        rows: list[DecodeRow | None] = [
+            attrs.evolve(one.row(one.drawn), draft=draft)
+            for one, draft in zip(in_pass, drafts, strict=True)
+        ]
+        count = rows_of(rows)
+        rows += [None] * (rows_needed(count, engine.decode_shapes) - count)
         try:
             reports = engine.decode(rows)
         except Exception as error:
@@ -437,10 +492,7 @@ class EngineThread:
                 decoding.remove(one)
                 continue
             assert report is not None and report.drawn is not None
-            drawn = report.drawn.token
-            one.token = drawn
-            one.left -= 1
-            if one.left <= 0 or drawn in one.ends or one.stopped:
+            if one.take(report):
                 decoding.remove(one)
                 token.run_sync_soon(one.reports.send_nowait, None)
         decoding[:] = [*left, *(one for one in in_pass if one in decoding)]

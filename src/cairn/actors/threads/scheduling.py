@@ -6,10 +6,11 @@ Which job the engine runs next. Pure: no clock, no thread, no model.
 Rules of this module:
 
 1. A job that has begun runs to its end; the choice is made between two jobs.
-2. Short jobs go first (slabs, blocks, trims, files): sessions wait for them between two passes.
+2. Short jobs go first (slabs, blocks, trims): sessions wait for them between two passes.
 3. One decode pass serves all answers that decode, up to the number of rows. Those that had no row
-   in the last pass come first in the next one.
-4. Between two decode passes at most one prefill pass runs, or one part of a copy into a slab.
+   in the last pass come first in the next one. Only rows that no answer needs go to drafts.
+4. Between two decode passes at most one prefill pass runs, or one part of a copy into a slab, or
+   one block is loaded from its file, which counts as a part of a copy.
    Sessions have their prefill passes in turn, because each asks for one at a time and jobs of a
    kind run in the order in which they were asked for.
 5. Copies go before prefill passes, because a copy takes a fraction of the passes that it spares.
@@ -91,3 +92,32 @@ def rows_in_turn(answers: Sequence[T], rows: int) -> tuple[Sequence[T], Sequence
         answers: in their order; after the pass those that waited go before those that had a row.
     """
     return answers[:rows], answers[rows:]
+
+
+def drafts_in_turn(drafts: Sequence[tuple[T, ...]], rows: int) -> list[tuple[T, ...]]:
+    """
+    What of each answer's draft has rows in a decode pass: each answer has one row, and the rows
+    that are left go to the drafts in turn, one at a time.
+
+    Args:
+        drafts: of the answers in the pass.
+        rows: the most rows of the pass, at least as many as answers.
+    """
+    left, lengths = rows - len(drafts), [0] * len(drafts)
+    while left > 0 and any(map(int.__lt__, lengths, map(len, drafts))):
+        for place, draft in enumerate(drafts):
+            if left > 0 and lengths[place] < len(draft):
+                lengths[place] += 1
+                left -= 1
+    return [draft[:length] for draft, length in zip(drafts, lengths, strict=True)]
+
+
+def rows_needed(answers: int, shapes: Sequence[int]) -> int:
+    """
+    The fewest rows that a decode pass over some answers may have.
+
+    Args:
+        answers: their rows, those of drafts included; at most the largest of the shapes.
+        shapes: the numbers of rows that a pass may have, ascending.
+    """
+    return next(rows for rows in shapes if rows >= answers)

@@ -15,6 +15,7 @@ Rules of this module:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -97,6 +98,19 @@ class GrammarMatcher:
         if failed or not found.any():
             raise GrammarDeadEnd(_fact(self._matcher.get_error()))
         return found
+
+    def fork(self) -> GrammarMatcher:
+        """
+        An independent copy. The library's limits count what a parser has done, so this one stays as
+        it is whatever the copy follows.
+        """
+        copied = copy.copy(self)
+        copied._matcher = self._matcher.deep_copy()
+        return copied
+
+    def adopt(self, fork: Any) -> None:
+        """Go on from where a fork is."""
+        self._matcher, self._taken = fork._matcher, fork._taken
 
 
 class GrammarCompiler:

@@ -32,6 +32,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 WHEEL = "scipy-openblas32"
 PREFIX = "scipy_"
@@ -66,11 +67,14 @@ class BlasIdentity:
         sha256: hexadecimal, over the file's bytes.
         core: the kernels that OpenBLAS chose for this processor (`Haswell`, `NEOVERSEN1`), or
             None for another BLAS.
+        threads: how many threads OpenBLAS divides a product among, which can change bits; None
+            for another BLAS.
     """
 
     name: str
     sha256: str
     core: str | None
+    threads: int | None
 
 
 def find_blas() -> Path | None:
@@ -147,8 +151,12 @@ def loaded_blas() -> BlasIdentity | None:
     path = _global_provider() or _mapped_blas()
     if path is None:
         return None
+    core, threads = _asked(path, "get_corename", ctypes.c_char_p), _asked(path, "get_num_threads")
     return BlasIdentity(
-        name=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest(), core=_core_name(path)
+        name=path.name,
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        core=core.decode() if core is not None else None,
+        threads=threads,
     )
 
 
@@ -231,14 +239,14 @@ def _mapped_blas() -> Path | None:
     return paths[0] if paths else None
 
 
-def _core_name(path: Path) -> str | None:
-    """The name of the kernels of a loaded OpenBLAS."""
+def _asked(path: Path, what: str, kind: type[Any] = ctypes.c_int) -> Any:
+    """What a function of a loaded OpenBLAS returns; None for another BLAS."""
     library = ctypes.CDLL(str(path))
-    for name in ("openblas_get_corename", PREFIX + "openblas_get_corename"):
+    for name in ("openblas_" + what, PREFIX + "openblas_" + what):
         function = getattr(library, name, None)
         if function is not None:
-            function.restype = ctypes.c_char_p
-            return str(function().decode())
+            function.restype = kind
+            return function()
     return None
 
 

@@ -133,6 +133,26 @@ def digest(block: SealedBlock) -> str:
     return found.hexdigest()
 
 
+def joined(arrays: Sequence[mx.array]) -> mx.array:
+    """The bytes of arrays in one array, one after the other; not evaluated."""
+    return mx.concatenate([array.reshape(-1).view(mx.uint8) for array in arrays])
+
+
+def row_digest(slab: HeldSlab, row: int) -> str:
+    """A strong hash over the keys and values of one token in all layers. Modifies nothing."""
+    layers = slab.attending
+    rows = [(cache, _rows(cache, row, row + 1)) for cache in layers]
+    return octets_digest(
+        joined([array[..., part, :] for c, part in rows for array in (c.keys, c.values)])
+    )
+
+
+def octets_digest(octets: mx.array) -> str:
+    """A strong hash over an array of bytes."""
+    buffer: Any = octets
+    return blake3(np.asarray(memoryview(buffer)).data).hexdigest()
+
+
 def _runs(octets: npt.NDArray[np.uint8]) -> Iterator[memoryview]:
     """
     The bytes in order, in contiguous runs. Rows in a slab are read in place: the rows of each head

@@ -39,6 +39,7 @@ class SlabCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
     Attributes:
         start: the first position that is held; 0 for full attention.
         offset: the position after the last token that is held.
+        stale: before this position, rows after ``offset`` may be those of tokens that were cut off.
     """
 
     def __init__(self, keys: mx.array, values: mx.array) -> None:
@@ -46,6 +47,7 @@ class SlabCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
         self.keys = keys
         self.values = values
         self.start = 0
+        self.stale = 0
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """
@@ -61,6 +63,55 @@ class SlabCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
             )
         added: tuple[mx.array, mx.array] = super().update_and_fetch(keys, values)
         return added
+
+    def update_and_fetch_each(
+        self, keys: mx.array, values: mx.array
+    ) -> list[tuple[mx.array, mx.array]]:
+        """
+        Add rows, and return for each of them what a pass of that row alone would be shown.
+        Modifies the arrays in place.
+
+        Raises:
+            EngineFault: the rows do not fit.
+        """
+        SlabCache.update_and_fetch(self, keys, values)
+        end: int = self.offset
+        shown = []
+        for last in range(end - keys.shape[2], end):
+            rows = slice(self.first_shown(last), last + 1)
+            shown.append((self.keys[..., rows, :], self.values[..., rows, :]))
+        return shown
+
+    def first_shown(self, place: int) -> int:
+        """The first position that the token at a position attends to."""
+        return 0
+
+    def add(self, keys: mx.array, values: mx.array, segment: int) -> None:
+        """
+        Add rows. Sets rows that were cut off to zero up to the end of the last segment, which
+        attention masks: even with no weight, a value that is not finite would spoil the sum.
+        Modifies the arrays in place.
+
+        Args:
+            keys: (1, kv_heads, rows, head_dim).
+            values: likewise.
+            segment: C.
+
+        Raises:
+            EngineFault: the rows do not fit.
+        """
+        SlabCache.update_and_fetch(self, keys, values)
+        end: int = self.offset
+        until = min(-(-end // segment) * segment, self.stale)
+        if end < until:
+            self.keys[..., end:until, :] = 0
+            self.values[..., end:until, :] = 0
+
+    def trim(self, n: int) -> int:
+        """Cut off the last tokens. Their rows stay in the arrays."""
+        self.stale = max(self.stale, self.offset)
+        cut: int = super().trim(n)
+        return cut
 
 
 class WindowCache(SlabCache):
@@ -107,6 +158,10 @@ class WindowCache(SlabCache):
             mask: mx.array = create_causal_mask(rows, before, window_size=window)
             return mask
         return "causal" if rows > 1 else None
+
+    def first_shown(self, place: int) -> int:
+        """The first position that the token at a position attends to."""
+        return max(0, place - self.window + 1)
 
     def _before(self) -> int:
         """How many earlier tokens the next one may attend to."""

@@ -4,8 +4,9 @@ The engine that runs models with MLX: passes over slabs, and sealed blocks. For 
 Rules of this module:
 
 1. The rules of ``cairn.engine.contract``: reports are measured, and nothing here decides.
-2. A prefill or settling pass is one call of the model on the rows of the canonical schedule and no
-   others; a decode pass always has W rows, however many sessions decode.
+2. A prefill or settling pass is one call of the model. It has the rows of the canonical schedule
+   and no others, or those of the row class; a decode pass has a number of rows that gives the bits
+   of W rows. The self-test has shown that these shapes agree.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import errno
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +34,12 @@ from cairn.engine.mlx import blocks as mlx_blocks
 from cairn.engine.mlx.block_files import BlockFiles, NoRoom, Rejected
 from cairn.engine.mlx.blocks import BlockStore
 from cairn.engine.mlx.cache import HeldSlab, SlabPool
-from cairn.engine.mlx.rows import row_caches
+from cairn.engine.mlx.passes.head import heads, over
+from cairn.engine.mlx.passes.rows import row_caches
+from cairn.engine.mlx.passes.segments import Cut, segment_caches, unsupported
 from cairn.engine.mlx.sampling import adjusted, draw_token, likeliest, log_probabilities, only
 from cairn.engine.reports import (
+    NOT_COMPARED,
     DecodeRow,
     Drawn,
     DrawSpec,
@@ -51,7 +57,9 @@ from cairn.engine.reports import (
     TrimReport,
     UnremovedReport,
     UnwrittenReport,
+    rows_of,
 )
+from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import token_key
 from cairn.journal.checkpoints import Checkpoints
 from cairn.journal.windows import SinkWindow
@@ -68,7 +76,11 @@ class MlxEngine(Engine):
 
     Attributes:
         files: the block files, after ``open_files``.
+        positions: how many positions the model has; a row class has no row beyond them if it can.
+        without_drafts: why a decode pass has no draft rows: see ``passes/draft_rows.py``.
     """
+
+    without_drafts: str = NOT_COMPARED
 
     def __init__(
         self,
@@ -87,7 +99,11 @@ class MlxEngine(Engine):
         """
         self._checkpoints = checkpoints
         self._model = loaded.model
+        self._heads = heads(loaded.model)
         self._rows = decode_rows
+        self._shapes: Sequence[int] = (decode_rows,)
+        self._row_class: RowClass | None = None
+        self.positions = loaded.context_tokens
         parameters: Any = tree_flatten(loaded.model.parameters())
         self._weights_bytes = sum(array.nbytes for _, array in parameters)
         self.pool = SlabPool(
@@ -108,6 +124,40 @@ class MlxEngine(Engine):
     def decode_rows(self) -> int:
         """W."""
         return self._rows
+
+    @property
+    def decode_shapes(self) -> Sequence[int]:
+        """W alone, until others are set: see ``passes/decode_shapes.py``."""
+        return self._shapes
+
+    @decode_shapes.setter
+    def decode_shapes(self, shapes: Sequence[int]) -> None:
+        ascending = list(shapes) == sorted({*shapes, self._rows})
+        if not (ascending and 1 <= shapes[0] <= shapes[-1] == self._rows):
+            raise EngineFault(f"decode passes of {shapes} rows, and not of 1 to {self._rows}")
+        self._shapes = tuple(shapes)
+
+    @property
+    def row_class(self) -> RowClass | None:
+        """None, until one is set: see ``passes/search.py``."""
+        return self._row_class
+
+    @row_class.setter
+    def row_class(self, row_class: RowClass | None) -> None:
+        if row_class is not None and (why := self.without_cuts) is not None:
+            raise EngineFault(f"no row class for this model: {why}")
+        self._row_class = row_class
+
+    @cached_property
+    def without_cuts(self) -> str | None:
+        """Why a prefill pass cannot begin anywhere, whatever its rows; None if it may."""
+        if self._grows:
+            return "its caches are mlx-lm's own"
+        slab = self.pool.open(1)
+        try:
+            return unsupported(slab.caches)
+        finally:
+            self.pool.close(slab.id)
 
     @property
     def grows(self) -> bool:
@@ -201,113 +251,225 @@ class MlxEngine(Engine):
         for cache in self.pool.get(slab).caches:
             cache.let_go(start)
 
-    def run_chunk(self, slab: int, ids: Sequence[int], draw: DrawSpec | None) -> PassReport:
+    def run_chunk(
+        self,
+        slab: int,
+        ids: Sequence[int],
+        draw: DrawSpec | None,
+        *,
+        again: int | None = None,
+    ) -> PassReport:
         """
         Run one prefill or settling pass: add the KV of ``ids`` to the slab.
 
         Args:
-            ids: 1 to C token ids.
+            ids: 1 to C token ids; with a row class, 1 to ``row_class.most_tokens(start)``.
             draw: how to draw a token from the last row; None to draw none.
+            again: the token of the slab's last row, to compute that row again. The slab keeps the
+                row that it has.
 
         Raises:
-            EngineFault: the rows do not fit, a log-probability is not finite, or growing caches
-                exceed what was reserved for them.
+            EngineFault: the rows do not fit, a log-probability is not finite, growing caches exceed
+                what was reserved for them, there are more ids than the row class allows, or there
+                is no row or no row class to compute one again.
             GrammarDeadEnd: the grammar allows no token. Nothing was run.
         """
         began = time.perf_counter_ns()
         held = self.pool.get(slab)
         allowed = _allowed(draw) if draw is not None else None
         start = held.end
-        tokens = mx.array(list(ids))
-        logits = self._model(tokens[None], cache=held.caches)
+        fed = list(ids) if again is None else [again, *ids]
+        caches, front, rows = self._as_seen(held, len(fed), len(fed) > len(ids))
+        end = front + len(fed)
+        tokens = mx.array([*[0] * front, *fed, *[0] * (rows - end)])
+        last, wanted = end - 1, None
+        if self._row_class is not None:
+            wanted = self._row_class.rows_for_one(last, rows)
+        with over(self._heads, wanted):
+            logits = self._model(tokens[None], cache=caches)
+        if wanted is not None and logits.shape[1] < rows:
+            last -= wanted.start
         held.passed(len(ids))
-        drawn = None
+        drawn, arrays = None, held.arrays()
+        if again is not None:
+            computed = mlx_blocks.joined([array for cache in caches for array in cache.first])
+            arrays = [*arrays, computed]
         if draw is None:
-            mx.eval(held.arrays())
+            mx.eval(arrays)
         else:
             position = start + len(ids)
-            drawn = self._drawn(logits[0, -1], draw, allowed, position, held.arrays())
+            drawn = self._drawn(logits[0, last], draw, allowed, position, arrays)
+        row = None
+        if again is not None:
+            row = mlx_blocks.row_digest(held, start - 1), mlx_blocks.octets_digest(computed)
         held.compact()
         held.stay_within()
         return PassReport(
             start=start,
             end=held.end,
-            ran=tuple(np.array(tokens).tolist()),
+            ran=tuple(np.array(tokens)[end - len(ids) : end].tolist()),
             coverage=held.coverage(),
             drawn=drawn,
             duration_us=_since_us(began),
+            again=row,
         )
+
+    def _as_seen(self, held: HeldSlab, tokens: int, again: bool) -> tuple[Sequence[Any], int, int]:
+        """
+        What a prefill pass runs over: (the caches for the model, dummies before the tokens, all
+        rows).
+
+        Args:
+            tokens: of the pass.
+            again: whether the first of them is the last that the slab has.
+
+        Raises:
+            EngineFault: there are more tokens than the row class allows, or there is no row or no
+                row class to compute one again.
+        """
+        if self._row_class is None:
+            if again:
+                raise EngineFault("without a row class no row is computed again")
+            return held.caches, 0, tokens
+        start = held.end - again
+        if start < 0:
+            raise EngineFault(f"slab {held.id} has no row to compute again")
+        front, rows = self._row_class.rows(start, tokens, self.positions)
+        cut = Cut(self._row_class, start=start, tokens=tokens, front=front, rows=rows, again=again)
+        return segment_caches(held.caches, cut), front, rows
 
     def decode(self, rows: Sequence[DecodeRow | None]) -> list[RowReport]:
         """
-        Run one decode pass of W rows: add one token's KV to the slab of each row.
+        Run one decode pass: add one token's KV to the slab of each row.
+
+        The tokens of a draft have rows of their own. Those that the pass did not draw are cut off
+        again.
 
         A row gets its fault as its report if its slab is not open or full, if no token is allowed,
         if its log-probability is not finite, or if its caches have grown too far. The others are
         not affected.
 
         Args:
-            rows: W rows; None for one without a session.
+            rows: as many as one of ``decode_shapes``, those of drafts included; None for one
+                without a session.
 
         Raises:
-            EngineFault: the number of rows is not W.
+            EngineFault: the number of rows is not among ``decode_shapes``, or there may be no
+                drafts.
         """
-        if len(rows) != self._rows:
-            raise EngineFault(f"a decode pass has {self._rows} rows, not {len(rows)}")
+        count = rows_of(rows)
+        if count not in self._shapes:
+            shapes = " or ".join(map(str, self._shapes))
+            raise EngineFault(f"a decode pass has {shapes} rows, not {count}")
+        if self.without_drafts and count > len(rows):
+            raise EngineFault(f"a decode pass has no draft rows: {self.without_drafts}")
         began = time.perf_counter_ns()
         reports: list[RowReport] = [None] * len(rows)
-        held: list[HeldSlab | None] = [None] * len(rows)
-        allowed: list[Allowed] = [None] * len(rows)
+        fed: list[_Fed] = []
         for place, row in enumerate(rows):
             if row is not None:
                 try:
-                    allowed[place] = _allowed(row.draw)
-                    held[place] = self._room_for_one(row.slab)
+                    fed.append(self._fed(place, row))
                 except (EngineFault, GrammarDeadEnd) as fault:
                     reports[place] = fault
-        if not any(held):
+        if not fed:
             return reports
-        starts = [slab.end if slab is not None else 0 for slab in held]
-        tokens = mx.array([[row.token if row is not None else 0] for row in rows])
+        dummies = count - sum(len(one.tokens) for one in fed)
+        # A row without a session stays at its place, and those that a draft did not need follow.
+        sessions = self._in_places(rows, fed, dummies)
+        ids = [token for one in sessions for token in (one.tokens if one is not None else (0,))]
+        tokens = mx.array(ids)[:, None]
         caches: list[Any]
-        if self._rows == 1:
-            assert held[0] is not None
-            caches = held[0].caches
+        if self.decode_rows == 1:
+            caches = fed[0].held.caches
         else:
-            caches = row_caches([slab.caches if slab is not None else None for slab in held])
+            caches = row_caches(
+                [
+                    one.held.caches if one is not None else None
+                    for one in sessions
+                    for _ in (one.tokens if one is not None else (0,))
+                ]
+            )
         logits = self._model(tokens, cache=caches)
-        for slab in held:
-            if slab is not None:
-                slab.passed(1)
-        pending = [
-            _pending(logits[place, -1], row.draw, allowed[place], starts[place] + 1)
-            for place, row in enumerate(rows)
-            if row is not None and held[place] is not None
-        ]
-        arrays = [array for slab in held if slab is not None for array in slab.arrays()]
-        mx.eval(pending, arrays)
-        fed = np.array(tokens)[:, 0].tolist()
+        for one in fed:
+            one.held.passed(len(one.tokens))
+        first, pending = 0, []
+        for part in sessions:
+            if part is None:
+                first += 1
+                continue
+            part.first = first
+            part.pending = [
+                _pending(logits[first + place, -1], draw, allowed, part.start + place + 1)
+                for place, (draw, allowed) in enumerate(zip(part.draws, part.allowed, strict=True))
+            ]
+            pending.extend(part.pending)
+            first += len(part.tokens)
+        mx.eval(pending, [array for one in fed for array in one.held.arrays()])
+        ran = np.array(tokens)[:, 0].tolist()
         took = _since_us(began)
-        ready = iter(pending)
-        for place, row in enumerate(rows):
-            slab = held[place]
-            if row is None or slab is None:
-                continue
+        for one in fed:
             try:
-                drawn = _read(next(ready), row.draw.top)
-                slab.stay_within()
+                drawn = _accepted(one)
+                _cut_back(one, len(drawn))
+                _adopt(one, len(drawn))
+                one.held.stay_within()
             except EngineFault as fault:
-                reports[place] = fault
+                _cut_back(one, 1)
+                reports[one.place] = fault
                 continue
-            reports[place] = PassReport(
-                start=starts[place],
-                end=slab.end,
-                ran=(fed[place],),
-                coverage=slab.coverage(),
-                drawn=drawn,
+            reports[one.place] = PassReport(
+                start=one.start,
+                end=one.held.end,
+                ran=tuple(ran[one.first : one.first + len(drawn)]),
+                coverage=one.held.coverage(),
+                drawn=drawn[-1],
                 duration_us=took,
+                accepted=tuple(drawn[:-1]),
+                drafted=len(one.tokens) - 1,
             )
         return reports
+
+    def _fed(self, place: int, row: DecodeRow) -> _Fed:
+        """
+        What a session's rows of a pass are fed, and how their tokens are drawn.
+
+        Raises:
+            EngineFault: the slab is not open, or has no room.
+            GrammarDeadEnd: no token is allowed after the first one.
+        """
+        allowed = [_allowed(row.draw)]
+        held = self.pool.get(row.slab)
+        if held.end + 1 + len(row.draft) > held.capacity_tokens:
+            raise EngineFault(f"slab {row.slab} is full at {held.end} tokens")
+        draws = [row.draw]
+        for token in row.draft:
+            mask = allowed[-1]
+            if mask is not None and not (token < len(mask) and mask[token]):
+                break
+            draw = _forked(draws[-1]).after(token)
+            try:
+                allowed.append(_allowed(draw))
+            except GrammarDeadEnd:
+                break  # the pass that is fed this token alone reports it
+            draws.append(draw)
+        tokens = (row.token, *row.draft[: len(draws) - 1])
+        return _Fed(place, row.draw.top, held, held.end, tokens, draws, allowed)
+
+    @staticmethod
+    def _in_places(
+        rows: Sequence[DecodeRow | None], fed: Sequence[_Fed], dummies: int
+    ) -> list[_Fed | None]:
+        """The sessions of a pass in the order of its rows, with None for each dummy."""
+        by_place = {one.place: one for one in fed}
+        found: list[_Fed | None] = []
+        for place in range(len(rows)):
+            if place in by_place:
+                found.append(by_place[place])
+            else:
+                found.append(None)
+                dummies -= 1
+        return found + [None] * dummies
 
     def seal(
         self,
@@ -458,18 +620,6 @@ class MlxEngine(Engine):
         count, total = self.files.measure()
         return FileReport(key=key, digest=digest, bytes=size, disk_blocks=count, disk_bytes=total)
 
-    def _room_for_one(self, slab_id: int) -> HeldSlab:
-        """
-        The slab, if it has room for one more token.
-
-        Raises:
-            EngineFault: it is full, or not open.
-        """
-        slab = self.pool.get(slab_id)
-        if slab.end >= slab.capacity_tokens:
-            raise EngineFault(f"slab {slab_id} is full at {slab.end} tokens")
-        return slab
-
     def _slab_report(self, slab: HeldSlab) -> SlabReport:
         slabs, size = self.pool.measure()
         return SlabReport(
@@ -498,6 +648,33 @@ Pending = tuple[mx.array, mx.array, mx.array | None]
 """(token, its log-probability, all log-probabilities if requested), not evaluated."""
 
 
+@attrs.define
+class _Fed:
+    """
+    One session's part of a decode pass.
+
+    Attributes:
+        place: of its row among those asked for.
+        top: how many of the likeliest tokens are reported.
+        start: the position of its first token.
+        tokens: the token that is due, and those of its draft.
+        draws: how each of their next tokens is drawn.
+        allowed: which tokens the grammar allows there.
+        first: the row of the pass that has its first token.
+        pending: the tokens drawn, not evaluated.
+    """
+
+    place: int
+    top: int
+    held: HeldSlab
+    start: int
+    tokens: tuple[int, ...]
+    draws: list[DrawSpec]
+    allowed: list[Allowed]
+    first: int = 0
+    pending: list[Pending] = attrs.field(factory=list)
+
+
 def _allowed(draw: DrawSpec) -> Allowed:
     """
     The tokens that may be drawn; None for all. They follow from the tokens before, so they are
@@ -524,6 +701,44 @@ def _read(pending: Pending, top: int) -> Drawn:
         raise NotFinite(f"the log-probability of token {drawn} is {value}")
     likely = likeliest(logprobs, top) if logprobs is not None else ()
     return Drawn(token=drawn, logprob=value, top=likely)
+
+
+def _accepted(one: _Fed) -> list[Drawn]:
+    """
+    The tokens drawn after a session's first token, and after each token of its draft that is the
+    one drawn before it.
+
+    Raises:
+        NotFinite: the log-probability of the first one is not finite.
+    """
+    drawn = [_read(one.pending[0], one.top)]
+    for token, pending in zip(one.tokens[1:], one.pending[1:], strict=True):
+        if drawn[-1].token != token:
+            break
+        try:
+            drawn.append(_read(pending, one.top))
+        except NotFinite:
+            break  # the pass that is fed this token alone reports it
+    return drawn
+
+
+def _forked(draw: DrawSpec) -> DrawSpec:
+    """The same draw with a matcher of its own, for a token that may be rejected."""
+    return draw if draw.matcher is None else attrs.evolve(draw, matcher=draw.matcher.fork())
+
+
+def _adopt(one: _Fed, rows: int) -> None:
+    """The grammar goes on after the tokens of the draft that were accepted."""
+    matcher, last = one.draws[0].matcher, one.draws[rows - 1].matcher
+    if matcher is not None and last is not None and last is not matcher:
+        matcher.adopt(last)
+
+
+def _cut_back(one: _Fed, rows: int) -> None:
+    """Cut off all but the first rows that a session's part of a pass added."""
+    end = one.start + rows
+    if one.held.end > end:
+        one.held.trim(end)
 
 
 def _number(array: mx.array) -> float:

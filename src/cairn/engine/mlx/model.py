@@ -21,9 +21,9 @@ from mlx_lm.models.cache import (
 
 from cairn.engine.contract import ModelTokenizer
 from cairn.engine.errors import ModelRefused
-from cairn.engine.mlx import rows as mlx_rows
 from cairn.engine.mlx.cache import AnyShape, LayerShape, flat
 from cairn.engine.mlx.dtype import CannotWiden, own_dtypes
+from cairn.engine.mlx.passes import attention
 from cairn.engine.mlx.state import StateShape
 from cairn.engine.model import fingerprint
 from cairn.engine.model.file_names import ADAPTER_WEIGHTS
@@ -210,7 +210,7 @@ def _loaded(
             "instruction-tuned models have one."
         ) from error
     model.eval()
-    mlx_rows.install()
+    attention.install()
     try:
         shapes, together, vocabulary_tokens = _measured(model)
     except Exception as error:
@@ -363,5 +363,6 @@ def _is_window(cache: Any) -> bool:
 
 def _context_tokens(config: Mapping[str, Any]) -> int:
     text = config.get("text_config", config)
-    found = text.get("max_position_embeddings", config.get("max_position_embeddings"))
-    return int(found) if found else 32768
+    names = ("max_position_embeddings", "n_positions", "n_ctx")
+    sizes = (one.get(name) for one in (text, config) for name in names)
+    return next((int(size) for size in sizes if size), 32768)

@@ -4,7 +4,10 @@ The engine's self-test at start, on the loaded model and this device.
 It checks that the canonical schedule is bitwise stable (warm equals cold, the slab's size makes no
 difference, and a row of a decode pass depends on neither its position nor its neighbours), whether
 the naive schedule would have been, and that the numbers are right. Stable bits are not enough,
-because a wrong computation can be perfectly stable.
+because a wrong computation can be perfectly stable. Before that, it looks for a row class
+(``passes/search.py``), with which prefill passes may begin anywhere; the checks then run with it.
+It also measures how many rows a decode pass needs (``passes/decode_shapes.py``), and whether some
+of them may be those of a draft (``passes/draft_rows.py``).
 """
 
 from __future__ import annotations
@@ -18,10 +21,14 @@ from typing import TYPE_CHECKING
 import attrs
 import mlx.core as mx
 import numpy as np
+import structlog
 from mlx_lm.models.cache import make_prompt_cache
 
-from cairn.engine.errors import EngineFault, GrammarDeadEnd
+from cairn.engine.errors import EngineFault, GrammarDeadEnd, ModelRefused
 from cairn.engine.mlx import blocks as mlx_blocks
+from cairn.engine.mlx.passes.decode_shapes import measured_shapes
+from cairn.engine.mlx.passes.draft_rows import measured_without_drafts
+from cairn.engine.mlx.passes.search import Found, measured_row_class
 from cairn.engine.reports import (
     DecodeRow,
     Drawn,
@@ -36,6 +43,8 @@ from cairn.engine.schedule import passes, slab_capacity
 if TYPE_CHECKING:
     from cairn.engine.mlx.engine import MlxEngine
     from cairn.engine.mlx.model import LoadedModel
+
+log = structlog.get_logger("cairn")
 
 _STEPS = 3
 _TOP = 8
@@ -60,12 +69,50 @@ CHECKS = (
 
 def run_self_test(loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> SelfTestReport:
     """
-    Test the schedule on a loaded model. Leaves no slab and no block in the engine.
+    Test the schedule on a loaded model. Leaves no slab and no block in the engine, and sets its
+    ``row_class``.
 
     Raises:
         ModelRefused: the model's code needs a cache method that Cairn's caches do not have.
     """
     began = time.perf_counter_ns()
+    engine.row_class = None
+    found = measured_row_class(
+        engine, vocabulary_tokens=_vocabulary_tokens(loaded), block_tokens=block_tokens
+    )
+    if found.row_class is not None:
+        engine.row_class = found.row_class
+        try:
+            tested = _tested(loaded, engine, block_tokens, began)
+        except ModelRefused as refused:
+            why = str(refused)
+        else:
+            failed = {name for name, holds in tested.findings.items() if not holds}
+            if failed <= {"rows_do_not_matter", "naive_differs"}:
+                return _with_class(tested, found)  # rows of a decode pass: not of the row class
+            why = ", ".join(name for name, holds in tested.findings.items() if not holds)
+        # The canonical schedule asks less of the model.
+        engine.row_class = None
+        found = Found(row_class=None, reason=f"with it the self-test failed: {why}")
+    return _with_class(_tested(loaded, engine, block_tokens, began), found)
+
+
+def _with_class(tested: SelfTestReport, found: Found) -> SelfTestReport:
+    if found.reason:
+        log.info("prefill passes", row_class=found.row_class, fact=found.reason)
+    return attrs.evolve(tested, row_class=found.row_class, row_class_reason=found.reason)
+
+
+def _vocabulary_tokens(loaded: LoadedModel) -> int:
+    """How many tokens the test feeds, from the first id on."""
+    vocabulary = int(loaded.config.get("vocab_size", 1000) or 1000)
+    return min(vocabulary, 50_000)
+
+
+def _tested(
+    loaded: LoadedModel, engine: MlxEngine, block_tokens: int, began: int
+) -> SelfTestReport:
+    """As ``run_self_test``, with the engine's row class."""
     findings: dict[str, bool] = {}
     if not loaded.is_simple:
         try:
@@ -104,7 +151,14 @@ def _found(test: SelfTest, findings: dict[str, bool], began: int) -> SelfTestRep
     error = test.error()
     findings["numbers_are_right"] = error <= _tolerance(test.loaded)
     findings["naive_differs"] = test.naive_differs()
-    return _ended(findings, test.fault, began, error)
+    tested = _ended(findings, test.fault, began, error)
+    if not tested.passed:
+        return tested
+    shapes = test.decode_shapes()
+    without_drafts = test.without_drafts(shapes)
+    return attrs.evolve(
+        _ended(findings, None, began, error), decode_shapes=shapes, without_drafts=without_drafts
+    )
 
 
 def _tolerance(loaded: LoadedModel) -> float:
@@ -136,9 +190,9 @@ class SelfTest:
         self.loaded = loaded
         self.engine = engine
         self.block_tokens = block_tokens
-        vocabulary = int(loaded.config.get("vocab_size", 1000) or 1000)
+        self.vocabulary_tokens = _vocabulary_tokens(loaded)
         words = np.random.default_rng(20260101).integers(
-            0, min(vocabulary, 50_000), 4 * block_tokens
+            0, self.vocabulary_tokens, 4 * block_tokens
         )
         self.words = [int(word) for word in words]
         self.prompt = self.words[: 2 * block_tokens + block_tokens // 2]
@@ -179,6 +233,33 @@ class SelfTest:
             return False
         return self.cold == alone == among
 
+    def decode_shapes(self) -> tuple[int, ...]:
+        """The numbers of rows that give the bits of W rows."""
+        try:
+            return measured_shapes(
+                self.engine,
+                vocabulary_tokens=self.vocabulary_tokens,
+                block_tokens=self.block_tokens,
+            )
+        except Exception as error:  # as above; W rows are known to work
+            log.warning("decode passes always have W rows", fact=str(error))
+            return (self.engine.decode_rows,)
+
+    def without_drafts(self, shapes: tuple[int, ...]) -> str:
+        """Why passes of these numbers of rows have no draft rows; empty if they may."""
+        before, self.engine.decode_shapes = self.engine.decode_shapes, shapes
+        try:
+            return measured_without_drafts(
+                self.engine,
+                vocabulary_tokens=self.vocabulary_tokens,
+                block_tokens=self.block_tokens,
+            )
+        except Exception as error:  # as above; passes of one token for each session work
+            log.warning("decode passes have no draft rows", fact=str(error))
+            return f"they failed: {type(error).__name__}"
+        finally:
+            self.engine.decode_shapes = before
+
     def error(self) -> float:
         """The largest relative difference of the likeliest log-probabilities from a plain pass."""
         worst = 0.0
@@ -202,7 +283,14 @@ class SelfTest:
         # Two cuts: in the middle, and before the last token as in decoding. A difference may show
         # in only one of them.
         cuts = (self.block_tokens // 2 + 1, len(self.prompt) - 1)
-        return any(self._answer(self.prompt, naive_cut=cut) != self.cold for cut in cuts)
+        row_class, cold = self.engine.row_class, self.cold
+        self.engine.row_class = None  # with one, the same cuts would change nothing
+        try:
+            if row_class is not None:
+                cold = self._answer(self.prompt)
+            return any(self._answer(self.prompt, naive_cut=cut) != cold for cut in cuts)
+        finally:
+            self.engine.row_class = row_class
 
     def _answer(
         self,

@@ -32,7 +32,7 @@ from cairn.engine.mlx.model import LoadedModel, load_model
 from cairn.engine.mlx.selftest import run_self_test
 from cairn.engine.mlx.state import StateShape
 from cairn.engine.model import fingerprint
-from cairn.engine.reports import ModelFacts
+from cairn.engine.reports import ModelFacts, PassShapes
 from cairn.journal.checkpoints import STATES_A_SLAB, Checkpoints
 from cairn.journal.windows import LEAST_CHUNKS, SinkWindow
 
@@ -57,7 +57,7 @@ def start_engine(
     kv_cache: str,
     pool_bytes: int | None,
     blocks_bytes: int | None,
-    already_tested: Callable[[str], bool],
+    tested_shapes: Callable[[str], PassShapes | None],
     progress: Callable[[str, int, int], None],
     adapter: str | None = None,
     dtype: DtypeSetting = "auto",
@@ -77,7 +77,8 @@ def start_engine(
         pool_bytes: the budget of slabs, or None to derive it from the size of the model. The
             context is never longer than fits in it.
         blocks_bytes: the budget of sealed blocks, or None to derive it.
-        already_tested: whether a fingerprint passed its self-test at an earlier start.
+        tested_shapes: the shapes of passes that an earlier start found for a fingerprint without
+            its row class; None if it has not passed its self-test.
         progress: called with (what, done, total).
         adapter: the directory of an adapter over the model.
         dtype: whether to convert the weights to float32.
@@ -138,7 +139,7 @@ def start_engine(
     apart = bool(loaded.shapes) and loaded.is_simple
     rows = (decode_rows or default_decode_rows()) if apart else 1
     rule = _checkpoints(loaded, block_tokens, state_blocks)
-    more = (budgets, context_tokens, already_tested, progress)
+    more = (budgets, context_tokens, tested_shapes, progress)
     started = _with_rows(loaded, block_tokens, rows, kv_cache, policy, rule, *more)
     started = attrs.evolve(started, tight=tight)
     if started.self_test is None or started.self_test.passed or (rows == 1 and loaded.is_simple):
@@ -147,7 +148,7 @@ def start_engine(
     # If continuing from a recurrent state changes bits, nothing is reused.
     less = loaded if loaded.is_simple else loaded.served_cold()
     single = _with_rows(less, block_tokens, 1, kv_cache, policy, None, *more)
-    narrowed = (started.facts.fingerprint, started.self_test)
+    narrowed = (started.facts, started.self_test)
     return attrs.evolve(single, narrowed=narrowed, tight=tight)
 
 
@@ -197,7 +198,7 @@ def _with_rows(
     rule: Checkpoints | None,
     budgets: Budgets,
     asked_tokens: int | None,
-    already_tested: Callable[[str], bool],
+    tested_shapes: Callable[[str], PassShapes | None],
     progress: Callable[[str, int, int], None],
 ) -> Started:
     growth = None
@@ -232,6 +233,31 @@ def _with_rows(
         loaded.refuse_changed()  # most likely a file was removed in the meantime
         raise
     loaded.refuse_changed()
+    engine = MlxEngine(
+        loaded,
+        decode_rows=rows,
+        own_classes=kv_cache == "slab",
+        policy=policy,
+        checkpoints=rule,
+        growth=growth,
+    )
+    self_test, shapes = None, tested_shapes(fingerprint.name_of(fields))
+    if shapes is None:
+        progress(_TESTING, 0, 1)
+        self_test = run_self_test(loaded, engine, block_tokens)
+        progress(_TESTING, 1, 1)
+        shapes = PassShapes()
+        if self_test.passed:
+            shapes = PassShapes(
+                decode=self_test.decode_shapes,
+                row_class=self_test.row_class,
+                without_drafts=self_test.without_drafts,
+            )
+    engine.decode_shapes = shapes.decode or (rows,)
+    engine.row_class = shapes.row_class
+    engine.without_drafts = shapes.without_drafts
+    # It decides about bits, and a search that ran out of time may have found another one.
+    fields["row_class"] = list(engine.row_class.fields if engine.row_class else ())
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
     facts = ModelFacts(
         name=loaded.name,
@@ -253,20 +279,9 @@ def _with_rows(
         checkpoints=rule,
         growth=growth,
         model_context_tokens=loaded.context_tokens if context < loaded.context_tokens else 0,
+        row_class=engine.row_class,
+        without_drafts=engine.without_drafts,
     )
-    engine = MlxEngine(
-        loaded,
-        decode_rows=rows,
-        own_classes=kv_cache == "slab",
-        policy=policy,
-        checkpoints=rule,
-        growth=growth,
-    )
-    self_test = None
-    if not already_tested(facts.fingerprint):
-        progress(_TESTING, 0, 1)
-        self_test = run_self_test(loaded, engine, block_tokens)
-        progress(_TESTING, 1, 1)
     if self_test is not None or growth is not None:
         engine.give_back_memory()
     return Started(

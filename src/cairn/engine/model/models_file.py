@@ -50,6 +50,7 @@ _MUST_BE: Mapping[str, str] = {
     "decode_rows": "a number from 1 to 64",
     "pool_mb": "a number above 0",
     "blocks_mb": "a number above 0",
+    "blocks_max": "a number above 0",
 }
 
 
@@ -86,6 +87,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, rename={"directory":
         decode_rows: W.
         pool_mb: the budget of slabs, in MiB.
         blocks_mb: the budget of sealed blocks in memory, in MiB.
+        blocks_max: the most sealed blocks in memory.
     """
 
     name: str
@@ -98,6 +100,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, rename={"directory":
     decode_rows: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
     pool_mb: _Megabytes | None = None
     blocks_mb: _Megabytes | None = None
+    blocks_max: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     @property
     def pool_bytes(self) -> int | None:

@@ -121,9 +121,7 @@ class ReuseMetrics:
             # Blocks are read right before the selection that needs them; for the next one they are
             # in memory.
             query.from_files = frozenset(self._just_loaded)
-            if event.blocks_from_slab:
-                blocks = event.blocks_from_slab + event.blocks_from_pool
-                query.tiers["slab"] = event.reused_tokens * event.blocks_from_slab // blocks
+            query.tiers["slab"] = event.tokens_from_slab
         self._just_loaded.clear()
 
     def _share(self, event: BlocksRestored) -> None:

@@ -106,6 +106,9 @@ class Metrics:
                 self._add_prefill(event.request, event.duration_us)
             case CacheExtended() if event.step == "prefill":
                 self._add_prefill(event.request, event.duration_us)
+            case CacheExtended() if event.step == "decode":
+                self._drafted.inc(event.drafted)
+                self._accepted.inc(event.accepted)
             case CacheExtended() if event.session in self._prewarming:
                 # With each pass, because the end may come late or never.
                 self._prewarmed.inc(event.end - event.start)
@@ -199,6 +202,12 @@ class Metrics:
             "cairn_cache_invariant_violations_total", "Broken invariants, by kind", kind=VIOLATIONS
         )
         self._tokens_emitted = counter("cairn_tokens_emitted_total", "Tokens released to clients")
+        self._drafted = counter(
+            "cairn_draft_tokens_total", "Tokens of drafts that decode passes computed"
+        )
+        self._accepted = counter(
+            "cairn_draft_tokens_accepted_total", "Tokens of drafts that the model drew too"
+        )
         self._requests = counter(
             "cairn_requests_total",
             "Requests by outcome; every error answer also counts as refused",

@@ -41,12 +41,14 @@ def _running(
     asks: Callable[[Answer], list[talk.Body]] = talk.goes_on,
     *,
     before: tuple[str, ...] = (),
+    scope: Scope | None = None,
 ) -> Drill:
     """
     Args:
         before: what breaks first.
+        scope: if it is not that of the invariant.
     """
-    scope: Scope = "session" if invariant == "CRASH" else SENTENCES[invariant][1]
+    scope = scope or ("session" if invariant == "CRASH" else SENTENCES[invariant][1])
     fault = Fault(damage=damage, asks=asks, findings=(*before, invariant), scope=scope)
     return Drill(
         name=name, invariant=invariant, scope=scope, damage=sentence, play=on_a_server(fault)
@@ -97,6 +99,13 @@ _ALL = (
         "KV differs in one bit when it is computed again.",
         memory_faults.block_recomputed,
         talk.asks_the_same_cold,
+    ),
+    _running(
+        "row-flipped",
+        "INV-3",
+        "One bit of the last row that a continuation reuses flips in the slab.",
+        memory_faults.row_flipped,
+        scope="session",
     ),
     Drill(
         name="block-unseen",
@@ -166,6 +175,12 @@ _ALL = (
         "CRASH",
         "The device fails in a pass.",
         engine_faults.pass_raises,
+    ),
+    _running(
+        "rows-not-finite",
+        "CRASH",
+        "Numbers after the end of a slab, which attention masks, are not finite.",
+        engine_faults.rows_not_finite,
     ),
     _running(
         "session-dies",

@@ -32,8 +32,10 @@ from cairn.engine.reports import (
     GrammarMatcher,
     ModelFacts,
     PassReport,
+    PassShapes,
     SealReport,
 )
+from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.base import Base, loaded_of
@@ -178,7 +180,12 @@ def _nothing(session_id: str) -> int:
     return NOTHING
 
 
-def _start(recorded: ev.ModelLoaded, model: str | None, adapter: str | None) -> Any:
+def _start(
+    recorded: ev.ModelLoaded,
+    model: str | None,
+    adapter: str | None,
+) -> Any:
+    row_class = RowClass.of(recorded.fields["row_class"])
     where, over = model or still_at(recorded.directory), adapter or recorded.adapter or None
     if model is None and not Path(where).is_dir():
         raise StoreError(
@@ -195,7 +202,8 @@ def _start(recorded: ev.ModelLoaded, model: str | None, adapter: str | None) -> 
             kv_cache=recorded.fields["kv_cache"],
             pool_bytes=recorded.pool_bytes,
             blocks_bytes=0,  # blocks are computed again and not stored
-            already_tested=lambda fingerprint: True,  # what is run again is the test
+            # What is run again is the test. Its prefill passes have the shapes of that time.
+            tested_shapes=lambda fingerprint: PassShapes(row_class=row_class),
             progress=lambda what, done, total: None,
             adapter=over,
             dtype=widened_on_record(recorded.fields["dtypes"]),
@@ -346,6 +354,7 @@ class _Again:
         self._text = text
         self._matchers = matchers
         self._slab: int | None = None
+        self._row: ev.RowChecked | None = None  # the next pass computes it again
 
     def run(self, step: _Step) -> None:
         """
@@ -377,11 +386,17 @@ class _Again:
             case ev.CacheExtended() if event.step == "decode":
                 assert session is not None
                 self._decode(event, session)
+            case ev.RowChecked():
+                self._row = event
             case ev.CacheExtended():
                 assert session is not None
                 draw = self._draw_spec(session) if event.sampled else None
-                ids = _sequence(session)[event.start : event.end]
-                report = self._pass(ids, draw)
+                sequence, row, self._row = _sequence(session), self._row, None
+                again = sequence[row.row] if row is not None else None
+                report = self._pass(sequence[event.start : event.end], draw, again)
+                if row is not None:
+                    found = report.again
+                    _same("digests of a row", (row.held_digest, row.digest), found)
                 _same_pass(event, report, report.drawn.token if report.drawn else None)
                 self._text.drawn(event.sampled)
             case ev.RequestReceived():
@@ -405,12 +420,14 @@ class _Again:
     def _close(self) -> None:
         if self._slab is not None:
             self._engine.close_slab(self._slab)
-        self._slab = None
+        self._slab = self._row = None
 
-    def _pass(self, ids: Sequence[int], draw: DrawSpec | None) -> PassReport:
+    def _pass(
+        self, ids: Sequence[int], draw: DrawSpec | None, again: int | None = None
+    ) -> PassReport:
         self.passes += 1
         self.tokens += draw is not None
-        return self._engine.run_chunk(self._held, ids, draw)
+        return self._engine.run_chunk(self._held, ids, draw, again=again)
 
     def _seal(self, start: int, end: int) -> SealReport:
         return self._engine.seal(self._held, "again", start, end, store=False)

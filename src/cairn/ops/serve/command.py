@@ -118,7 +118,8 @@ _option = partial(click.option, show_default=True)
 @_option(
     "--decode-rows",
     type=click.IntRange(1, 64),
-    help="W, the rows of a decode pass: how many requests decode at the same time. Default: 4.",
+    help="W, the most rows of a decode pass: how many requests decode at the same time. "
+    "A pass over fewer requests has fewer rows where that gives the same bits. Default: 4.",
 )
 @_option(
     "--kv-cache",
@@ -173,6 +174,11 @@ _option = partial(click.option, show_default=True)
     help="MiB of memory for sealed blocks. Default: as for slabs.",
 )
 @_option(
+    "--blocks-max",
+    type=click.IntRange(1),
+    help="The most sealed blocks in memory, beside --blocks-mb. Default: as many as fit.",
+)
+@_option(
     "--disk-mb",
     default=4096,
     type=click.IntRange(0),
@@ -198,6 +204,12 @@ _option = partial(click.option, show_default=True)
     "--no-prewarm",
     is_flag=True,
     help="Do not compute the beginning of a session's next prompt while the server is idle.",
+)
+@_option(
+    "--no-speculation",
+    is_flag=True,
+    help="Do not check drafts of an answer's next tokens, taken from its prompt. They change no "
+    "bit, and save time where an answer quotes.",
 )
 @_option(
     "--max-tokens",

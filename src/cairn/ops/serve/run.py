@@ -296,7 +296,7 @@ def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
     }
     same = (
         *("block_tokens", "dtype", "decode_rows", "kv_cache", "pool_slabs", "accept_unstable"),
-        "min_cache_tokens",
+        *("blocks_max", "min_cache_tokens"),
     )
     return Settings(
         model=options["model"] or str(builtin_directory()),
@@ -323,6 +323,7 @@ def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
         | {"python": sysconfig.get_python_version()},
         blocks_folder=data_dir / "blocks",
         disk_bytes=options["disk_mb"] * 1024 * 1024,
+        speculation=not options["no_speculation"],
         prewarm=not options["no_prewarm"],
         shadow_share=options["shadow_check"],
         **budgets,
@@ -349,7 +350,7 @@ def choices_of(models: ModelList, settings: Settings) -> tuple[Choice, ...]:
 
 
 def _own_settings(entry: ModelEntry, settings: Settings) -> Settings:
-    own = ("dtype", "block_tokens", "decode_rows", "pool_bytes", "blocks_bytes")
+    own = ("dtype", "block_tokens", "decode_rows", "pool_bytes", "blocks_bytes", "blocks_max")
     given = {name: value for name in own if (value := getattr(entry, name)) is not None}
     return attrs.evolve(
         settings,

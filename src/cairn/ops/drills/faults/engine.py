@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -39,15 +40,32 @@ async def tokens_shifted(damage: Damage) -> None:
     """A pass runs on tokens shifted by one."""
 
     def around(run: Method) -> Method:
-        def run_chunk(slab: int, ids: Any, wanted: Any) -> Any:
+        def run_chunk(slab: int, ids: Any, wanted: Any, **more: Any) -> Any:
             if slab != damage.slab:
-                return run(slab, ids, wanted)
+                return run(slab, ids, wanted, **more)
             damage.strike()
-            return run(slab, [*ids[1:], ids[0]], wanted)
+            return run(slab, [*ids[1:], ids[0]], wanted, **more)
 
         return run_chunk
 
     wrap(damage.engine, "run_chunk", around)
+
+
+async def rows_not_finite(damage: Damage) -> None:
+    """Numbers after the end of a slab, which attention masks, are not finite."""
+    engine = damage.engine
+
+    def around(run: Method) -> Method:
+        def run_chunk(slab: int, ids: Any, wanted: Any, **more: Any) -> Any:
+            if slab == damage.slab:
+                layer = engine.pool.get(slab).caches[0]
+                damage.strike()
+                layer.values[..., layer.offset + len(ids) :, :] = math.nan
+            return run(slab, ids, wanted, **more)
+
+        return run_chunk
+
+    wrap(engine, "run_chunk", around)
 
 
 def _after_each_pass(damage: Damage, harm: Callable[[Any], None]) -> None:
@@ -55,9 +73,9 @@ def _after_each_pass(damage: Damage, harm: Callable[[Any], None]) -> None:
     engine = damage.engine
 
     def around(run: Method) -> Method:
-        def run_chunk(slab: int, ids: Any, wanted: Any) -> Any:
+        def run_chunk(slab: int, ids: Any, wanted: Any, **more: Any) -> Any:
             if slab != damage.slab:
-                return run(slab, ids, wanted)
+                return run(slab, ids, wanted, **more)
             plain = engine._model
 
             def model(*args: Any, **kwargs: Any) -> Any:
@@ -68,7 +86,7 @@ def _after_each_pass(damage: Damage, harm: Callable[[Any], None]) -> None:
 
             engine._model = model
             try:
-                return run(slab, ids, wanted)
+                return run(slab, ids, wanted, **more)
             finally:
                 engine._model = plain
 

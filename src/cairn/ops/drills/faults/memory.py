@@ -36,6 +36,23 @@ async def block_recomputed(damage: Damage) -> None:
     wrap(engine, "seal", around)
 
 
+async def row_flipped(damage: Damage) -> None:
+    """One bit of the last row that a continuation reuses flips in the slab."""
+    engine = damage.engine
+
+    def around(run: Method) -> Method:
+        def run_chunk(slab: int, ids: Any, wanted: Any, **more: Any) -> Any:
+            if slab == damage.slab and more.get("again") is not None:
+                layer = engine.pool.get(slab).caches[0]
+                damage.strike()
+                _flip_sign(layer.keys, (0, 0, layer.offset - 1, 1))
+            return run(slab, ids, wanted, **more)
+
+        return run_chunk
+
+    wrap(engine, "run_chunk", around)
+
+
 async def slab_leaked(damage: Damage) -> None:
     """The pool keeps a released slab."""
     pool = damage.engine.pool

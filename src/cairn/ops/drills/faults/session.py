@@ -42,7 +42,7 @@ async def sequence_gap(damage: Damage) -> None:
 
     def around(append: Method) -> Method:
         def appending(*events: ev.Event) -> Any:
-            if isinstance(events[0], ev.CacheExtended):
+            if any(isinstance(event, ev.CacheExtended) for event in events):
                 damage.strike()
                 cache.seq += 1
             return append(*events)
@@ -68,11 +68,12 @@ def _reported_late(damage: Damage, step: ev.Step) -> None:
 
     def around(append: Method) -> Method:
         def appending(*events: ev.Event) -> Any:
-            event = events[0]
-            if isinstance(event, ev.CacheExtended) and event.step == step:
+            passes = [e for e in events if isinstance(e, ev.CacheExtended) and e.step == step]
+            if passes:
                 damage.strike()
-                held.append(event)
-                return 0  # a receipt of nothing, so the session does not wait
+                held.extend(passes)
+                rest = [event for event in events if event not in passes]
+                return append(*rest) if rest else 0  # of nothing, so the session does not wait
             late = held.copy()
             held.clear()
             receipt = append(*events)

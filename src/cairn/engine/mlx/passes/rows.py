@@ -1,11 +1,15 @@
 """
-Decoding with a fixed number of rows: W sessions in one pass, each over its own KV.
+Decoding several sessions in one pass, each over its own KV.
 
 The bits of a row of a matrix product depend on the number of rows, but not on its position or its
-neighbours. A decode pass therefore always has W rows. Linear layers run over all of them together,
-with dummies for empty rows. Attention runs for each session over its own keys and values, through
-the one function that mlx-lm's models import by name. ``install`` replaces that function in the
-model's module by ``attend``, which recognises rows by the type of their keys.
+neighbours. A decode pass therefore has a number of rows that gives the bits of W rows
+(``decode_shapes.py``). Linear layers run over all of them together, with dummies for empty rows.
+Attention (``attention.py``) runs for each session over its own keys and values, and recognises rows
+by the type of their keys.
+
+A session has several rows if a draft of its next tokens is checked: these are at consecutive
+positions, and each attends to the keys up to its own. So a row of a draft computes what a pass of
+its token alone would.
 
 Latent attention (DeepSeek's) computes the scores of a part of each query itself, as one product
 with the transposed keys, and passes the scores to that function as its mask. ``RowsTurned``
@@ -17,15 +21,12 @@ model decodes with one row; the self-test (``mlx.selftest``) detects it.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models import base
 from mlx_lm.models.cache import KVCache
-
-_plain_attention = base.scaled_dot_product_attention
 
 
 class RowsOnly:
@@ -64,7 +65,7 @@ class RowsTurned(mx.array):
     def __rmatmul__(self, queries: mx.array) -> RowsScores:  # type: ignore[misc]  # no array's product
         """
         Args:
-            queries: (W, heads, 1, head_dim).
+            queries: (rows, heads, 1, head_dim).
         """
         turned: list[mx.array | None] = self.__dict__["turned"]
         return RowsScores(
@@ -86,16 +87,32 @@ class RowsScores:
 
 
 class RowsCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
-    """One layer's view of the caches of W sessions; None for a dummy row."""
+    """One layer's view of the caches of a pass's sessions; None for a dummy row."""
 
     def __init__(self, caches: Sequence[Any | None]) -> None:
+        """
+        Args:
+            caches: of each row; the rows of one session are next to each other.
+        """
         super().__init__()
         self._caches = tuple(caches)
-        self._offsets = mx.array([cache.offset if cache else 0 for cache in caches])
+        self._sessions = [
+            (cache, len(list(rows)))
+            for (_, cache), rows in groupby(
+                caches, key=lambda cache: (id(cache) if cache is not None else 0, cache)
+            )
+        ]
+        self._offsets = mx.array(
+            [
+                cache.offset + place if cache is not None else 0
+                for cache, rows in self._sessions
+                for place in range(rows)
+            ]
+        )
 
     @property
     def offset(self) -> mx.array:
-        """The position of each row, ``(W,)``; rotary embeddings take one offset for each row."""
+        """The position of each row, ``(rows,)``; rotary embeddings take one offset for each row."""
         return self._offsets
 
     @offset.setter
@@ -121,41 +138,51 @@ class RowsCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RowsOnly, RowsOnly]:
         """
-        Add one token to the cache of each session. Modifies the caches.
+        Add the tokens of each session to its cache. Modifies the caches.
 
         Args:
-            keys: (W, kv_heads, 1, head_dim).
+            keys: (rows, kv_heads, 1, head_dim).
             values: likewise.
         """
         all_keys: list[mx.array | None] = []
         all_values: list[mx.array | None] = []
-        for row, cache in enumerate(self._caches):
-            fetched = (None, None)
-            if cache is not None:
-                fetched = cache.update_and_fetch(keys[row : row + 1], values[row : row + 1])
-            all_keys.append(fetched[0])
-            all_values.append(fetched[1])
+        row = 0
+        for cache, rows in self._sessions:
+            own = slice(row, row + rows)
+            row += rows
+            if cache is None:
+                fetched: Sequence[tuple[Any, Any]] = [(None, None)] * rows
+            elif rows == 1:
+                fetched = [cache.update_and_fetch(keys[own], values[own])]
+            else:
+                # All rows before any of them is shown: a slice that is held would copy the slab.
+                added = (keys[own].swapaxes(0, 2), values[own].swapaxes(0, 2))
+                fetched = cache.update_and_fetch_each(*added)
+            all_keys.extend(one for one, _ in fetched)
+            all_values.extend(one for _, one in fetched)
         return RowsOnly(all_keys), RowsOnly(all_values)
 
 
 def attend(
+    plain: Callable[..., mx.array],
     queries: mx.array,
-    keys: Any,
+    keys: RowsOnly,
     values: Any,
-    cache: Any = None,
-    scale: float = 1.0,
-    mask: Any = None,
+    *,
+    scale: float,
+    mask: Any,
     **kwargs: Any,
 ) -> mx.array:
     """
-    ``mlx_lm.models.base.scaled_dot_product_attention``, but row by row if the keys are rows. Takes
-    its arguments by position too, because some models pass them so.
+    Attention of a decode pass, row by row.
+
+    Args:
+        plain: mlx-lm's attention.
+        queries: (rows, heads, 1, head_dim).
+
+    Raises:
+        TypeError: the model has a mask of its own.
     """
-    if not isinstance(keys, RowsOnly):
-        plain: mx.array = _plain_attention(
-            queries, keys, values, cache=cache, scale=scale, mask=mask, **kwargs
-        )
-        return plain
     if mask is not None and not isinstance(mask, RowsScores):
         raise TypeError("the model made a mask of its own for rows of different lengths")
     scores = mask.rows if mask is not None else [None] * len(keys.rows)
@@ -166,7 +193,7 @@ def attend(
             attended.append(None)
         else:
             attended.append(
-                _plain_attention(
+                plain(
                     query,
                     own_keys,
                     own_values,
@@ -179,14 +206,6 @@ def attend(
     shape = next(found for found in attended if found is not None)
     dummy = mx.zeros_like(shape)
     return mx.concatenate([dummy if found is None else found for found in attended], axis=0)
-
-
-def install() -> None:
-    """Replace mlx-lm's attention by ``attend`` in all loaded model modules."""
-    for name, module in list(sys.modules.items()):
-        models = name.startswith("mlx_lm.models.") and module is not base
-        if models and getattr(module, "scaled_dot_product_attention", None) is _plain_attention:
-            module.scaled_dot_product_attention = attend  # type: ignore[attr-defined]
 
 
 def row_caches(slabs: Sequence[Sequence[Any] | None]) -> list[RowsCache]:
