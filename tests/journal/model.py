@@ -1112,6 +1112,7 @@ class Driver:
                 error_max=1e-7,
                 decode_shapes=(4,),
                 row_class=(),
+                row_class_reason="",
                 without_drafts="",
                 duration_us=5,
                 from_cache=False,

@@ -253,6 +253,7 @@ def _facts_of(run: Run, settings: Settings, started: StartedEngine) -> ServerFac
         decode_rows=facts.decode_rows,
         decode_shapes=tuple(started.engine.decode_shapes),
         row_class=started.engine.row_class,
+        row_class_reason=facts.row_class_reason,
         without_drafts=facts.without_drafts,
         kv_cache=settings.kv_cache,
         started_s=wall_clock_us() // 1_000_000,

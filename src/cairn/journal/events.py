@@ -188,6 +188,7 @@ class SelfTestFinished(Event):
         row_class: the prefill passes that give a token the same bits wherever they begin: C, the
             quantum, the fewest and the most rows, and the least product of an attention. Empty if
             these are only the passes of the canonical schedule.
+        row_class_reason: why there is no row class, or not the cheapest; empty if it is.
         without_drafts: why decode passes have no draft rows; empty if these have the bits of
             single passes.
         from_cache: whether the findings are those of an earlier start with this fingerprint.
@@ -201,6 +202,7 @@ class SelfTestFinished(Event):
     error_max: float
     decode_shapes: tuple[int, ...]
     row_class: tuple[int, ...]
+    row_class_reason: str
     without_drafts: str
     duration_us: int = natural()
     from_cache: bool

@@ -122,6 +122,7 @@ def start_on_mlx(settings: Settings, state: State, progress: Progress) -> Starte
         return PassShapes(
             decode=found.decode_shapes,
             row_class=RowClass.of(found.row_class),
+            row_class_reason=found.row_class_reason,
             without_drafts=found.without_drafts,
         )
 
