@@ -459,7 +459,8 @@ class _Again:
             self._engine.let_go(self._held, session.window_start)
 
     def _decode(self, event: ev.CacheExtended, session: Session) -> None:
-        sequence = _sequence(session)
+        # The tokens of a violation are not in the state.
+        sequence = _sequence(session)[: event.start + 1] + event.sampled
         draw = self._draw_spec(session, sequence[: event.start])
         dummies = [None] * (self._engine.decode_rows - 1)
         fed = []
