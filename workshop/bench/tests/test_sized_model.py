@@ -13,7 +13,8 @@ from mlx_lm.utils import load
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from cairn_bench.servers.sized_model import Size, make_sized_model
+from cairn_bench.servers.sized_model import make_sized_model
+from cairn_bench.servers.sizes import Size
 
 SMALL = Size(layers=2, hidden_size=64, intermediate_size=96, heads=4, kv_heads=2, head_dim=16)
 

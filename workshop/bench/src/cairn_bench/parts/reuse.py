@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import attrs
 
+from cairn_bench.parts.short_turns import SHORT_TURNS
 from cairn_bench.parts.stage import (
     Measure,
     Part,
@@ -247,5 +248,5 @@ def _measure(kind: Work) -> Measure:
 REUSE = Part(
     "reuse",
     "how many requests are hits, and how much sooner they begin to answer",
-    (*map(_measure, WORK), Measure(SHORT_BATCH.name, short_batch)),
+    (*map(_measure, WORK), Measure(SHORT_BATCH.name, short_batch), *SHORT_TURNS),
 )
