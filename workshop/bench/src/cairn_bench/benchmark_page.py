@@ -78,7 +78,10 @@ def _goals(figures: Mapping[str, Any]) -> str:
 def _of_mean(mean: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """The mean, and the worst scenario of it."""
     where = f"to {mean['peer']} over {mean['scenarios']} scenarios, {mean['pause_s']:g} s of pause"
-    named = (("mean", "value", "goal", ""), ("worst", "worst", "worst_goal", mean["worst_scenario"]))
+    named = (
+        ("mean", "value", "goal", ""),
+        ("worst", "worst", "worst_goal", mean["worst_scenario"]),
+    )
     for name, value, goal, of in named:
         told_goal, verdict = "", ""
         if mean["applies"]:

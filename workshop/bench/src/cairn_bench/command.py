@@ -42,6 +42,7 @@ from cairn_bench.servers.processes import (
     ours,
     running,
 )
+from cairn_bench.servers.self_tests import SelfTests
 from cairn_bench.servers.sizes import DEFAULT, SIZES, Size
 from cairn_conform.client_texts import new_salt
 
@@ -172,7 +173,7 @@ def bench(
     if resume:
         raise click.UsageError("--resume needs --long.")
     kinds = _kinds(no_peer=no_peer, as_installed=as_installed, llama_server=llama_server)
-    parts = chosen_parts(part_names, names, peer=not no_peer)
+    parts = chosen_parts(part_names, names, peer=not no_peer, quick=quick)
     with_scenarios = SCENARIOS_PART in part_names or bool(names) or not part_names
     scenarios = chosen_scenarios(names, quick=quick) if with_scenarios else []
     pauses_s = QUICK_PAUSES_S if quick else PAUSES_S
@@ -197,7 +198,8 @@ def bench(
         size = SIZES[size_name or DEFAULT]
         where = _random_model(folder, size) if model is None else Path(model).expanduser()
         about["model"] = size.told if model is None else where.name
-        with Servers(kinds, where, folder) as servers:
+        start = SelfTests(running).running
+        with Servers(kinds, where, folder, start) as servers:
             runs, lost = _held(steps, servers, kinds[0].name, salt)
             stage = Stage(
                 own=kinds[0],
@@ -207,7 +209,7 @@ def bench(
                 quick=quick,
                 named=servers.named,
                 peer=None if no_peer else kinds[1].name,
-                start=running,
+                start=start,
                 alone=alone,
                 quoting=(lambda: _random_model(folder, size, quoting=True))
                 if model is None
@@ -229,24 +231,29 @@ def bench(
 
 
 def chosen_parts(
-    part_names: Sequence[str], scenario_names: Sequence[str], *, peer: bool
+    part_names: Sequence[str], scenario_names: Sequence[str], *, peer: bool, quick: bool
 ) -> list[Part]:
     """
     The named parts; all by default, unless scenarios are named. Without a peer, only the measures
-    that need none.
+    that need none; of parts that are not named, only those of a quick run.
 
     Args:
         part_names: of ``--part``.
         scenario_names: of ``--scenario``.
         peer: whether a peer is measured.
+        quick: whether there is little time.
     """
     if part_names or scenario_names:
-        parts = [part for part in PARTS if part.name in part_names]
+        parts, quick = [part for part in PARTS if part.name in part_names], False
     else:
         parts = list(PARTS)
     kept = []
     for part in parts:
-        measures = tuple(one for one in part.measures if peer or not one.needs_peer)
+        measures = tuple(
+            one
+            for one in part.measures
+            if (peer or not one.needs_peer) and (one.in_quick or not quick)
+        )
         if measures:
             kept.append(attrs.evolve(part, measures=measures))
     return kept

@@ -26,6 +26,7 @@ from cairn_conform.client_texts import assistant, system, user
 
 _WITH, _WITHOUT = "with", "without"
 _WORDS = 120
+ANSWER_TOKENS = (128, 256)
 _SAMPLED: Final[Mapping[str, Any]] = {"temperature": 1.0}
 
 
@@ -112,7 +113,7 @@ def _request(stage: Stage, drawn: Drawn, server: Running) -> Request:
 
     A model that quotes answers both the same, so the second answer is in its own prompt.
     """
-    tokens = stage.count(128, 256)
+    tokens = stage.count(*ANSWER_TOKENS)
     messages = (system(drawn.text(_WORDS)), user("Repeat the list, word for word."))
     first = ask(server, Request(messages=messages, warm=False, answer_tokens=tokens))
     server.wait_at_rest()

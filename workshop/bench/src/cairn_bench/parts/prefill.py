@@ -43,7 +43,7 @@ def cold(stage: Stage) -> list[Row]:
     rows = []
     for tokens in QUICK_COLD if stage.quick else COLD:
         found: dict[str, list[Sample]] = {own: [], peer: []}
-        for place in range(stage.count(2, 3)):
+        for place in range(stage.count(1, 3)):
             # Both get the same prompt. The second finds the machine as the first one left it.
             request = _new(stage.drawn(f"cold prompt {tokens}.{place}"), words(tokens))
             for name in (own, peer) if place % 2 else (peer, own):

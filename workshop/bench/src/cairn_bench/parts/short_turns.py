@@ -1,4 +1,4 @@
-"""Chats whose turns are shorter than a block: whether they reuse anything from the second one on."""
+"""Chats whose turns are shorter than a block: what they reuse from the second turn on."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from cairn_bench.rows import Row
 from cairn_bench.scenarios import Drawn, Request
 from cairn_bench.servers.asking import NoResult, Sample, asked, compared_with_cold
 from cairn_bench.servers.processes import DidNotStart, Kind, Running, environment_with
+from cairn_bench.servers.self_tests import Start
 from cairn_conform.client_texts import system, user
 
 _BARE_S: Final = 900.0
@@ -40,9 +41,6 @@ class Bare:
     spans_s: tuple[float, ...]
     decodes_s: tuple[float, ...]
 
-
-Start: TypeAlias = Callable[[Kind, Path, Path], contextlib.AbstractContextManager[Running]]
-"""Start a server of a kind over a model, with a folder for its data."""
 
 Alone: TypeAlias = Callable[..., Bare]
 """See ``alone``."""
@@ -123,11 +121,13 @@ class Measure:
         name: what the rows are about.
         rows: measures them.
         needs_peer: whether it needs a peer.
+        in_quick: whether a quick run has it, unless its part is named.
     """
 
     name: str
     rows: Callable[[Stage], Sequence[Row]]
     needs_peer: bool = False
+    in_quick: bool = True
 
 
 @attrs.frozen

@@ -62,8 +62,8 @@ def unhit(samples: Sequence[Sample], block_tokens: int | None = None) -> list[tu
     The warm samples that reused too little of what an earlier one had sent, each with how many
     tokens were reusable.
 
-    Only whole chunks are reused, and where texts diverge is not known to the token, so two chunks
-    less are enough.
+    Whole chunks are reused at least, and where texts diverge is not known to the token, so two
+    chunks less are enough.
 
     Args:
         samples: of one server, in the order of the requests.

@@ -26,7 +26,7 @@ _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 # Scores that are well apart, so that a near tie hardly ever decides.
 _HEAD_GAIN = 4.0
 # Of what attention and the MLP add to a token.
-_QUOTING_GAIN = 0.01
+_QUOTING_GAIN = 0.001
 _LAYER_ENDS = ("o_proj.weight", "down_proj.weight")
 
 
