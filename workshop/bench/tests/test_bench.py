@@ -873,7 +873,7 @@ def test_a_size_is_that_of_the_model(
         made.append(size)
         return model_directory
 
-    monkeypatch.setattr(command, "_random_model", noted)
+    monkeypatch.setattr(command, "random_model", noted)
     *arguments, option, _ = beside()
     assert "--model" == option
     result = run(*arguments, "--size", "4x1024", "-o", tmp_path)

@@ -196,7 +196,7 @@ def bench(
     with _ending_on_sigterm(), tempfile.TemporaryDirectory(prefix="cairn-bench-") as scratch:
         folder = Path(scratch)
         size = SIZES[size_name or DEFAULT]
-        where = _random_model(folder, size) if model is None else Path(model).expanduser()
+        where = random_model(folder, size) if model is None else Path(model).expanduser()
         about["model"] = size.told if model is None else where.name
         start = SelfTests(running).running
         with Servers(kinds, where, folder, start) as servers:
@@ -211,7 +211,7 @@ def bench(
                 peer=None if no_peer else kinds[1].name,
                 start=start,
                 alone=alone,
-                quoting=(lambda: _random_model(folder, size, quoting=True))
+                quoting=(lambda: random_model(folder, size, quoting=True))
                 if model is None
                 else lambda: where,
             )
@@ -280,7 +280,8 @@ def _kinds(
     return kinds
 
 
-def _random_model(folder: Path, size: Size, *, quoting: bool = False) -> Path:
+def random_model(folder: Path, size: Size, *, quoting: bool = False) -> Path:
+    """Make a model with random weights in a folder; see ``make_sized_model``."""
     # This imports MLX; the servers run as their own processes.
     from cairn_bench.servers.sized_model import make_sized_model
 
