@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import attrs
 import pytest
 from click.testing import Result
 
-from cairn.journal.store_sql import SqlStore, journal_url, migrate
 from cairn.ops.serve import preload
 from cairn.ops.serve.api_keys import KEYS_VARIABLE
 from cairn.ops.serve.preload import blas_environment
@@ -33,11 +31,9 @@ from cairn_bench.scenarios import SCENARIOS, Request, Scenario
 from cairn_bench.servers import processes as servers
 from cairn_bench.servers.asking import NoAnswer, NoResult, Sample, spread
 from cairn_bench.servers.processes import DidNotStart, Kind, NeverAtRest, Running, Servers, Settled
-from cairn_bench.servers.self_tests import SelfTests
 from cairn_bench.servers.sizes import DEFAULT, SIZES, Size
 from cairn_conform.client import Client
 from cairn_conform.client_answers import Answer
-from tests.journal.test_histories import rows_of
 from tests.support.subprocess_server import DEADLINE_S
 from workshop.bench.tests.fake_completions import Fake, serving
 
@@ -584,57 +580,6 @@ def test_a_server_is_started_once_and_again_when_it_was_ended(tmp_path: Path):
     assert None is again.client.get("/v1/models")
 
 
-@contextlib.contextmanager
-def journaled(kind: Kind, _model: Path, folder: Path) -> Iterator[Running]:
-    """A server that has a journal from its start on: that of a history, unless one is there."""
-    url = journal_url(folder / "data")
-    if not (folder / "data").exists():
-        (folder / "data").mkdir(parents=True)
-        migrate(url)
-        store = SqlStore.open(url)
-        store.append(rows_of("continuation"))
-        store.close()
-    yield Running(kind=kind, client=Client("http://127.0.0.1:1"), data=folder / "data")
-
-
-def kinds_in(data: Path) -> list[str]:
-    """The kinds of the rows of a journal."""
-    store = SqlStore.open(journal_url(data), read_only=True)
-    try:
-        return [row.kind for row in store.read()]
-    finally:
-        store.close()
-
-
-def test_a_self_test_is_not_repeated(tmp_path: Path):
-    """
-    The next server of the same model begins with the rows of the first one up to its self-test, if
-    it has no data; one with other options for passes, or over another model, begins with none.
-    """
-    mine, tests = servers.ours(), SelfTests(journaled)
-    options = {
-        "first": mine,
-        "second": attrs.evolve(mine, command=(*mine.command, "--slab-idle", "3")),
-        "nothing written": servers.unrecorded(),
-        "chunks": attrs.evolve(mine, command=(*mine.command, "--block-tokens", "16")),
-        "peer": servers.mlx_lm(same_footing=True),
-    }
-    found = {}
-    for name, kind in options.items():
-        with tests.running(kind, tmp_path / "model", tmp_path / name) as server:
-            assert server.data is not None
-            found[name] = kinds_in(server.data)
-    with tests.running(mine, tmp_path / "other", tmp_path / "other model") as server:
-        found["other model"] = kinds_in(tmp_path / "other model" / "data")
-    with tests.running(mine, tmp_path / "model", tmp_path / "chunks") as server:
-        found["chunks, again"] = kinds_in(tmp_path / "chunks" / "data")
-    seeded = ["server_started", "self_test_finished"]
-    assert ["second", "nothing written"] == [name for name in found if found[name] == seeded]
-    others = [kinds for kinds in found.values() if kinds != seeded]
-    assert [found["first"]] * 5 == others
-    assert seeded == found["first"][:2]
-
-
 # --- the command ---------------------------------------------------------------------------------
 
 
@@ -936,24 +881,6 @@ def test_a_journal_that_is_written_nowhere(model_directory: Path, tmp_path: Path
         assert server.data is not None
         assert not (server.data / "journal.db").exists()
     assert 3 == found.cold_equal
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_second_server_has_the_self_test_of_the_first(model_directory: Path, tmp_path: Path):
-    """Ours, and the one whose journal is never written."""
-    tests = SelfTests(servers.running)
-    with tests.running(servers.ours(), model_directory, tmp_path / "first"):
-        pass
-    for kind in (servers.ours(), servers.unrecorded()):
-        folder = tmp_path / kind.name
-        with tests.running(kind, model_directory, folder) as server:
-            assert "self-test" not in (folder / "server.log").read_text("utf-8")
-            assert server.client.get("/health") is not None
-    store = SqlStore.open(journal_url(tmp_path / "cairn" / "data"), read_only=True)
-    told = [json.loads(row.public) for row in store.read() if row.kind == "self_test_finished"]
-    store.close()
-    assert [False, True] == [one["from_cache"] for one in told]
 
 
 @pytest.mark.slow

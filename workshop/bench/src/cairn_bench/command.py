@@ -42,7 +42,6 @@ from cairn_bench.servers.processes import (
     ours,
     running,
 )
-from cairn_bench.servers.self_tests import SelfTests
 from cairn_bench.servers.sizes import DEFAULT, SIZES, Size
 from cairn_conform.client_texts import new_salt
 
@@ -198,8 +197,7 @@ def bench(
         size = SIZES[size_name or DEFAULT]
         where = random_model(folder, size) if model is None else Path(model).expanduser()
         about["model"] = size.told if model is None else where.name
-        start = SelfTests(running).running
-        with Servers(kinds, where, folder, start) as servers:
+        with Servers(kinds, where, folder) as servers:
             runs, lost = _held(steps, servers, kinds[0].name, salt)
             stage = Stage(
                 own=kinds[0],
@@ -209,7 +207,7 @@ def bench(
                 quick=quick,
                 named=servers.named,
                 peer=None if no_peer else kinds[1].name,
-                start=start,
+                start=running,
                 alone=alone,
                 quoting=(lambda: random_model(folder, size, quoting=True))
                 if model is None

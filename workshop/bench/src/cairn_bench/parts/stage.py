@@ -17,7 +17,6 @@ from cairn_bench.rows import Row
 from cairn_bench.scenarios import Drawn, Request
 from cairn_bench.servers.asking import NoResult, Sample, asked, compared_with_cold
 from cairn_bench.servers.processes import DidNotStart, Kind, Running, environment_with
-from cairn_bench.servers.self_tests import Start
 from cairn_conform.client_texts import system, user
 
 _BARE_S: Final = 900.0
@@ -41,6 +40,9 @@ class Bare:
     spans_s: tuple[float, ...]
     decodes_s: tuple[float, ...]
 
+
+Start: TypeAlias = Callable[[Kind, Path, Path], contextlib.AbstractContextManager[Running]]
+"""Start a server of a kind over a model, with a folder for its data."""
 
 Alone: TypeAlias = Callable[..., Bare]
 """See ``alone``."""

@@ -14,10 +14,7 @@ import trio
 
 from cairn.engine.machine.heap import use_one_heap
 from cairn.http.server.listen import bind_socket
-from cairn.journal.codec import Row
-from cairn.journal.errors import StoreError
 from cairn.journal.store import MemoryStore
-from cairn.journal.store_sql import SqlStore, journal_url
 from cairn.ops.common.locations import log_path
 from cairn.ops.common.logs import set_up_logs
 from cairn.ops.serve.command import serve
@@ -34,21 +31,8 @@ def main(arguments: Sequence[str]) -> int:
         make_home(data_dir)
         set_up_logs(log_path(data_dir))
         listener = bind_socket(options["host"], options["port"])
-        store = MemoryStore(_rows(journal_url(data_dir)))
-        served = trio.run(serve_over, options, store, listener, data_dir, None)
+        served = trio.run(serve_over, options, MemoryStore(), listener, data_dir, None)
     return 0 if served else ENDED_AT_ONCE
-
-
-def _rows(url: str) -> list[Row]:
-    """The rows of an earlier server, see ``self_tests``; none if there was none."""
-    try:
-        store = SqlStore.open(url, read_only=True)
-    except StoreError:
-        return []
-    try:
-        return list(store.read())
-    finally:
-        store.close()
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -219,18 +218,10 @@ class Servers:
 
     Args:
         folder: for their data and output.
-        start: starts one; by default ``running``.
     """
 
-    def __init__(
-        self,
-        kinds: Sequence[Kind],
-        model: Path,
-        folder: Path,
-        start: Callable[[Kind, Path, Path], AbstractContextManager[Running]] | None = None,
-    ) -> None:
+    def __init__(self, kinds: Sequence[Kind], model: Path, folder: Path) -> None:
         self._kinds = {kind.name: kind for kind in kinds}
-        self._start = start or running
         self._model = model
         self._folder = folder
         self._open: dict[str, tuple[Running, contextlib.ExitStack]] = {}
@@ -255,7 +246,7 @@ class Servers:
             self._starts += 1
             ending = contextlib.ExitStack()
             server = ending.enter_context(
-                self._start(self._kinds[name], self._model, self._folder / str(self._starts))
+                running(self._kinds[name], self._model, self._folder / str(self._starts))
             )
             self._open[name] = (server, ending)
         return self._open[name][0]
