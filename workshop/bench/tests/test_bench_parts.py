@@ -104,7 +104,12 @@ class Drafting(Fake):
 
     Args:
         each: how many of them are accepted for each greedy answer.
+
+    Attributes:
+        greedy_only: whether no other answers have any.
     """
+
+    greedy_only = True
 
     def __init__(self, each: int, **changes: Any) -> None:
         super().__init__(prefill_s=0, **changes)
@@ -112,7 +117,7 @@ class Drafting(Fake):
 
     def tokens(self, body: Any, cached: int, alone: bool) -> Iterator[Any]:
         """As of a sound one."""
-        if not body.get("temperature"):
+        if not (self.greedy_only and body.get("temperature")):
             for name, more in ((_DRAFTED, 2 * self.each), (_ACCEPTED, self.each)):
                 self.counts[name] = self.counts.get(name, 0) + more
         return super().tokens(body, cached, alone)
@@ -578,8 +583,14 @@ def test_the_loop_alone_has_the_rows_that_are_served(tmp_path: Path):
 
 
 def test_tokens_of_drafts_do_not_count_beside_a_loop_without_them(tmp_path: Path):
-    """Half of the tokens came from drafts: the rate is half of what a client saw."""
-    row, *_ = rows_on(tmp_path, "decoding", Drafting(32))
+    """
+    Half of the tokens came from drafts: the rate is half of what a client saw. The answers are
+    sampled, so that there are hardly any.
+    """
+    fake = Drafting(32)
+    assert "drafts" not in rows_on(tmp_path, "decoding", fake)[0].of
+    fake.greedy_only = False
+    row, *_ = rows_on(tmp_path / "again", "decoding", fake)
     loop = row.figures["for_one"][1]
     assert pytest.approx(row.value * loop * 2) == statistics.median(row.figures["ours"])
     assert "128 of 256 tokens came from drafts, and do not count" in row.of
@@ -956,6 +967,7 @@ def test_short_turns_reuse_from_the_second_on(name: str, tmp_path: Path):
     share, again = rows_on(tmp_path, name)
     assert not share.is_missed
     assert 5 == len(share.figures["turns"]) == share.checked + 4
+    assert share.value == min(cached / prompt for cached, prompt in share.figures["turns"])
     assert (15, 1, True) == (again.value, again.goal, again.is_missed)
     assert {share.name.split(":")[0]} == {again.name.split(":")[0]}
 

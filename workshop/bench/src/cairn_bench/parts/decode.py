@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from cairn_bench.parts.stage import Measure, Part, Stage, ask, checked, require_hits, words_of
 from cairn_bench.rows import Row
-from cairn_bench.scenarios import Drawn, Request
+from cairn_bench.scenarios import VARIED, Drawn, Request
 from cairn_bench.servers.asking import NoResult, Sample
 from cairn_bench.servers.processes import Running, unrecorded
 from cairn_conform.client_texts import system, user
@@ -136,7 +136,8 @@ def rate(sample: Sample) -> float:
 def _request(drawn: Drawn, server: Running, answer_tokens: int) -> Request:
     words = words_of(server, drawn)(_HISTORY)
     messages = (system(drawn.text(words)), user(drawn.text(4)))
-    return Request(messages=messages, warm=True, answer_tokens=answer_tokens)
+    # Many tokens of a greedy answer would come from drafts, which the loop does not have.
+    return Request(messages=messages, warm=True, answer_tokens=answer_tokens, temperature=VARIED)
 
 
 def _warm(server: Running, request: Request, count: int) -> Sequence[Sample]:

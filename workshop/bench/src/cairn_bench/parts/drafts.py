@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
@@ -18,7 +18,7 @@ from cairn_bench.parts.decode import rate
 from cairn_bench.parts.first_token import journal_of
 from cairn_bench.parts.stage import Measure, Part, Stage, ask, require_hits
 from cairn_bench.rows import Row
-from cairn_bench.scenarios import Drawn, Request
+from cairn_bench.scenarios import Request
 from cairn_bench.servers.asking import NoResult, Sample
 from cairn_bench.servers.processes import Running
 from cairn_conform.client_answers import difference
@@ -27,7 +27,6 @@ from cairn_conform.client_texts import assistant, system, user
 _WITH, _WITHOUT = "with", "without"
 _WORDS = 120
 ANSWER_TOKENS = (128, 256)
-_SAMPLED: Final[Mapping[str, Any]] = {"temperature": 1.0}
 
 
 @attrs.frozen(kw_only=True)
@@ -37,19 +36,19 @@ class Kind:
 
     Attributes:
         goal: the least ratio of tokens a second, with speculation to without.
-        fields: further fields of the requests.
+        temperature: of the requests.
         quotes: whether it has to be one that drafts are accepted for.
     """
 
     name: str
     goal: float
-    fields: Mapping[str, Any]
+    temperature: float
     quotes: bool
 
 
 KINDS: Final = (
-    Kind(name="an answer that quotes its prompt", goal=1.5, fields={}, quotes=True),
-    Kind(name="an answer that quotes nothing", goal=0.97, fields=_SAMPLED, quotes=False),
+    Kind(name="an answer that quotes its prompt", goal=1.5, temperature=0.0, quotes=True),
+    Kind(name="an answer that quotes nothing", goal=0.97, temperature=1.0, quotes=False),
 )
 
 
@@ -70,16 +69,16 @@ def _row(stage: Stage, kind: Kind, servers: Mapping[str, Running]) -> Row:
         NoAnswer: a server did not answer.
         NoResult: drafts changed an answer, or none was accepted where they have to be.
     """
-    request = _request(stage, stage.drawn(kind.name), servers[_WITHOUT])
+    request = _request(stage, kind, servers[_WITHOUT])
     found: dict[str, list[Sample]] = {name: [] for name in servers}
     for server in servers.values():  # neither one's first answer counts
-        ask(server, request, **kind.fields)
+        ask(server, request)
         server.wait_at_rest()
     before = _drafts(servers[_WITH])
     for place in range(stage.count(3, 9)):
         # The second finds the machine as the first one left it.
         for name in (_WITH, _WITHOUT) if place % 2 else (_WITHOUT, _WITH):
-            found[name].append(ask(servers[name], request, **kind.fields))
+            found[name].append(ask(servers[name], request))
             servers[name].wait_at_rest()
     after = _drafts(servers[_WITH])
     drafted, accepted = after[0] - before[0], after[1] - before[1]
@@ -107,20 +106,24 @@ def _row(stage: Stage, kind: Kind, servers: Mapping[str, Running]) -> Row:
     )
 
 
-def _request(stage: Stage, drawn: Drawn, server: Running) -> Request:
+def _request(stage: Stage, kind: Kind, server: Running) -> Request:
     """
     The second turn of a conversation: its client asks for the first one's answer again.
 
     A model that quotes answers both the same, so the second answer is in its own prompt.
     """
     tokens = stage.count(*ANSWER_TOKENS)
-    messages = (system(drawn.text(_WORDS)), user("Repeat the list, word for word."))
+    messages = (
+        system(stage.drawn(kind.name).text(_WORDS)),
+        user("Repeat the list, word for word."),
+    )
     first = ask(server, Request(messages=messages, warm=False, answer_tokens=tokens))
     server.wait_at_rest()
     return Request(
         messages=(*messages, assistant(first.answer.text), messages[1]),
         warm=True,
         answer_tokens=tokens,
+        temperature=kind.temperature,
     )
 
 
@@ -137,13 +140,12 @@ def _compared(
     Raises:
         NoResult: one of them differs.
     """
-    told = {"logprobs": True, **kind.fields}
-    cold = ask(servers[_WITHOUT], request, cache_prompt=False, **told)
+    cold = ask(servers[_WITHOUT], request, logprobs=True, cache_prompt=False)
     if cold.answer.cached_tokens:
         raise NoResult(f"{kind.name}: without the cache tokens were reused")
     for name, server in servers.items():
         server.wait_at_rest()
-        hit = ask(server, request, **told)
+        hit = ask(server, request, logprobs=True)
         server.wait_at_rest()
         require_hits(kind.name, [hit])
         if hit.answer.tokens is None or cold.answer.tokens is None:
