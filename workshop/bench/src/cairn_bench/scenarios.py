@@ -39,7 +39,7 @@ class Request:
 
 
 VARIED: Final = 0.7
-"""A temperature at which a model with random weights repeats nothing, and still says plain words."""
+"""A temperature at which a model with random weights repeats nothing, in plain words."""
 
 Steps: TypeAlias = Generator[Request, Answer, None]
 

@@ -18,7 +18,7 @@ from cairn_bench.parts.decode import rate
 from cairn_bench.parts.first_token import journal_of
 from cairn_bench.parts.stage import Measure, Part, Stage, ask, require_hits
 from cairn_bench.rows import Row
-from cairn_bench.scenarios import Request
+from cairn_bench.scenarios import VARIED, Request
 from cairn_bench.servers.asking import NoResult, Sample
 from cairn_bench.servers.processes import Running
 from cairn_conform.client_answers import difference
@@ -48,7 +48,7 @@ class Kind:
 
 KINDS: Final = (
     Kind(name="an answer that quotes its prompt", goal=1.5, temperature=0.0, quotes=True),
-    Kind(name="an answer that quotes nothing", goal=0.97, temperature=1.0, quotes=False),
+    Kind(name="an answer that quotes nothing", goal=0.97, temperature=VARIED, quotes=False),
 )
 
 

@@ -25,7 +25,7 @@ from cairn_bench.parts.stage import (
     words_of,
 )
 from cairn_bench.rows import Row
-from cairn_bench.scenarios import Request, Talk
+from cairn_bench.scenarios import VARIED, Request, Talk
 from cairn_bench.servers.asking import NoAnswer, NoResult, Sample, asked, body_of
 from cairn_bench.servers.processes import NeverAtRest, Running
 from cairn_conform.client_texts import system, user
@@ -126,7 +126,10 @@ class Speaker:
     ) -> None:
         self._heard_s: list[float] = []
         self._first = first
-        self._request = Request(messages=(user(text),), warm=False, answer_tokens=tokens)
+        # Several tokens of a greedy answer would come at once, from drafts.
+        self._request = Request(
+            messages=(user(text),), warm=False, answer_tokens=tokens, temperature=VARIED
+        )
         self._server = server
         self._fault = ""
         self._thread = threading.Thread(target=self._hear, daemon=True)
