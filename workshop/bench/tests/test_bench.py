@@ -827,8 +827,8 @@ def test_a_size_is_that_of_the_model(
     figures = json.loads((tmp_path / "figures.json").read_text("utf-8"))
     assert ("4x1024", "random weights, 4 layers of 1024") == (figures["size"], figures["model"])
     assert [SIZES["4x1024"]] == made
-    for others in (["--model", model_directory], ["--long", "0.085"]):
-        refused = run("bench", "--size", "4x1024", *others)
+    for others in (beside(), ["bench", "--long", "0.085"]):
+        refused = run(*others, "--size", "4x1024")
         assert (2, True) == (refused.exit_code, "Omit" in refused.stderr)
 
 
