@@ -487,19 +487,19 @@ class _Again:
         sequence = _sequence(session)
         draw = self._draw_spec(session, sequence[: event.start])
         dummies = [None] * (self._engine.decode_rows - 1)
-        fed = []
-        for place, start in enumerate(range(event.start, event.end)):
+        # The fold does not have the tokens of an event that broke an invariant.
+        fed = (sequence[event.start], *event.sampled[:-1])
+        for place, token in enumerate(fed):
             self.passes, self.tokens = self.passes + 1, self.tokens + 1
-            fed.append(sequence[start])
-            draw = draw.after(sequence[start])
-            row = DecodeRow(slab=self._held, token=sequence[start], draw=draw)
+            draw = draw.after(token)
+            row = DecodeRow(slab=self._held, token=token, draw=draw)
             report = self._engine.decode([row, *dummies])[0]
             if not isinstance(report, PassReport):
                 raise report or EngineFault("no report")
             assert report.drawn is not None
             _same(f"token {place} of it", event.sampled[place], report.drawn.token)
             _same("its log-probability", event.logprobs[place], report.drawn.logprob)
-            if start + 1 == event.end:
+            if place + 1 == len(fed):
                 _same("tokens that ran", event.input_hash, ids_hash(fed))
                 _same("coverage", event.coverage, report.coverage)
         self._text.drawn(event.sampled)
