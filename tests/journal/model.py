@@ -1492,6 +1492,7 @@ class Driver:
         self.propose(
             ev.ShadowChecked(
                 prompt_tokens=len(last.prompt_ids),
+                cuts=(len(last.prompt_ids),),
                 answer_tokens=len(last.answer_ids),
                 keys=tuple(keys),
                 digests=tuple(

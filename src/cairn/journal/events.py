@@ -992,6 +992,9 @@ class ShadowChecked(Event):
 
     Attributes:
         prompt_tokens: the tokens that were prefilled.
+        cuts: where the passes over the prompt ended, and then those over the answer. With the grain
+            1 they are other passes than those that gave the answer; with the grain C there is only
+            one way to cut a sequence.
         answer_tokens: the tokens that were sampled again and compared.
         keys: the blocks of prompt and answer that are on record, in order of their tokens.
         digests: measured: of the KV of each block as the check computed it.
@@ -1009,6 +1012,7 @@ class ShadowChecked(Event):
     of_session: str
     request: str
     prompt_tokens: int = natural()
+    cuts: tuple[int, ...]
     answer_tokens: int = natural()
     keys: tuple[str, ...]
     digests: tuple[str, ...]

@@ -186,7 +186,7 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: StartedEng
                 "the bits of a miss, or its numbers are wrong. docs/models.md has the families "
                 "that are served. Start with --accept-unstable to serve it anyway."
             )
-        if settings.shadow_share:
+        if settings.shadow_share and not settings.shadow_by_default:
             raise BootRefused(
                 f"the self-test failed on this device ({failed}). With --accept-unstable "
                 "it is served anyway, and --shadow-check would quarantine sessions for the "

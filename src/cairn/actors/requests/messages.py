@@ -252,6 +252,7 @@ class ServerFacts:
         min_cache_tokens: shorter prompts leave no blocks for other requests.
         model_context_tokens: the model's own context, if the memory for sessions limits
             ``context_tokens``; else 0.
+        shadow_share: the share of answers that are computed again in idle time.
     """
 
     model: str
@@ -274,6 +275,7 @@ class ServerFacts:
     policy: SinkWindow | None = None
     min_cache_tokens: int = 0
     model_context_tokens: int = 0
+    shadow_share: float = 0.0
 
 
 @attrs.frozen(kw_only=True)

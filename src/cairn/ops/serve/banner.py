@@ -14,6 +14,12 @@ from cairn.ops.common.output import counted
 from cairn.ops.common.passes import decode_text, drafts_text, prefill_text
 from cairn.ops.serve.api_keys import KEY_VARIABLE
 
+CHECK_COSTS = (1, 5)
+"""
+A shadow check takes this many times as much computing time as the answer did: more if the answer
+reused more. See docs/how-to/shadow-check.md.
+"""
+
 
 def greet(url: str, server: Server, options: dict[str, Any]) -> None:
     """Print the server's settings, and a command to try it with."""
@@ -35,6 +41,7 @@ def greet(url: str, server: Server, options: dict[str, Any]) -> None:
         f"  prefill      {prefill_text(facts.row_class, facts.row_class_reason)}",
         f"  decoding     {answers}",
         f"  speculation  {drafts_text(facts.without_drafts)}",
+        f"  checks       {_checks_of(facts.shadow_share, options['shadow_check'])}",
         f"  context      {facts.context_tokens} tokens{_bound_of(facts)}{_window_of(facts.policy)}",
         f"  sampling     {_sampling(facts.defaults)}, unless a request sets it",
         *([f"  API keys     for {options['tenants']}"] if options["tenants"] else []),
@@ -42,6 +49,22 @@ def greet(url: str, server: Server, options: dict[str, Any]) -> None:
         f"  try it       {curl} -d '{body}'",
     )
     print("\n".join(lines), flush=True)
+
+
+def _checks_of(share: float, given: float | None) -> str:
+    """
+    How many answers are checked in idle time and what that costs, or why none is.
+
+    Args:
+        given: the share that the operator set.
+    """
+    if share:
+        low, high = (f"{100 * times * share:.3g}" for times in CHECK_COSTS)
+        return (
+            f"{100 * share:.3g} % of answers computed again in idle time: {low} to {high} % more "
+            "computing"
+        )
+    return "off" if given == 0 else "off: the self-test failed on this device"
 
 
 def _bound_of(facts: ServerFacts) -> str:
