@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -71,6 +72,18 @@ def postgres() -> Iterator[Postgres]:
             yield server
     except NotInstalled as missing:
         pytest.skip(str(missing))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """
+    Keep the results of self-tests in a folder of this run, which all workers share: the servers
+    that tests start test each model once, and no test uses the results of its user.
+    """
+    if hasattr(config, "workerinput"):  # a worker has the environment of the process that began
+        return
+    folder = tempfile.TemporaryDirectory(prefix="cairn-tests-")
+    os.environ["CAIRN_CACHE_DIR"] = folder.name
+    config.add_cleanup(folder.cleanup)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -44,6 +44,9 @@ class Settings:
         prewarm: whether to compute the beginning of the next prompt in advance.
         shadow_share: the share of answers that are computed again in idle time, 0 to 1.
         min_cache_tokens: shorter prompts leave no blocks.
+        self_tests: the folder of results of self-tests that data directories share; None to use
+            the journal's alone.
+        test_again: run the self-test whatever earlier starts have found.
         accept_unstable: serve even if the self-test fails.
         accept_tight: load a model even if it may not fit in memory.
         on_record: the settings that go into the journal.
@@ -67,6 +70,8 @@ class Settings:
     prewarm: bool = True
     shadow_share: float = 0.0
     min_cache_tokens: int = 0
+    self_tests: Path | None = None
+    test_again: bool = False
     accept_unstable: bool = False
     accept_tight: bool = False
     limits: Limits = attrs.field(factory=Limits)

@@ -47,6 +47,22 @@ def default_data_dir() -> Path:
     return (Path(home) if home else Path.home() / ".local" / "share") / "cairn"
 
 
+def self_tests_folder() -> Path | None:
+    """
+    The folder of the results of self-tests, which all data directories share: ``self-tests`` in
+    ``$CAIRN_CACHE_DIR``, else in ``$XDG_CACHE_HOME/cairn``, else in ``~/.cache/cairn``, on macOS
+    too. None if this user has no home directory.
+    """
+    if named := os.environ.get("CAIRN_CACHE_DIR"):
+        return Path(named).absolute() / "self-tests"
+    home = os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = Path(home) if home else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return folder / "cairn" / "self-tests"
+
+
 def log_path(data_dir: Path) -> Path:
     """Where the server writes its log."""
     return data_dir / "logs" / "cairn.jsonl"
