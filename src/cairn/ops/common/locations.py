@@ -17,13 +17,13 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import attrs
 import click
 
-from cairn.journal.base import Base
-from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
 from cairn.journal.tenants import session_name
 from cairn.ops.common.output import progress
 
 if TYPE_CHECKING:
+    from cairn.journal.base import Base
+    from cairn.journal.codec import Row
     from cairn.journal.export import Excerpt, First
     from cairn.journal.store_sql import SqlStore
 
