@@ -47,7 +47,7 @@ _IMPORTS_MLX = re.compile(
     r"^(from|import) (mlx|cairn\.engine\.mlx|tests\.support\.model_families)", re.MULTILINE
 )
 
-# Hardly anything that is imported or collected is garbage, and each full collection looks at it all.
+# Hardly anything that is imported is garbage, and each full collection would look at all of it.
 gc.disable()
 
 

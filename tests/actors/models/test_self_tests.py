@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from cairn.actors.boot import BootRefused
 from cairn.actors.models import self_tests
-from cairn.actors.models.self_tests import KeptSelfTests, code_hash
+from cairn.actors.models.self_tests import StoredSelfTests, code_hash
 from cairn.engine.model import fingerprint
 from cairn.engine.reports import SelfTestReport
 from cairn.journal import events as ev
@@ -44,14 +44,14 @@ PASSED = ev.SelfTestFinished(
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> KeptSelfTests:
+def kept(tmp_path: Path) -> StoredSelfTests:
     """A folder with the result of a passed test."""
-    found = KeptSelfTests(tmp_path / "cache" / "self-tests")
+    found = StoredSelfTests(tmp_path / "cache" / "self-tests")
     found.write(FIELDS, PASSED)
     return found
 
 
-def refused(kept: KeptSelfTests, fields: Mapping[str, Any] = FIELDS) -> str:
+def refused(kept: StoredSelfTests, fields: Mapping[str, Any] = FIELDS) -> str:
     """Why the file for a fingerprint is not used, as the log says. The file stays."""
     with capture_logs() as lines:
         assert kept.read(fields) is None
@@ -60,17 +60,17 @@ def refused(kept: KeptSelfTests, fields: Mapping[str, Any] = FIELDS) -> str:
     return str(fact)
 
 
-def test_a_result_is_read_as_it_was_written(kept: KeptSelfTests) -> None:
+def test_a_result_is_read_as_it_was_written(kept: StoredSelfTests) -> None:
     """Field by field, by another process too; its owner alone can read it."""
     with capture_logs() as lines:
-        assert PASSED == kept.read(FIELDS) == KeptSelfTests(kept.folder).read(dict(FIELDS))
+        assert PASSED == kept.read(FIELDS) == StoredSelfTests(kept.folder).read(dict(FIELDS))
     assert [] == lines
     (path,) = kept.folder.iterdir()
     assert (0o700, 0o600) == (kept.folder.stat().st_mode & 0o777, path.stat().st_mode & 0o777)
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_every_field_of_the_fingerprint_counts(kept: KeptSelfTests, name: str) -> None:
+def test_every_field_of_the_fingerprint_counts(kept: StoredSelfTests, name: str) -> None:
     """With another version, device or setting the test runs, and nothing is logged."""
     with capture_logs() as lines:
         assert kept.read({**FIELDS, name: "another"}) is None
@@ -78,7 +78,7 @@ def test_every_field_of_the_fingerprint_counts(kept: KeptSelfTests, name: str) -
     assert [] == lines
 
 
-def test_another_engine_tests_again(kept: KeptSelfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_engine_tests_again(kept: StoredSelfTests, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result of other code says nothing about this code."""
     monkeypatch.setattr(self_tests, "engine_code", lambda: "another")
     assert kept.read(FIELDS) is None
@@ -97,7 +97,7 @@ def test_the_code_of_the_engine_is_that_of_its_modules(tmp_path: Path) -> None:
     assert 64 == len(self_tests.engine_code())
 
 
-def test_a_damaged_file_is_not_used(kept: KeptSelfTests) -> None:
+def test_a_damaged_file_is_not_used(kept: StoredSelfTests) -> None:
     """Whichever byte was changed, and wherever the file ends."""
     path = kept.path(FIELDS)
     whole = path.read_bytes()
@@ -111,7 +111,7 @@ def test_a_damaged_file_is_not_used(kept: KeptSelfTests) -> None:
     assert "it is damaged" == refused(kept)
 
 
-def test_a_file_of_another_fingerprint_is_not_used(kept: KeptSelfTests) -> None:
+def test_a_file_of_another_fingerprint_is_not_used(kept: StoredSelfTests) -> None:
     """A file that was renamed, or whose result is not that of a passed test of its key."""
     other = {**FIELDS, "mlx": "2"}
     kept.path(FIELDS).rename(kept.path(other))
@@ -124,7 +124,7 @@ def test_a_file_of_another_fingerprint_is_not_used(kept: KeptSelfTests) -> None:
     assert refused(kept).startswith("Expected `float`")
 
 
-def test_only_its_owner_may_be_able_to_write_a_file(kept: KeptSelfTests, tmp_path: Path) -> None:
+def test_only_its_owner_may_be_able_to_write_a_file(kept: StoredSelfTests, tmp_path: Path) -> None:
     """A file that others could have written, a link and a folder are not used."""
     path = kept.path(FIELDS)
     for mode in (0o620, 0o602):
@@ -144,14 +144,14 @@ def test_only_its_owner_may_be_able_to_write_a_file(kept: KeptSelfTests, tmp_pat
 
 
 def test_another_users_file_is_not_used(
-    kept: KeptSelfTests, monkeypatch: pytest.MonkeyPatch
+    kept: StoredSelfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if that user alone can write it."""
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert "other users can write it" == refused(kept)
 
 
-def test_a_failed_test_removes_an_earlier_result(kept: KeptSelfTests) -> None:
+def test_a_failed_test_removes_an_earlier_result(kept: StoredSelfTests) -> None:
     """It contradicts that result, and is not kept itself."""
     for _ in range(2):
         kept.write(FIELDS, attrs.evolve(PASSED, passed=False))
@@ -161,7 +161,7 @@ def test_a_failed_test_removes_an_earlier_result(kept: KeptSelfTests) -> None:
 
 @pytest.mark.parametrize("draft", [True, False])
 def test_what_cannot_be_written_is_logged(
-    kept: KeptSelfTests, draft: bool, monkeypatch: pytest.MonkeyPatch
+    kept: StoredSelfTests, draft: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk, or a file where the folder has to be. Nothing half written is left."""
 
@@ -172,11 +172,11 @@ def test_what_cannot_be_written_is_logged(
     if draft:
         monkeypatch.setattr(Path, "replace", full)
     else:
-        kept = KeptSelfTests(earlier[0])
+        kept = StoredSelfTests(earlier[0])
     with capture_logs() as lines:
         kept.write(FIELDS, PASSED)
     (line,) = lines
-    assert ("warning", "the result of the self-test is not kept") == (
+    assert ("warning", "the result of the self-test is not stored") == (
         line["log_level"],
         line["event"],
     )

@@ -11,7 +11,7 @@ import structlog
 from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.idle.activity import Activity
 from cairn.actors.measured import measured
-from cairn.actors.models.self_tests import KeptSelfTests
+from cairn.actors.models.self_tests import StoredSelfTests
 from cairn.actors.requests.admission import Admission
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.settings import BootRefused, Progress, Settings
@@ -118,7 +118,7 @@ def start_on_mlx(settings: Settings, state: State, progress: Progress) -> Starte
     # MLX comes in here, on the engine's thread, and nowhere before.
     from cairn.engine.mlx.start import start_engine
 
-    kept = KeptSelfTests(settings.self_tests) if settings.self_tests is not None else None
+    kept = StoredSelfTests(settings.self_tests) if settings.self_tests is not None else None
     known: ev.SelfTestFinished | None = None
 
     def tested_shapes(fields: Mapping[str, Any]) -> PassShapes | None:

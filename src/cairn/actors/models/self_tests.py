@@ -42,7 +42,7 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 @attrs.frozen
-class KeptSelfTests:
+class StoredSelfTests:
     """The files of a folder. It is created with the first of them."""
 
     folder: Path
@@ -61,7 +61,9 @@ class KeptSelfTests:
             fact = error.strerror or str(error)
         except (_Unusable, msgspec.MsgspecError, ValueError, EngineFault) as error:
             fact = str(error)
-        log.warning("a kept self-test cannot be used, so it runs again", file=str(path), fact=fact)
+        log.warning(
+            "a stored self-test cannot be used, so it runs again", file=str(path), fact=fact
+        )
         return None
 
     def write(self, fields: Mapping[str, Any], tested: SelfTestFinished) -> None:
@@ -78,7 +80,7 @@ class KeptSelfTests:
                 path.unlink(missing_ok=True)
         except OSError as error:
             fact = error.strerror or str(error)
-            log.warning("the result of the self-test is not kept", file=str(path), fact=fact)
+            log.warning("the result of the self-test is not stored", file=str(path), fact=fact)
 
     def path(self, fields: Mapping[str, Any]) -> Path:
         """The file for a fingerprint without its row class, tested by this code."""
