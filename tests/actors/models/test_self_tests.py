@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from cairn.actors.boot import BootRefused
 from cairn.actors.models import self_tests
 from cairn.actors.models.self_tests import StoredSelfTests, code_hash
+from cairn.engine.mlx import start as mlx_start
 from cairn.engine.model import fingerprint
 from cairn.engine.reports import SelfTestReport
 from cairn.journal import events as ev
@@ -242,8 +243,6 @@ def test_a_device_that_fails_later_loses_its_result(
     model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next start tests again, although an earlier one had passed."""
-    from cairn.engine.mlx import start as mlx_start
-
     folder = tmp_path / "self-tests"
     recorded_tests(model_directory, self_tests=folder)
     assert 1 == len(list(folder.iterdir()))
@@ -256,3 +255,17 @@ def test_a_device_that_fails_later_loses_its_result(
     assert [] == list(folder.iterdir())
     (again,) = recorded_tests(model_directory, self_tests=folder)
     assert not again.from_cache
+
+
+def test_a_result_for_want_of_time_is_not_stored(
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that was busy once would have the dearer passes in every data directory."""
+    folder = tmp_path / "self-tests"
+    late = SelfTestReport(findings={"one": True}, error_max=0.0, duration_us=1, row_class_late=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(mlx_start, "run_self_test", lambda *_: late)
+        (first,) = recorded_tests(model_directory, self_tests=folder)
+    assert (True, False) == (first.passed, folder.exists())
+    recorded_tests(model_directory, self_tests=folder)
+    assert 1 == len(list(folder.iterdir()))

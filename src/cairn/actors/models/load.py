@@ -155,6 +155,8 @@ def start_on_mlx(settings: Settings, state: State, progress: Progress) -> Starte
     )
     if kept is not None:
         for facts, tested in _tests(started):
+            if tested.passed and tested.row_class_late:
+                continue  # another start may have the time to find a cheaper class
             kept.write(fingerprint.base_fields(facts.fields), _self_test(facts, tested))
     return attrs.evolve(started, known=known)
 
