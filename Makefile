@@ -90,8 +90,9 @@ test: env ## run the tests on all cores, on Linux with OpenBLAS preloaded; ARGS=
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -P -m pytest -q $(ALL_CORES) $(ARGS); \
 	status=$$?; gate; exit $$status
 
+# Its tests seldom wait, and each worker takes seconds to collect them: one worker a core.
 quick: env ## test journal, http and actors in 30 seconds, on the fake engine, with few random examples
-	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -P -m pytest -q $(ALL_CORES) --hypothesis-profile=quick \
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -P -m pytest -q $(ALL_CORES) -n auto --hypothesis-profile=quick \
 		-m 'not slow and not soak and not model' tests/journal tests/http tests/actors $(ARGS)
 
 # Every line and branch of these has to be run: the journal, the adapters of the protocols, and what

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -40,6 +43,12 @@ settings.register_profile("default", deadline=None)
 settings.load_profile("default")
 
 _NO_GATE = "gate not run: "
+_IMPORTS_MLX = re.compile(
+    r"^(from|import) (mlx|cairn\.engine\.mlx|tests\.support\.model_families)", re.MULTILINE
+)
+
+# Hardly anything that is imported is garbage, and each full collection would look at all of it.
+gc.disable()
 
 
 @pytest.fixture(scope="session")
@@ -73,11 +82,41 @@ def postgres() -> Iterator[Postgres]:
         pytest.skip(str(missing))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """
+    Keep the results of self-tests in a folder of this run, which all workers share: the servers
+    that tests start test each model once, and no test uses the results of its user.
+    """
+    if hasattr(config, "workerinput"):  # a worker has the environment of the process that began
+        return
+    folder = tempfile.TemporaryDirectory(prefix="cairn-tests-")
+    os.environ["CAIRN_CACHE_DIR"] = folder.name
+    config.add_cleanup(folder.cleanup)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make quick` does not collect modules that import MLX: that alone would take a second."""
+    if config.getoption("--hypothesis-profile") != "quick" or not collection_path.is_file():
+        return None
+    return bool(_IMPORTS_MLX.search(collection_path.read_text(encoding="utf-8"))) or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that compute with a model, by their fixtures."""
+    """Mark the tests that compute with a model, and those on PostgreSQL, by their fixtures."""
     for item in items:
-        if {"model_directory", "other_directory"} & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if {"model_directory", "other_directory"} & fixtures:
             item.add_marker(pytest.mark.model)
+        callspec = getattr(item, "callspec", None)
+        if "postgres" in fixtures or (callspec and "postgresql" in callspec.params.values()):
+            item.add_marker(pytest.mark.slow)  # the database server takes seconds to begin and end
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage in what the tests leave, and no longer in what was collected."""
+    gc.collect()  # attrs leaves a class without slots for each of ours
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -28,6 +28,7 @@ def test_six_in_turn_over_room_for_five():
     assert 0 == control
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("turns", "blocks", "least"),
     [
@@ -51,6 +52,7 @@ def test_what_recency_loses(turns: Turns, blocks: int, least: float):
 Drawn = Callable[[int], Turns]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drawn", "blocks"),
     [

@@ -31,7 +31,7 @@ from cairn.journal.export import read_export
 from cairn.journal.store_sql import SqlStore, journal_url
 from cairn.ops import doctor
 from cairn.ops.cli import COMMANDS
-from cairn.ops.common.locations import bytes_on_disk, default_data_dir
+from cairn.ops.common.locations import bytes_on_disk, default_data_dir, self_tests_folder
 from cairn.ops.common.output import table
 from cairn.ops.doctor import Found
 from cairn.ops.journal.growth import Growth, growth
@@ -452,7 +452,36 @@ def test_doctor(run, stored):
     assert "ok    journal   up to row 31, " in result.stdout
     assert "KiB; the hashes of the last 31 rows are correct\n" in result.stdout
     assert "ok    bits      not tested yet" in result.stdout
-    assert 9 == len(result.stdout.splitlines())
+    assert 10 == len(result.stdout.splitlines())
+
+
+@pytest.mark.usefixtures("healthy_machine")
+def test_doctor_says_where_self_tests_are_kept(run, tmp_path, monkeypatch):
+    """Where the results are, how many, and what follows if there can be none."""
+    named, folder = "CAIRN_CACHE_DIR", tmp_path / "cache" / "self-tests"
+    monkeypatch.setenv(named, str(tmp_path / "cache"))
+    fact = f"ok    selftest  0 self-tests passed on this machine, in {folder}\n"
+    assert fact in run("doctor").stdout
+    folder.mkdir(parents=True)
+    (folder / "one.json").touch()
+    fact = f"1 self-test passed on this machine, in {folder}; `ops serve --test-again` runs one"
+    assert fact in run("doctor").stdout
+    monkeypatch.setenv(named, str(folder / "one.json"))
+    found = doctor.check_self_tests()
+    assert ("warn", f"set {named}") == (found.status, found.advice)
+    monkeypatch.delenv(named)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert tmp_path / "xdg" / "cairn" / "self-tests" == self_tests_folder()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tmp_path / ".cache" / "cairn" / "self-tests" == self_tests_folder()
+
+    def homeless() -> Path:
+        raise RuntimeError("no home directory")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    found = doctor.check_self_tests()
+    assert ("warn", f"set {named}") == (found.status, found.advice)
 
 
 @pytest.mark.usefixtures("healthy_machine")

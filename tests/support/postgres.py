@@ -24,7 +24,7 @@ from typing import Any
 import attrs
 import psycopg
 
-from tests.support.subprocess_server import die_with_parent
+from tests.support.child_process import die_with_parent
 
 _DEADLINE_S = 60.0
 _ROLE = "cairn"

@@ -24,7 +24,9 @@ def self_tests_run_once() -> Iterator[None]:
     without running it, if it is loaded from the same files with the same settings.
     """
 
-    def run_once(loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> SelfTestReport:
+    def run_once(
+        loaded: LoadedModel, engine: MlxEngine, block_tokens: int, *_: object
+    ) -> SelfTestReport:
         # What a slab takes differs with the window, and with caches that grow.
         slab_bytes = tuple(map(engine.pool.slab_bytes, (4 * block_tokens, 64 * block_tokens)))
         settings = (loaded.dtype, loaded.shapes, loaded.together, block_tokens, engine.decode_rows)

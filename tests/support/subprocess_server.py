@@ -8,7 +8,6 @@ by its process id when the context ends, and on Linux also when this process die
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import http.client
 import json
 import os
@@ -35,6 +34,7 @@ from cairn.journal.codec import decode
 from cairn.journal.store_sql import SqlStore, journal_url
 from cairn.ops.cli import ops
 from cairn.ops.common.locations import log_path
+from tests.support.child_process import die_with_parent
 
 T = TypeVar("T")
 E = TypeVar("E", bound=ev.Event)
@@ -44,8 +44,6 @@ DEADLINE_S = 120.0
 
 _COMMAND = (sys.executable, "-P", "-m", "cairn.ops")
 _URL = re.compile(r"http://127\.0\.0\.1:\d+")
-_PDEATHSIG = 1
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 # --- servers -----------------------------------------------------------------------------------
@@ -351,11 +349,6 @@ def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
     """The environment, with one BLAS thread: many servers share few cores."""
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return {**environment, "OPENBLAS_NUM_THREADS": "1", **(more or {})}
-
-
-def die_with_parent() -> None:
-    if _libc is not None:
-        _libc.prctl(_PDEATHSIG, signal.SIGKILL)
 
 
 def eventually(look: Callable[[], T | None]) -> T:

@@ -51,6 +51,9 @@ class Settings:
         shadow_by_default: whether the operator did not set that share, so that no answer is checked
             where differences are expected.
         min_cache_tokens: shorter prompts leave no blocks.
+        self_tests: the folder of results of self-tests that data directories share; None to use
+            the journal's alone.
+        test_again: run the self-test whatever earlier starts have found.
         accept_unstable: serve even if the self-test fails.
         accept_tight: load a model even if it may not fit in memory.
         on_record: the settings that go into the journal.
@@ -75,6 +78,8 @@ class Settings:
     shadow_share: float = 0.0
     shadow_by_default: bool = False
     min_cache_tokens: int = 0
+    self_tests: Path | None = None
+    test_again: bool = False
     accept_unstable: bool = False
     accept_tight: bool = False
     limits: Limits = attrs.field(factory=Limits)

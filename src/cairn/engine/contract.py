@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         UnwrittenReport,
     )
     from cairn.engine.row_class import RowClass
+    from cairn.journal.events import SelfTestFinished
 
 
 class Engine(Protocol):
@@ -369,7 +370,8 @@ class StartedEngine:
 
     Attributes:
         directory: the model's; ``adapter`` is the directory of an adapter over it.
-        self_test: what the self-test found; None if an earlier start has shown it already.
+        self_test: what the self-test found; None if it did not run.
+        known: the result of an earlier start, which took its place; None if it ran.
         narrowed: the facts and the self-test of a fuller setting that failed: decode passes
             have one row instead of several, or nothing is reused. None if nothing failed.
         budgets: of slabs and blocks, in bytes.
@@ -382,6 +384,7 @@ class StartedEngine:
     directory: Path
     adapter: Path | None
     self_test: SelfTestReport | None
+    known: SelfTestFinished | None = None
     narrowed: tuple[ModelFacts, SelfTestReport] | None
     budgets: Budgets
     tight: str | None

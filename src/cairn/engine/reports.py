@@ -481,6 +481,7 @@ class SelfTestReport:
         row_class: the prefill passes that give a token the same bits, which all checks ran with;
             None if these are only the passes of the canonical schedule.
         row_class_reason: why there is no row class, or not the cheapest; empty if it is.
+        row_class_late: whether that is because there was no time to look for a cheaper one.
         without_drafts: why decode passes have no draft rows; empty if these have the bits of
             single passes.
         fault: what ended the last check in ``findings``; None if nothing did.
@@ -492,6 +493,7 @@ class SelfTestReport:
     decode_shapes: tuple[int, ...] = ()
     row_class: RowClass | None = None
     row_class_reason: str = ""
+    row_class_late: bool = False
     without_drafts: str = NOT_COMPARED
     fault: SelfTestFault | None = None
 

@@ -34,8 +34,15 @@ from cairn.journal.errors import JournalError
 from cairn.journal.events import SelfTestFinished
 from cairn.ops.chat.client import NotCairn, look
 from cairn.ops.cli import Unreadable
-from cairn.ops.common.locations import bytes_on_disk, example, journal_options, options_of, url_of
-from cairn.ops.common.output import size_text
+from cairn.ops.common.locations import (
+    bytes_on_disk,
+    example,
+    journal_options,
+    options_of,
+    self_tests_folder,
+    url_of,
+)
+from cairn.ops.common.output import counted, size_text
 from cairn.ops.common.passes import decode_text, drafts_text, prefill_text
 from cairn.ops.journal.growth import Growth, growth
 from cairn.ops.journal.readers import readers_warning
@@ -125,6 +132,7 @@ def checks(
     else:
         # Pebble is checked if the file lists it.
         yield "models", lambda: check_models(models)
+    yield "selftest", check_self_tests
     yield "sqlite", lambda: check_sqlite(url, sqlite3.sqlite_version_info)
     yield "journal", lambda: check_journal(url, options)
     yield "bits", lambda: check_bits(url)
@@ -200,6 +208,20 @@ def check_models(path: Path) -> Found:
         for one, size in sizes
     )
     return Found("ok", names)
+
+
+def check_self_tests() -> Found:
+    """Where the results of self-tests are kept, and whether they can be."""
+    folder = self_tests_folder()
+    again = "a new data directory runs the self-test of its model again"
+    if folder is None:
+        return Found("warn", f"no home directory: {again}", "set CAIRN_CACHE_DIR")
+    there = _existing(folder)
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        return Found("warn", f"{there} cannot be written: {again}", "set CAIRN_CACHE_DIR")
+    kept = sum(1 for _ in folder.glob("*.json"))
+    fact = f"{counted(kept, 'self-test')} passed on this machine, in {folder}"
+    return Found("ok", f"{fact}; `ops serve --test-again` runs one again" if kept else fact)
 
 
 def check_sqlite(url: str, version: tuple[int, ...]) -> Found:

@@ -17,7 +17,6 @@ from cairn.actors.clock import wall_clock_us
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate
 from cairn.actors.server import Server
-from cairn.engine.mlx.block_files import BlockFiles
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from tests.gate.conversation import words
@@ -163,6 +162,8 @@ async def test_a_file_that_cannot_be_removed_delays_no_other(
     filed: Journaled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files that the disk does not remove stay on record; files that expire later are removed."""
+    from cairn.engine.mlx.block_files import BlockFiles  # the other tests need no MLX
+
     monkeypatch.setattr(memory, "BATCH", 2)
     async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:
         await ask(server, question(1))

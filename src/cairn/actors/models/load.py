@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import structlog
@@ -11,12 +11,14 @@ import structlog
 from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.idle.activity import Activity
 from cairn.actors.measured import measured
+from cairn.actors.models.self_tests import StoredSelfTests
 from cairn.actors.requests.admission import Admission
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.settings import BootRefused, Progress, Settings
 from cairn.actors.threads.engine import EngineThread
 from cairn.actors.threads.journal_stalls import Stalls
 from cairn.actors.threads.writer import JournalWriter
+from cairn.engine.model import fingerprint
 from cairn.engine.reports import ModelFacts, PassShapes
 from cairn.engine.row_class import RowClass
 from cairn.journal import events as ev
@@ -107,7 +109,8 @@ def _freed() -> int:
 
 def start_on_mlx(settings: Settings, state: State, progress: Progress) -> StartedEngine:
     """
-    Load a model with MLX, and test it on this device unless the journal has a passed test.
+    Load a model with MLX, and test it on this device unless the journal or a file has a passed
+    test. Keeps the result of a test in a file.
 
     Raises:
         ModelRefused: the model cannot be served.
@@ -115,10 +118,20 @@ def start_on_mlx(settings: Settings, state: State, progress: Progress) -> Starte
     # MLX comes in here, on the engine's thread, and nowhere before.
     from cairn.engine.mlx.start import start_engine
 
-    def tested_shapes(fingerprint: str) -> PassShapes | None:
-        found = state.self_tests.get(fingerprint)
-        if found is None or not found.passed:
+    kept = StoredSelfTests(settings.self_tests) if settings.self_tests is not None else None
+    known: ev.SelfTestFinished | None = None
+
+    def tested_shapes(fields: Mapping[str, Any]) -> PassShapes | None:
+        nonlocal known
+        known = None
+        if settings.test_again:
             return None
+        found = state.self_tests.get(fingerprint.base_of(fields))
+        if found is None or not found.passed:
+            found = kept.read(fields) if kept is not None else None
+        if found is None:
+            return None
+        known = found
         return PassShapes(
             decode=found.decode_shapes,
             row_class=RowClass.of(found.row_class),
@@ -126,7 +139,7 @@ def start_on_mlx(settings: Settings, state: State, progress: Progress) -> Starte
             without_drafts=found.without_drafts,
         )
 
-    return start_engine(
+    started = start_engine(
         settings.model,
         name=settings.model_name,
         block_tokens=settings.block_tokens,
@@ -141,6 +154,20 @@ def start_on_mlx(settings: Settings, state: State, progress: Progress) -> Starte
         accept_tight=settings.accept_tight,
         window=settings.window,
     )
+    if kept is not None:
+        for facts, tested in _tests(started):
+            if tested.passed and tested.row_class_late:
+                continue  # another start may have the time to find a cheaper class
+            kept.write(fingerprint.base_fields(facts.fields), _self_test(facts, tested))
+    return attrs.evolve(started, known=known)
+
+
+def _tests(started: StartedEngine) -> Iterator[tuple[ModelFacts, SelfTestReport]]:
+    """The self-tests that ran, in order, with the facts of what they tested."""
+    if started.narrowed is not None:
+        yield started.narrowed
+    if started.self_test is not None:
+        yield started.facts, started.self_test
 
 
 def _put_on_record(settings: Settings, sequencer: Sequencer, started: StartedEngine) -> None:
@@ -168,16 +195,13 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: StartedEng
             of_the_model=facts.model_context_tokens,
             hint="a larger --pool-mb",
         )
-    known = sequencer.state.self_tests.get(facts.base_fingerprint)
     tested = started.self_test
+    for of, result in _tests(started):
+        sequencer.append(_self_test(of, result))
+    if started.known is not None:
+        sequencer.append(attrs.evolve(started.known, duration_us=0, from_cache=True))
     if started.narrowed is not None:
-        other, failed_test = started.narrowed
-        sequencer.append(_self_test(other, failed_test))
-        _warn_of_less(failed_test, cold=not facts.reusable)
-    if tested is not None:
-        sequencer.append(_self_test(facts, tested))
-    elif known is not None:
-        sequencer.append(attrs.evolve(known, duration_us=0, from_cache=True))
+        _warn_of_less(started.narrowed[1], cold=not facts.reusable)
     if tested is not None and not tested.passed:
         failed = ", ".join(name for name, held in tested.findings.items() if not held)
         if not settings.accept_unstable:

@@ -104,14 +104,21 @@ def run_self_test(
             why = ", ".join(name for name, holds in tested.findings.items() if not holds)
         # The canonical schedule asks less of the model.
         engine.row_class = None
-        found = Found(row_class=None, reason=f"with it the self-test failed: {why}")
+        found = Found(
+            row_class=None, reason=f"with it the self-test failed: {why}", late=found.late
+        )
     return _with_class(_tested(loaded, engine, block_tokens, began), found)
 
 
 def _with_class(tested: SelfTestReport, found: Found) -> SelfTestReport:
     if found.reason:
         log.info("prefill passes", row_class=found.row_class, fact=found.reason)
-    return attrs.evolve(tested, row_class=found.row_class, row_class_reason=found.reason)
+    return attrs.evolve(
+        tested,
+        row_class=found.row_class,
+        row_class_reason=found.reason,
+        row_class_late=found.late,
+    )
 
 
 def _vocabulary_tokens(loaded: LoadedModel) -> int:

@@ -58,7 +58,7 @@ def start_engine(
     kv_cache: str,
     pool_bytes: int | None,
     blocks_bytes: int | None,
-    tested_shapes: Callable[[str], PassShapes | None],
+    tested_shapes: Callable[[Mapping[str, Any]], PassShapes | None],
     progress: Callable[[str, int, int], None],
     adapter: str | None = None,
     dtype: DtypeSetting = "auto",
@@ -78,8 +78,8 @@ def start_engine(
         pool_bytes: the budget of slabs, or None to derive it from the size of the model. The
             context is never longer than fits in it.
         blocks_bytes: the budget of sealed blocks, or None to derive it.
-        tested_shapes: the shapes of passes that an earlier start found for a fingerprint without
-            its row class; None if it has not passed its self-test.
+        tested_shapes: the shapes of passes that an earlier start found for the fields of a
+            fingerprint without its row class; None if it has not passed its self-test.
         progress: called with (what, done, total).
         adapter: the directory of an adapter over the model.
         dtype: whether to convert the weights to float32.
@@ -199,7 +199,7 @@ def _with_rows(
     rule: Checkpoints | None,
     budgets: Budgets,
     asked_tokens: int | None,
-    tested_shapes: Callable[[str], PassShapes | None],
+    tested_shapes: Callable[[Mapping[str, Any]], PassShapes | None],
     progress: Callable[[str, int, int], None],
 ) -> Started:
     growth = None
@@ -242,7 +242,7 @@ def _with_rows(
         checkpoints=rule,
         growth=growth,
     )
-    self_test, shapes = None, tested_shapes(fingerprint.name_of(fields))
+    self_test, shapes = None, tested_shapes(fields)
     if shapes is None:
         progress(_TESTING, 0, 1)
         self_test = run_self_test(loaded, engine, block_tokens, partial(progress, _TESTING))

@@ -130,7 +130,12 @@ def base_of(fields: Mapping[str, Any]) -> str:
     The hash of a fingerprint without ``row_class``, which the self-test finds: the name under which
     an earlier self-test is looked up.
     """
-    return name_of({name: field for name, field in fields.items() if name != "row_class"})
+    return name_of(base_fields(fields))
+
+
+def base_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a fingerprint without ``row_class``."""
+    return {name: field for name, field in fields.items() if name != "row_class"}
 
 
 def name_of(fields: Mapping[str, Any]) -> str:

@@ -17,13 +17,13 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import attrs
 import click
 
-from cairn.journal.base import Base
-from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
 from cairn.journal.tenants import session_name
 from cairn.ops.common.output import progress
 
 if TYPE_CHECKING:
+    from cairn.journal.base import Base
+    from cairn.journal.codec import Row
     from cairn.journal.export import Excerpt, First
     from cairn.journal.store_sql import SqlStore
 
@@ -45,6 +45,22 @@ def default_data_dir() -> Path:
         return Path(named)
     home = os.environ.get("XDG_DATA_HOME")
     return (Path(home) if home else Path.home() / ".local" / "share") / "cairn"
+
+
+def self_tests_folder() -> Path | None:
+    """
+    The folder of the results of self-tests, which all data directories share: ``self-tests`` in
+    ``$CAIRN_CACHE_DIR``, else in ``$XDG_CACHE_HOME/cairn``, else in ``~/.cache/cairn``, on macOS
+    too. None if this user has no home directory.
+    """
+    if named := os.environ.get("CAIRN_CACHE_DIR"):
+        return Path(named).absolute() / "self-tests"
+    home = os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = Path(home) if home else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return folder / "cairn" / "self-tests"
 
 
 def log_path(data_dir: Path) -> Path:

@@ -295,6 +295,12 @@ _option = partial(click.option, show_default=True)
     help="How long a request may take, including its time in the queue; then it ends with 504.",
 )
 @_option(
+    "--test-again",
+    is_flag=True,
+    help="Run the self-test even if this model has passed it on this machine before. Its result "
+    "replaces the earlier one.",
+)
+@_option(
     "--accept-unstable", is_flag=True, help="Serve even if the self-test fails. This is journaled."
 )
 @_option(

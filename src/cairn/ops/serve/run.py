@@ -44,7 +44,7 @@ from cairn.http.server.listen import url_of as address_of
 from cairn.journal.store import Store
 from cairn.journal.store_sql import SqlStore, migrate, sqlite_path
 from cairn.ops.cli import Unreadable
-from cairn.ops.common.locations import log_path, options_of, url_of
+from cairn.ops.common.locations import log_path, options_of, self_tests_folder, url_of
 from cairn.ops.common.logs import set_up_logs
 from cairn.ops.journal.readers import readers_warning
 from cairn.ops.serve.api_keys import KEYS_VARIABLE, read_keys
@@ -298,7 +298,7 @@ def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
     share = SHADOW_SHARE if options["shadow_check"] is None else options["shadow_check"]
     same = (
         *("block_tokens", "dtype", "decode_rows", "kv_cache", "pool_slabs", "accept_unstable"),
-        *("blocks_max", "min_cache_tokens"),
+        *("blocks_max", "min_cache_tokens", "test_again"),
     )
     return Settings(
         model=options["model"] or str(builtin_directory()),
@@ -323,6 +323,7 @@ def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
             if isinstance(value, str | int | float | bool) and name not in _PLACES
         }
         | {"shadow_check": share, "python": sysconfig.get_python_version()},
+        self_tests=self_tests_folder(),
         blocks_folder=data_dir / "blocks",
         disk_bytes=options["disk_mb"] * 1024 * 1024,
         speculation=not options["no_speculation"],

@@ -113,12 +113,18 @@ def clock(step_s: float) -> Callable[[], float]:
 @pytest.mark.parametrize(
     ("step_s", "expected"),
     [
-        (1, Found(row_class=one_shape(BLOCK), reason="the search took longer than 200 s")),
+        (
+            1,
+            Found(
+                row_class=one_shape(BLOCK), reason="the search took longer than 200 s", late=True
+            ),
+        ),
         (
             50,
             Found(
                 row_class=None,
                 reason="the search took longer than 200 s, and one shape more than half of that",
+                late=True,
             ),
         ),
     ],

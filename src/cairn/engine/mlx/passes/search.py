@@ -60,10 +60,12 @@ class Found:
     Attributes:
         row_class: None if passes have to be those of the canonical schedule.
         reason: why there is none, or why it is not the cheapest; empty if it is.
+        late: whether that is because there was no time.
     """
 
     row_class: RowClass | None
     reason: str
+    late: bool = False
 
 
 class _OutOfTime(Exception):
@@ -142,9 +144,10 @@ def measured_row_class(
             late = f"the search took longer than {limit_s:g} s"
             search.until = clock() + limit_s / 2
             if search.agrees(one_shape(block_tokens)):
-                return Found(row_class=one_shape(block_tokens), reason=late)
+                return Found(row_class=one_shape(block_tokens), reason=late, late=True)
     except _OutOfTime:
-        return Found(row_class=None, reason=f"{late}, and one shape more than half of that")
+        reason = f"{late}, and one shape more than half of that"
+        return Found(row_class=None, reason=reason, late=True)
     except Exception as error:  # a model's code may raise anything; exact passes do not need this
         return Found(row_class=None, reason=f"{FAILED}{type(error).__name__}: {error}")
     finally:

@@ -18,7 +18,7 @@ from cairn.http.app import create_app
 from cairn.http.server.listen import bind_socket, serve_http
 from cairn.journal.codec import Row
 from cairn.journal.store_sql import SqlStore, journal_url, migrate
-from cairn.ops.common.locations import log_path
+from cairn.ops.common.locations import log_path, self_tests_folder
 from cairn.ops.common.logs import logs_in
 from cairn.ops.drills.server.client import Client
 from cairn.ops.serve.data_dir import make_home, root_secret
@@ -63,7 +63,9 @@ async def private_server(
     """
     # A damaged slab must still exist when it is used, however slow the model is.
     limits = Limits(drain_s=5.0, slab_idle_s=3600.0)
-    settings = Settings(model=str(model), limits=limits, **{**_SMALL, **changes})
+    settings = Settings(
+        model=str(model), limits=limits, self_tests=self_tests_folder(), **{**_SMALL, **changes}
+    )
     make_home(directory)
     migrate(journal_url(directory))
     store = SqlStore.open(journal_url(directory))
