@@ -93,7 +93,7 @@ test: env ## run the tests on all cores, on Linux with OpenBLAS preloaded; ARGS=
 # Its tests seldom wait, and each worker takes seconds to collect them: one worker a core.
 quick: env ## test journal, http and actors in 30 seconds, on the fake engine, with few random examples
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -P -m pytest -q $(ALL_CORES) -n auto --hypothesis-profile=quick \
-		-m 'not slow and not soak and not model' tests/journal tests/http tests/actors $(ARGS)
+		-m 'not slow and not soak and not model and not unmeasured' tests/journal tests/http tests/actors $(ARGS)
 
 # Every line and branch of these has to be run: the journal, the adapters of the protocols, and what
 # is pure in the engine. All of src/cairn has to reach the second bound. pyproject.toml says what is

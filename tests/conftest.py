@@ -133,11 +133,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Do not measure the coverage of tests with random examples, nor of the gate's."""
+    """Do not measure the coverage of tests with random examples, of the gate's, and of others."""
     # With random examples the figure would change from run to run. The gate compares bits in long
-    # runs of lines that other tests run too. Both take about twice as long if they are measured.
+    # runs of lines that other tests run too, and so do those with the marker. All of them take two
+    # to three times as long if they are measured.
     measured = coverage.Coverage.current()
-    if measured is None or not ({"hypothesis", "gate"} & {m.name for m in item.iter_markers()}):
+    if measured is None or not (
+        {"hypothesis", "gate", "unmeasured"} & {m.name for m in item.iter_markers()}
+    ):
         return (yield)
     measured.stop()
     try:

@@ -48,5 +48,5 @@ async def serve(nursery: trio.Nursery) -> AsyncIterator[Serve]:
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     """A plain HTTP client on trio."""
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         yield client

@@ -166,7 +166,7 @@ async def test_headers_go_out_with_the_first_sign(serve: Serve, client: httpx.As
     """A waiting request gets its headers and a comment long before it is accepted."""
     hold = Hold()
     url = await serve(FakeService((QUEUED, hold, *ANSWER)))
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with client.stream("POST", url + CHAT, json=STREAM) as response:
             lines = response.aiter_lines()
             assert ": waiting" == await anext(lines)
@@ -299,16 +299,16 @@ async def test_client_that_goes_away_cancels(
     async def call(task_status: trio.TaskStatus[trio.CancelScope]) -> None:
         with trio.CancelScope() as scope:
             task_status.started(scope)
-            async with httpx.AsyncClient(timeout=20) as client:
+            async with httpx.AsyncClient(timeout=60) as client:
                 await client.post(url + CHAT, json=ask)
 
     scope = await nursery.start(call)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         await hold.reached.wait()
         assert 0 == service.left
         scope.cancel()
         await service.leaves.wait()
-        async with httpx.AsyncClient(timeout=20) as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             response = await client.post(url + CHAT, json=ASK)
     assert "Grüße!" == response.json()["choices"][0]["message"]["content"]
     assert (2, 2) == (service.entered, service.left)
@@ -347,7 +347,7 @@ async def test_client_that_goes_before_the_response_starts():
         gone.set()
         await trio.sleep_forever()
 
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         await app(scope, receive, send)  # type: ignore[arg-type]
     assert (1, 1) == (service.entered, service.left)
 
@@ -362,7 +362,7 @@ async def test_slow_reader_then_gone(serve: Serve):
     url = await serve(service)
     host, port = url.removeprefix("http://").split(":")
     body = json.dumps(STREAM)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         stream = await trio.open_tcp_stream(host, int(port))
         head = f"POST {CHAT} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
         await stream.send_all((head + body).encode())

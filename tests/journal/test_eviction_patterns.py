@@ -29,6 +29,7 @@ def test_six_in_turn_over_room_for_five():
 
 
 @pytest.mark.slow
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("turns", "blocks", "least"),
     [
@@ -53,6 +54,7 @@ Drawn = Callable[[int], Turns]
 
 
 @pytest.mark.slow
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(
     ("drawn", "blocks"),
     [

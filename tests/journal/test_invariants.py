@@ -1096,6 +1096,7 @@ def test_each_damage_is_caught(invariant: str, name: str):
     assert world.seen() == plain(driver.state)
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("invariant", "name"), CASES)
 def test_nothing_else_is_touched(invariant: str, name: str):
     """
@@ -1604,6 +1605,7 @@ def test_doubt_stays():
     assert driver.bugs[0] == driver.state.blocks[key].bug_id
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize(("invariant", "name"), CASES)
 def test_replay_finds_the_same(invariant: str, name: str):
     """

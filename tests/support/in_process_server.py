@@ -9,7 +9,6 @@ from typing import Any
 
 import attrs
 import trio
-import trio.testing
 
 from cairn.actors.boot import Settings, booted
 from cairn.actors.clock import wall_clock_us
@@ -27,6 +26,8 @@ from tests.support.fake_engine import NO_MODEL, started
 
 SECRET = b"a secret of the tests, 32 bytes!"
 MIB = 1024 * 1024
+# Looking without a pause would take the interpreter's lock from the engine's thread all the time.
+_LOOK_S = 0.001
 
 
 def settings(model_directory: Path, **changes: Any) -> Settings:
@@ -84,16 +85,16 @@ class Said:
 async def wait_idle(server: Server) -> None:
     """Wait until no session is working and all events are committed."""
     with trio.fail_after(120):
-        while not set(server.statistics().sessions) <= {str(SessionState.IDLE)}:
-            await trio.testing.wait_all_tasks_blocked()
+        while not set(server.statistics().sessions) <= {str(SessionState.IDLE)}:  # noqa: ASYNC110
+            await trio.sleep(_LOOK_S)
         await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
 
 
 async def without_slabs(server: Server) -> None:
     """Wait until no session is working or holds a slab, and all events are committed."""
     with trio.fail_after(120):
-        while server.statistics().slabs or server.loaded.activity.at_work:
-            await trio.testing.wait_all_tasks_blocked()
+        while server.statistics().slabs or server.loaded.activity.at_work:  # noqa: ASYNC110
+            await trio.sleep(_LOOK_S)
         await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
 
 

@@ -259,14 +259,14 @@ async def test_official_client(nursery: trio.Nursery):
     url = await nursery.start(serve)
 
     def call(key: str) -> Any:
-        with openai.OpenAI(base_url=f"{url}/v1", api_key=key, timeout=20) as api:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key=key, timeout=60) as api:
             return api.chat.completions.create(model="any", **ASK)  # type: ignore[call-overload]
 
     with pytest.raises(openai.AuthenticationError) as caught:
         await trio.to_thread.run_sync(call, "none")
     assert "invalid_api_key" == caught.value.code
     assert "Grüße!" == (await trio.to_thread.run_sync(call, BOB)).choices[0].message.content
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         text = (await client.get(f"{url}/metrics", headers={"x-api-key": BOB})).text
     assert 'cairn_requests_total{outcome="refused"} 1.0' in text.splitlines()
     assert "alice" not in text
