@@ -758,7 +758,7 @@ def test_a_listener_hears_the_whole_prefill(tmp_path: Path, monkeypatch: pytest.
         rows_on(tmp_path, "listener")
 
 
-@pytest.mark.parametrize(("tokens", "known"), [(8, True), (4, False)])
+@pytest.mark.parametrize(("tokens", "known"), [(110, True), (4, False)])
 def test_a_usual_distance_needs_some_pieces(tokens: int, known: bool, tmp_path: Path):
     """Of an answer with fewer pieces than were to be waited for it is not known."""
     with staged(tmp_path, quick()) as scene:
