@@ -758,6 +758,18 @@ def test_a_listener_hears_the_whole_prefill(tmp_path: Path, monkeypatch: pytest.
         rows_on(tmp_path, "listener")
 
 
+@pytest.mark.parametrize(("tokens", "known"), [(110, True), (4, False)])
+def test_a_usual_distance_needs_some_pieces(tokens: int, known: bool, tmp_path: Path):
+    """Of an answer with fewer pieces than were to be waited for it is not known."""
+    with staged(tmp_path, quick()) as scene:
+        speaker = given_up.Speaker(scene.ours(), "Hm.", tokens=tokens, first=8)
+        speaker.end()
+        request = Request(messages=(user("And then?"),), warm=False)
+        other = stage.ask(scene.ours(), request)
+    with contextlib.nullcontext() if known else pytest.raises(NoResult, match="hardly begun"):
+        assert 0.002 < speaker.usual_s(other) < 0.5
+
+
 # --- speculation ---------------------------------------------------------------------------------
 
 
