@@ -190,9 +190,9 @@ def test_every_command_is_named():
 def test_make_targets_on_a_page_are_in_the_makefile(page: Path):
     """Every ``make`` target on a page exists."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.M))
+    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.M))
     text = page.read_text(encoding="utf-8")
-    called = set(re.findall(r"(?:^|`)make ([a-z]+)", text, flags=re.M))
+    called = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, flags=re.M))
     assert set() == called - targets
 
 

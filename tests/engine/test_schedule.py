@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -72,7 +73,7 @@ def test_other_passes_are_others(start: int, tokens: int, shape: int) -> None:
 
     for name in map(str, range(40)):
         usual = {(start, tokens), (100, 108), (tokens - 2, tokens)}
-        rule = {"name": name, "most": most, "recorded": usual}
+        rule: dict[str, Any] = {"name": name, "most": most, "recorded": usual}
         found = list(other_passes(start, tokens, chunk, **rule))
         assert found == list(other_passes(start, tokens, chunk, **rule))
         assert [start, *(end for _, end in found)] == [*(begin for begin, _ in found), tokens]

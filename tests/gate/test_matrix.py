@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 
@@ -30,7 +32,7 @@ def test_each_cell_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("bad", [{"differ": 1}, {"wrong": ("row 7: INV-3: a row",)}])
 def test_one_cell_that_differs_fails(
-    bad: dict[str, object], capsys: pytest.CaptureFixture[str]
+    bad: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An answer with other bits, or a journal with a finding, which is printed."""
 

@@ -21,19 +21,27 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("core", "wrong"), [("Haswell", "quantum"), ("SkylakeX", "least"), ("Haswell", "")]
-)
-def test_a_wrong_class_is_found_in_service(core: str, wrong: str, model_directory: Path) -> None:
+@pytest.mark.parametrize("wrong", ["quantum", ""])
+def test_a_wrong_class_is_found_in_service(wrong: str, model_directory: Path) -> None:
     """
-    Under a class with the quantum 8 in place of 12, or with fewer rows than agree, a check differs
-    (INV-3), and a session of the journal comes out the same with its own passes and differently
-    with others. With the class that was found, both are the same.
+    Under a class with the quantum 8 in place of 12 a check differs (INV-3), and a session of the
+    journal comes out the same with its own passes and differently with others. With the class that
+    was found, both are the same.
     """
-    if core == "SkylakeX" and not has_avx512():
-        pytest.skip("this processor has no AVX-512")
-    found = on_kernels(core, 1, "tests.gate.other_cuts", str(model_directory), wrong)
+    found = on_kernels("Haswell", 1, "tests.gate.other_cuts", str(model_directory), wrong)
     assert ("differs" if wrong else "same") in found["checks"]
     assert ("INV-3" in found["findings"]) == bool(wrong)
     assert (OTHER_CUTS if wrong else SAME) == found["replay"]
     assert not found["cuts as recorded"]
+
+
+def test_too_few_rows_are_found_by_the_next_turn(model_directory: Path) -> None:
+    """
+    Under a class of fewer rows than agree, the row that a continuation computes again has other
+    bits (INV-3). A check finds that too if one of its passes is small enough, which depends on the
+    id of the request.
+    """
+    if not has_avx512():
+        pytest.skip("this processor has no AVX-512")
+    found = on_kernels("SkylakeX", 1, "tests.gate.other_cuts", str(model_directory), "least")
+    assert {"INV-3"} == set(found["findings"])

@@ -524,7 +524,7 @@ class _CutElsewhere(_Again):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._due: list[ev.CacheExtended] = []
+        self._collected: list[ev.CacheExtended] = []
         self._sealed: list[ev.BlockSealed] = []
         self._session: Session | None = None
 
@@ -533,11 +533,11 @@ class _CutElsewhere(_Again):
             case ev.RowChecked():
                 pass  # it is computed again anyway
             case ev.CacheExtended() if event.step != "decode":
-                self._due.append(event)
+                self._collected.append(event)
                 self._session = step.session
                 if event.sampled:
                     self._compute()
-            case ev.BlockSealed() if self._due:
+            case ev.BlockSealed() if self._collected:
                 self._sealed.append(event)
             case _:
                 self._compute()
@@ -549,11 +549,11 @@ class _CutElsewhere(_Again):
 
     def _compute(self) -> None:
         """Run the passes that are due, and compare what they give."""
-        if not self._due:
+        if not self._collected:
             return
         assert self._session is not None
-        due, sequence = self._due, _sequence(self._session)
-        start, last = due[0].start, due[-1]
+        passes, sequence = self._collected, _sequence(self._session)
+        start, last = passes[0].start, passes[-1]
         if last.step == "prefill":
             # Those of a check, which begins with the first token.
             spans = [one for one in self._others(0, last.end) if one[1] > start]
@@ -565,7 +565,7 @@ class _CutElsewhere(_Again):
         for first, end in spans:
             draw = self._draw_spec(self._session) if end == last.end and last.sampled else None
             report = self._pass(sequence[first:end], draw)
-        for event in due:
+        for event in passes:
             _same("tokens that ran", event.input_hash, ids_hash(sequence[event.start : event.end]))
         if held is not None:
             _same("digest of rows of earlier passes", held, self._seal(begin, start).digest)
@@ -577,13 +577,13 @@ class _CutElsewhere(_Again):
         for block in self._sealed:
             self.blocks += 1
             _same("digest", block.digest, self._seal(block.start, block.end).digest)
-        self._due, self._sealed = [], []
+        self._collected, self._sealed = [], []
 
     def _others(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         row_class, session = self._engine.row_class, self._session
         assert row_class is not None
         assert session is not None
-        of = self._due[0].request if self._due else None
+        of = self._collected[0].request if self._collected else None
         if of is None and session.last is not None:
             of = session.last.request
         return other_passes(
@@ -592,7 +592,7 @@ class _CutElsewhere(_Again):
             self._chunk,
             name=of or session.id,
             most=row_class.most_tokens,
-            recorded={(event.start, event.end) for event in self._due},
+            recorded={(event.start, event.end) for event in self._collected},
         )
 
     def _share(self, event: ev.BlocksRestored, session: Session) -> None:
