@@ -38,6 +38,7 @@ PASSED = ev.SelfTestFinished(
     error_max=1e-6,
     decode_shapes=(1, 4),
     row_class=(64, 1, 16, 256, 1_100_000),
+    row_class_reason="",
     without_drafts="",
     duration_us=7,
     from_cache=False,
