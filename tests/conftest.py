@@ -107,8 +107,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = set(getattr(item, "fixturenames", ()))
         if {"model_directory", "other_directory"} & fixtures:
             item.add_marker(pytest.mark.model)
-        callspec = getattr(item, "callspec", None)
-        if "postgres" in fixtures or (callspec and "postgresql" in callspec.params.values()):
+        params = getattr(getattr(item, "callspec", None), "params", {}).values()
+        on_postgres = any(isinstance(one, str) and one == "postgresql" for one in params)
+        if "postgres" in fixtures or on_postgres:
             item.add_marker(pytest.mark.slow)  # the database server takes seconds to begin and end
 
 
