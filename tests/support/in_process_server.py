@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -82,19 +83,24 @@ class Said:
     finished: Finished
 
 
+async def _pause() -> None:
+    """A short pause in real time, also under a clock of the test's own."""
+    await trio.to_thread.run_sync(time.sleep, _LOOK_S)
+
+
 async def wait_idle(server: Server) -> None:
     """Wait until no session is working and all events are committed."""
     with trio.fail_after(120):
-        while not set(server.statistics().sessions) <= {str(SessionState.IDLE)}:  # noqa: ASYNC110
-            await trio.sleep(_LOOK_S)
+        while not set(server.statistics().sessions) <= {str(SessionState.IDLE)}:
+            await _pause()
         await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
 
 
 async def without_slabs(server: Server) -> None:
     """Wait until no session is working or holds a slab, and all events are committed."""
     with trio.fail_after(120):
-        while server.statistics().slabs or server.loaded.activity.at_work:  # noqa: ASYNC110
-            await trio.sleep(_LOOK_S)
+        while server.statistics().slabs or server.loaded.activity.at_work:
+            await _pause()
         await server.loaded.writer.wait_committed(server.loaded.sequencer.state.position)
 
 
