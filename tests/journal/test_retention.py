@@ -25,7 +25,7 @@ from cairn.journal.base import (
 from cairn.journal.codec import Row, decode
 from cairn.journal.errors import UnknownEvent
 from cairn.journal.replay import Report, replay
-from cairn.journal.retention import Survey, compared_with
+from cairn.journal.retention import KeptIds, Survey
 from cairn.journal.state import EMPTY, State
 from tests.journal.model import TAPES, Driver, Talk, Violated, played, profile, tape
 
@@ -94,7 +94,9 @@ def brute(rows: list[Row], states: list[State], before_us: int) -> int:
 def pruned(rows: list[Row], states: list[State], cut: int) -> tuple[Base, list[Row]]:
     """What a cut leaves, without the event that names the base."""
     rest = rows[cut:]
-    kept = compared_with(decode(row).event for row in rest)
+    kept = KeptIds()
+    for row in rest:
+        kept.see(decode(row).event)
     return base_of(forgotten(states[cut], kept), rows[cut - 1].hash), rest
 
 
@@ -525,9 +527,9 @@ def test_what_a_base_forgets_of_an_open_request():
     session = attrs.evolve(state.session(name), request=request)
     state = attrs.evolve(state, sessions=state.sessions.set(session.id, session))
     assert name in with_ids(state)
-    assert set() == with_ids(forgotten(state))
+    assert set() == with_ids(forgotten(state, KeptIds()))
     assert 2 == contents_of(state).count(b"a secret")
-    assert b"a secret" not in contents_of(forgotten(state))
+    assert b"a secret" not in contents_of(forgotten(state, KeptIds()))
 
 
 def test_what_a_base_forgets():
@@ -537,13 +539,13 @@ def test_what_a_base_forgets():
     """
     driver = overlapping()
     first, second = driver.ledger.state.sessions
-    state = forgotten(driver.state, {first})
+    state = forgotten(driver.state, KeptIds({first}))
     turns = [state.session(name).last for name in (first, second)]
     assert [True, False] == [bool(turn and turn.sequence) for turn in turns]
 
     driver.take(driver.ledger.record_crash(session=first, message="-", trace="a secret"))
     assert b"a secret" in contents_of(driver.state)
-    assert b"a secret" not in contents_of(forgotten(driver.state))
+    assert b"a secret" not in contents_of(forgotten(driver.state, KeptIds()))
 
 
 def test_a_later_decision_needs_what_it_compared():
@@ -566,7 +568,7 @@ def test_a_later_decision_needs_what_it_compared():
     base, rest = pruned(driver.rows, states, cut)
     part = replay(rest, base=base, until=len(driver.rows))
     assert () == part.findings
-    blank = base_of(forgotten(states[cut]), base.head)
+    blank = base_of(forgotten(states[cut], KeptIds()), base.head)
     part = replay(rest, base=blank, until=len(driver.rows))
     assert {"INV-4"} == {finding.invariant for finding in part.findings}
 

@@ -19,12 +19,23 @@ def framed(fields: Iterable[bytes]) -> bytes:
     return b"".join(len(field).to_bytes(8, "little") + field for field in fields)
 
 
-def ids_bytes(ids: Sequence[int]) -> bytes:
+IdBytes = bytes
+"""Token ids as ``ids_bytes`` gives them."""
+ID_BYTES = 4
+"""The size of each."""
+
+
+def ids_bytes(ids: Sequence[int]) -> IdBytes:
     """Token ids as little-endian 32-bit integers."""
     packed = array("i", ids)
-    if packed.itemsize != 4:  # pragma: no cover - no platform of ours
+    if packed.itemsize != ID_BYTES:  # pragma: no cover - no platform of ours
         raise RuntimeError("array('i') is not 32 bits wide here")
     return packed.tobytes()
+
+
+def ids_of(packed: IdBytes) -> tuple[int, ...]:
+    """The token ids that ``ids_bytes`` packed."""
+    return tuple(array("i", packed))
 
 
 def ids_hash(ids: Sequence[int]) -> str:

@@ -42,12 +42,14 @@ class Copy:
         end: the end of the slab after it.
         keys: of the blocks, in their order.
         places: the first token of each.
+        rows: how many rows of the only block are copied (a partial match); None for all.
     """
 
     start: int
     end: int
     keys: tuple[str, ...]
     places: tuple[int, ...]
+    rows: int | None = None
 
 
 class SessionCache:
@@ -224,10 +226,16 @@ class SessionCache:
 
         await self._context.engine.call(lambda mlx: mlx.trim(slab, end), record)
 
-    def copies(self, keys: Sequence[str], start: int) -> list[Copy]:
+    def copies(
+        self, keys: Sequence[str], start: int, partial: str | None = None, rows: int = 0
+    ) -> list[Copy]:
         """
         The parts in which sealed blocks are copied into the slab from ``start`` on. Blocks that the
         window does not need at the end are left out.
+
+        Args:
+            partial: the block whose first rows come after these; None if there is none.
+            rows: how many rows that are.
         """
         size, first = self.block_tokens, start // self.block_tokens
         found = []
@@ -242,10 +250,14 @@ class SessionCache:
                 )
             )
             start = end
+        if partial is not None:
+            found.append(
+                Copy(start=start, end=start + rows, keys=(partial,), places=(start,), rows=rows)
+            )
         return found
 
     async def share(
-        self, request: str, keys: Sequence[str], start: int, still_needed: Callable[[], bool]
+        self, request: str, copies: Sequence[Copy], still_needed: Callable[[], bool]
     ) -> bool:
         """
         Copy sealed blocks into the slab for a request, in parts. False if they were no longer
@@ -254,7 +266,7 @@ class SessionCache:
         Args:
             still_needed: called on the engine's thread.
         """
-        parts = [self._copying(request, copy) for copy in self.copies(keys, start)]
+        parts = [self._copying(request, copy) for copy in copies]
         done = await self._context.engine.copy(parts, still_needed)
         if not done:
             await self.end_copy()
@@ -287,7 +299,7 @@ class SessionCache:
         slab = self.slab_id
 
         def run(engine: Engine) -> ShareReport:
-            return engine.share(slab, copy.keys, copy.start, copy.places)
+            return engine.share(slab, copy.keys, copy.start, copy.places, rows=copy.rows)
 
         def record(report: ShareReport) -> int:
             return self.append(
