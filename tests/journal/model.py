@@ -747,7 +747,8 @@ def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> Stones:
     ]
     own = mine if roomy and request.ask.cache_mode == "full" else None
     found = _with_rows(world, own, request.prompt_ids[:-1], keys, len(request.prompt_ids))
-    return _with_part(world, mine, request.prompt_ids[:-1], keys, found)
+    of = (request.ask.fingerprint, request.ask.tenant)
+    return _with_part(world, of, request.prompt_ids[:-1], keys, found)
 
 
 def stones_ahead(world: World, name: str, begun: ev.PrewarmStarted) -> Stones:
@@ -757,12 +758,12 @@ def stones_ahead(world: World, name: str, begun: ev.PrewarmStarted) -> Stones:
     said = (*mine["last"]["prompt_ids"], *mine["last"]["answer_ids"])
     ids = (*said[: begun.base_tokens], *begun.new_ids)
     found = _with_rows(world, mine, ids, keys, len(ids))
-    return _with_part(world, mine, ids, keys, found)
+    return _with_part(world, (mine["fingerprint"], mine["tenant"]), ids, keys, found)
 
 
 def _with_part(
     world: World,
-    mine: dict[str, Any],
+    of: tuple[str, str],
     ids: Sequence[int],
     keys: Sequence[str],
     found: tuple[int, int, int],
@@ -772,7 +773,7 @@ def _with_part(
     chunk = world.model["block_tokens"]
     tokens, kept, shared = found
     place = kept + shared
-    after = keys[place - 1] if place else _no_parent(mine["fingerprint"], mine["tenant"])
+    after = keys[place - 1] if place else _no_parent(*of)
     most, partial = max(1, tokens - kept * chunk), None
     for key in world.children.get(after, ()):  # the latest wins a tie
         block = world.blocks[key]

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import pytest
+from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal import paths
@@ -167,10 +168,10 @@ def test_a_full_block_that_was_not_sealed_is_not_kept():
     assert 2 * C < session.canonical_tokens
     assert 0 == paths.canonical_end(driver.state, session)
     ids = rendered((HELLO,))
-    assert Reuse(0, 0, 2) == paths.reusable_prewarm(
-        driver.state, session, ids, driver.keys("t1", ids)
-    )
-    assert Reuse() == paths.reusable_prewarm(driver.state, session, ids, ())
+    keys = driver.keys("t1", ids)
+    third = driver.state.session("s1").slab_keys[2]
+    assert Reuse(0, 0, 2, third, 2) == paths.reusable_prewarm(driver.state, session, ids, keys)
+    assert Reuse(0, 0, 0, keys[0], C - 1) == paths.reusable_prewarm(driver.state, session, ids, ())
 
     driver = driver_of(min_cache_tokens=100)
     session = served(driver)
@@ -179,15 +180,21 @@ def test_a_full_block_that_was_not_sealed_is_not_kept():
 
 
 def test_too_short_to_be_cached_is_not_reused():
-    """A sequence below the minimum reuses no row, though the slab has some."""
+    """
+    A sequence below the minimum reuses no row of its slab; of a block that a longer one cached, it
+    does.
+    """
     driver = driver_of()
     session = served(driver)
     ids = rendered((HELLO,))[: C - 1]
-    for least, tokens in ((0, C - 1), (C - 1, C - 1), (C, 0)):
+    kept = Reuse(C - 1)
+    for least, due in ((0, kept), (C - 1, kept), (C, Reuse(0, 0, 0, session.slab_keys[0], C - 1))):
         assert driver.state.model is not None
         model = attrs.evolve(driver.state.model, min_cache_tokens=least)
         state = attrs.evolve(driver.state, model=model)
-        assert Reuse(tokens) == paths.reusable_prewarm(state, session, ids, ())
+        assert due == paths.reusable_prewarm(state, session, ids, ())
+        nothing = attrs.evolve(state, children=Map())
+        assert Reuse(due.tokens) == paths.reusable_prewarm(nothing, session, ids, ())
 
 
 def test_a_slab_that_is_too_small_is_not_reused():
