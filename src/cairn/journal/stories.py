@@ -29,7 +29,8 @@ class RequestStory:
     Attributes:
         position: the row that received it.
         path: empty if none was selected.
-        prompt, reused, prefilled, generated: in tokens.
+        prompt, reused, prefilled, generated: in tokens; ``tokens_from_partial`` are among those
+            reused.
         end: its finish reason, ``cancelled (STAGE)``, the invariant that broke, ``lost`` if its
             server ended during it; ``open`` if it goes on.
     """
