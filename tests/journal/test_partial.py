@@ -186,7 +186,7 @@ def test_a_quarantined_block_is_not_matched():
     driver = driver_of()
     keys = first(driver, *LONG)
     ids = rendered((("user", common(C + 1)),))
-    session, state = driver.state.session("s1"), attrs.evolve(driver.state, sessions=None)
+    session, state = driver.state.session("s1"), driver.state
     session = attrs.evolve(session, slab=None, slab_keys=(), slab_ids=())
     for change in ({"bug_id": "b"}, {"present": False}, {"ids": b""}, {}):
         blocks = state.blocks.set(keys[1], attrs.evolve(state.blocks[keys[1]], **change))
@@ -362,7 +362,7 @@ def test_the_block_is_pinned_and_counts_as_used():
     driver = driver_of()
     keys = first(driver, *LONG)
     driver.ask(say(*common(C + 1)))
-    assert (keys[0], keys[1]) == driver.state.pins["s2"]  # type: ignore[index]  # a session's id
+    assert (keys[0], keys[1]) == driver.state.pins[driver.state.session("s2").id]
     assert driver.state.position == driver.state.uses[keys[1]].position
     assert keys[1] not in driver.evictable()
     pool = driver.state.pool
@@ -385,7 +385,7 @@ def settling(driver: Driver) -> tuple[int, ...]:
     onward = (("user", words), ("assistant", (50, 51, 52, 53)), ("user", (60, 61)))
     driver.serve(talk(*onward, name="o"), answer=(50,))
     driver.ask(talk(("user", words), name="n"), answer=(50, 51, 52, 53))
-    while driver.state.session("n").state != "settling":  # type: ignore[comparison-overlap]
+    while driver.state.session("n").state != "settling":
         driver.step("n")
     return rendered(onward)[: 2 * C + 3]
 
