@@ -15,7 +15,7 @@ from cairn.journal import paths
 from cairn.journal.base import base_of, forgotten, state_of
 from cairn.journal.keys import ids_hash
 from cairn.journal.paths import RULES_VERSION, Reuse
-from cairn.journal.retention import KeptIds
+from cairn.journal.retention import NeededIds
 from cairn.journal.state import Session
 from tests.journal.model import CHUNKS, LAYERS, Driver, Talk, Violated, rendered
 
@@ -230,7 +230,7 @@ def test_a_base_keeps_no_ids_of_a_slab():
     """Without them a session reuses whole blocks."""
     driver = driver_of()
     session = served(driver)
-    kept = state_of(base_of(forgotten(driver.state, KeptIds()), "h")).session("s1")
+    kept = state_of(base_of(forgotten(driver.state, NeededIds()), "h")).session("s1")
     assert (session.slab_keys, session.canonical_tokens) == (kept.slab_keys, kept.canonical_tokens)
     assert ((), ()) != (session.slab_ids, kept.slab_ids)
     assert () == kept.slab_ids

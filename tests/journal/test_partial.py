@@ -15,7 +15,7 @@ from cairn.journal.codec import decode
 from cairn.journal.keys import ids_bytes, ids_of
 from cairn.journal.pruning import PruneOptions, prepare_prune
 from cairn.journal.replay import replay
-from cairn.journal.retention import KeptIds
+from cairn.journal.retention import NeededIds
 from cairn.journal.state import CHILDREN, State, beginning
 from cairn.journal.store import MemoryStore
 from tests.journal.model import CHUNKS, Driver, Talk, rendered
@@ -244,6 +244,17 @@ def test_a_file_is_read_for_a_part_of_its_block():
     assert () == to_load(attrs.evolve(two, disk_budget=0), driver, *common(C + 1))
 
 
+def test_a_file_is_not_read_for_a_few_rows(monkeypatch: pytest.MonkeyPatch):
+    """What counts is how many more they are than those of a block in memory."""
+    driver = driver_of(blocks_kept=100)
+    keys = first(driver, *LONG)
+    first(driver, *common(C + 1), name="o")
+    state = in_file(driver.state, keys[1])
+    assert keys[:2] == to_load(state, driver, *common(C + 2))
+    monkeypatch.setattr(paths, "LOAD_PARTIAL", 2)
+    assert () == to_load(state, driver, *common(C + 2))
+
+
 def test_rows_of_the_slab_spare_a_file():
     """What the session has itself is not read."""
     driver = driver_of(blocks_kept=100)
@@ -454,7 +465,7 @@ def test_a_base_keeps_the_ids_that_later_rows_have():
     """
     driver = driver_of(blocks_kept=100)
     mine, theirs = first(driver, *LONG), first(driver, 5, *LONG, name="o")
-    kept = KeptIds()
+    kept = NeededIds()
     cut, state = len(driver.rows), driver.state
     driver.serve(say(*common(C + 1), name="n"))
     driver.serve(say(5, *LONG[: 2 * C], 99, name="m"))
@@ -470,7 +481,7 @@ def test_a_base_keeps_the_ids_that_later_rows_have():
 
     ids = rendered((("user", common(C + 1)),))
     session = attrs.evolve(state.session("s1"), slab=None, slab_keys=(), slab_ids=())
-    blank = forgotten(state, KeptIds())
+    blank = forgotten(state, NeededIds())
     for held, rows in ((state, 2), (after, 2), (blank, 0)):
         found = paths.reusable_prewarm(held, session, ids, driver.keys("t1", ids))
         assert (1, rows) == (found.shared, found.rows)
@@ -497,6 +508,6 @@ def test_decisions_after_a_prune_are_the_same():
     assert (2, b"") == (len(ids_of(blocks[mine[1]].ids)), blocks[gone[0]].ids)
     assert C == len(ids_of(blocks[mine[0]].ids))
 
-    nothing = base_of(forgotten(state_of(prepared.base), KeptIds()), prepared.base.head)
+    nothing = base_of(forgotten(state_of(prepared.base), NeededIds()), prepared.base.head)
     found = [finding.invariant for finding in replay(store.read(), base=nothing).findings]
     assert ["INV-4"] == [invariant for invariant in found if invariant != "INV-8"]

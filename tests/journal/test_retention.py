@@ -26,7 +26,7 @@ from cairn.journal.base import (
 from cairn.journal.codec import Row, decode
 from cairn.journal.errors import UnknownEvent
 from cairn.journal.replay import Report, replay
-from cairn.journal.retention import NAMING, KeptIds, Survey
+from cairn.journal.retention import NAMING, NeededIds, Survey
 from cairn.journal.state import EMPTY, State
 from tests.journal.model import TAPES, Driver, Talk, Violated, played, profile, tape
 
@@ -98,9 +98,9 @@ def pruned(rows: list[Row], states: list[State], cut: int) -> tuple[Base, list[R
     return base_of(forgotten(states[cut], kept_for(rest)), rows[cut - 1].hash), rest
 
 
-def kept_for(rest: list[Row]) -> KeptIds:
+def kept_for(rest: list[Row]) -> NeededIds:
     """The token ids that these rows after a cut need."""
-    kept = KeptIds()
+    kept = NeededIds()
     for row in rest:
         if row.kind in NAMING:
             kept.see(decode(row).event)
@@ -538,9 +538,9 @@ def test_what_a_base_forgets_of_an_open_request():
     session = attrs.evolve(state.session(name), request=request)
     state = attrs.evolve(state, sessions=state.sessions.set(session.id, session))
     assert name in with_ids(state)
-    assert set() == with_ids(forgotten(state, KeptIds()))
+    assert set() == with_ids(forgotten(state, NeededIds()))
     assert 2 == contents_of(state).count(b"a secret")
-    assert b"a secret" not in contents_of(forgotten(state, KeptIds()))
+    assert b"a secret" not in contents_of(forgotten(state, NeededIds()))
 
 
 def test_what_a_base_forgets():
@@ -550,13 +550,13 @@ def test_what_a_base_forgets():
     """
     driver = overlapping()
     first, second = driver.ledger.state.sessions
-    state = forgotten(driver.state, KeptIds({first}))
+    state = forgotten(driver.state, NeededIds({first}))
     turns = [state.session(name).last for name in (first, second)]
     assert [True, False] == [bool(turn and turn.sequence) for turn in turns]
 
     driver.take(driver.ledger.record_crash(session=first, message="-", trace="a secret"))
     assert b"a secret" in contents_of(driver.state)
-    assert b"a secret" not in contents_of(forgotten(driver.state, KeptIds()))
+    assert b"a secret" not in contents_of(forgotten(driver.state, NeededIds()))
 
 
 def test_a_later_decision_needs_what_it_compared():
@@ -579,7 +579,7 @@ def test_a_later_decision_needs_what_it_compared():
     base, rest = pruned(driver.rows, states, cut)
     part = replay(rest, base=base, until=len(driver.rows))
     assert () == part.findings
-    blank = base_of(forgotten(states[cut], KeptIds()), base.head)
+    blank = base_of(forgotten(states[cut], NeededIds()), base.head)
     part = replay(rest, base=blank, until=len(driver.rows))
     assert {"INV-4"} == {finding.invariant for finding in part.findings}
 

@@ -28,7 +28,7 @@ from immutables import Map
 from cairn.journal import events as ev
 from cairn.journal.errors import UnknownEvent
 from cairn.journal.keys import ID_BYTES
-from cairn.journal.retention import KeptIds
+from cairn.journal.retention import NeededIds
 from cairn.journal.state import Block, Fault, State
 
 VERSION = 1
@@ -164,7 +164,7 @@ def base_fault(base: Base | None, pruned: ev.JournalPruned | None) -> tuple[str,
     return None
 
 
-def forgotten(state: State, kept: KeptIds) -> State:
+def forgotten(state: State, kept: NeededIds) -> State:
     """A state without the texts and token ids that no later row needs: what a base holds."""
     sessions = state.sessions
     for name, session in state.sessions.items():

@@ -30,7 +30,7 @@ from cairn.journal.codec import Row, decode
 from cairn.journal.errors import StoreError
 from cairn.journal.ledger import Clock, Ledger
 from cairn.journal.replay import Replay, Report, replay
-from cairn.journal.retention import NAMING, KeptIds, Plan, Span, Survey, keys_in
+from cairn.journal.retention import NAMING, NeededIds, Plan, Span, Survey, keys_in
 from cairn.journal.runs import Runs
 from cairn.journal.state import Block, State
 from cairn.journal.store import Store
@@ -223,7 +223,7 @@ def _close_sessions(
     return tuple(rows), spans
 
 
-def _base_at(passes: _Passes, cut: int) -> tuple[Base, KeptIds, int, int]:
+def _base_at(passes: _Passes, cut: int) -> tuple[Base, NeededIds, int, int]:
     """
     The base for a cut: (base, the token ids that it keeps, time of the first removed row, time of
     the last one).
@@ -232,7 +232,7 @@ def _base_at(passes: _Passes, cut: int) -> tuple[Base, KeptIds, int, int]:
     fold = Replay(old)
     times: list[int] = []
     loaded = loaded_of(old) if old is not None else None
-    kept = KeptIds()
+    kept = NeededIds()
     state, head = fold.state, ""
     for row in passes.rows("fold", fold.state.position):
         if row.position <= cut:
@@ -247,7 +247,7 @@ def _base_at(passes: _Passes, cut: int) -> tuple[Base, KeptIds, int, int]:
 
 
 def _prove(
-    left: Iterable[Row], base: Base, kept: KeptIds, rows: Sequence[Row], ledger: Ledger
+    left: Iterable[Row], base: Base, kept: NeededIds, rows: Sequence[Row], ledger: Ledger
 ) -> None:
     """
     Read what would be left, and compare.

@@ -227,7 +227,7 @@ WHOLE = 1 << 62
 
 
 @attrs.define
-class KeptIds:
+class NeededIds:
     """
     The token ids that a base must keep for the rows after a cut. No others may stay in it: their
     conversations were pruned.
@@ -254,7 +254,7 @@ class KeptIds:
 NAMING = frozenset(
     kind.kind for kind in (ev.RequestReceived, ev.PathSelected, ev.PrewarmStarted, ev.BlockSealed)
 )
-"""The kinds of rows that ``KeptIds`` needs to see."""
+"""The kinds of rows that ``NeededIds`` needs to see."""
 
 
 def keys_in(event: ev.Event) -> Sequence[str]:
