@@ -457,7 +457,7 @@ def test_blocks_that_cannot_be_copied(engine: Engine, keys: list[str], start: in
     assert 0 == engine.held_tokens(slab)
 
 
-@pytest.mark.parametrize("rows", [1, 5, CHUNK - 1])
+@pytest.mark.parametrize("rows", [1, 5, CHUNK])
 def test_the_first_rows_of_a_block_are_copied(engine: Engine, rows: int) -> None:
     """The slab goes on after them, and the digest is that of the whole block."""
     digests = seal(engine, "first", "second")
@@ -475,7 +475,7 @@ def test_the_first_rows_of_a_block_are_copied(engine: Engine, rows: int) -> None
     [
         (["first"], 0, 0),
         (["first"], 0, -1),
-        (["first"], 0, CHUNK),
+        (["first"], 0, CHUNK + 1),
         (["first", "second"], 0, 3),
         ([], 0, 3),
         (["gone"], 0, 3),
@@ -483,7 +483,7 @@ def test_the_first_rows_of_a_block_are_copied(engine: Engine, rows: int) -> None
     ],
 )
 def test_rows_that_cannot_be_copied(engine: Engine, keys: list[str], start: int, rows: int) -> None:
-    """Only the first rows of one block, and not all of them; else nothing is copied."""
+    """Only the first rows of one block, and no more than it has; else nothing is copied."""
     seal(engine, "first", "second")
     slab = engine.open_slab(512).slab
     with pytest.raises(EngineFault):

@@ -27,8 +27,9 @@ from hypothesis import strategies as st
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.codec import Row
-from cairn.journal.keys import block_keys, ids_hash, part_hash
+from cairn.journal.keys import block_keys, ids_hash, part_hash, short_block_key
 from cairn.journal.ledger import Clock, Ledger, Outcome
+from cairn.journal.short_blocks import rest_to_seal, superseded
 from cairn.journal.state import OpenRequest, Session, SessionId, State, Turn, slab_ids
 
 SECRETS = {"t1": b"one secret", "t2": b"another secret"}
@@ -419,8 +420,11 @@ class World:
     def _block_sealed(self, event: ev.BlockSealed) -> None:
         new = {"pins": 0, "bug_id": None, "file_bytes": None, "present": False, "expires_us": None}
         known = self.blocks.get(event.key, new)
-        prewarmed = self._of(event)["prewarmed_rows"]
-        self._of(event)["prewarmed_rows"] = 0
+        assert self.model is not None
+        short = event.end - event.start != self.model["block_tokens"]
+        prewarmed = 0 if short else self._of(event)["prewarmed_rows"]
+        if not short:
+            self._of(event)["prewarmed_rows"] = 0
         self.blocks[event.key] = {
             "key": event.key,
             "parent": event.parent,
@@ -428,6 +432,7 @@ class World:
             "start": event.start,
             "bytes": event.bytes,
             "present": event.stored,
+            "short": short,
             "ids": b"",
             "prewarmed": known["prewarmed"] if known["present"] else prewarmed,
             "file_bytes": known["file_bytes"],
@@ -438,11 +443,11 @@ class World:
             "bug_id": known["bug_id"],
         }
         session = self._of(event)
-        session["slab_keys"] += (event.key,)
+        if not short:
+            session["slab_keys"] += (event.key,)
         self._use(session, (event.key,))
-        assert self.model is not None
         if self.model["grain"] == 1 and (event.stored or known["file_bytes"] is not None):
-            span = _working_on(session)[event.start : event.end]
+            span = session["slab_ids"][event.start : event.end]
             self.blocks[event.key]["ids"] = b"".join(i.to_bytes(4, "little") for i in span)
             self._latest_child(session, event.key)
 
@@ -1741,13 +1746,29 @@ class Driver:
             )
         )
 
-    def seal(self, session: str, key: str, start: int | None = None) -> None:
+    def seal_rest(self, session: str, tenant: str) -> None:
+        """What a slab has after its last full block becomes a short one."""
+        held = self.state.session(session)
+        if (rest := rest_to_seal(self.state, held)) is not None:
+            key = short_block_key(
+                secret=SECRETS[tenant],
+                fingerprint=self.fingerprint,
+                tenant=tenant,
+                parent=held.slab_keys[-1] if held.slab_keys else None,
+                ids=slab_ids(held, *rest),
+            )
+            self.seal(session, key, rest[0], rest[1])
+
+    def seal(
+        self, session: str, key: str, start: int | None = None, end: int | None = None
+    ) -> None:
         """
         A chunk of a slab, or its last one, becomes a block; room is made for it if possible.
         """
         rows = self.slabs[session].rows
         start = len(rows) - self.chunk if start is None else start
-        block = tuple(rows[start : start + self.chunk])
+        end = start + self.chunk if end is None else end
+        block = tuple(rows[start:end])
         known = self.state.blocks.get(key)
         held = self.state.session(session).slab_keys
         if key not in self.store and len(self.store) >= self._blocks_kept and self.evictable():
@@ -1763,7 +1784,7 @@ class Driver:
                 parent=held[-1] if held else None,
                 digest=digest_of(block),
                 start=start,
-                end=start + self.chunk,
+                end=end,
                 bytes=BLOCK_BYTES,
                 resealed=known is not None,
                 stored=stored,
@@ -1771,6 +1792,11 @@ class Driver:
             ),
             undo=lambda: self.store.pop(key, None) if fresh else None,
         )
+        for other in superseded(self.state, self.state.session(session), key):
+            del self.store[other]
+            self.propose(
+                ev.BlockEvicted(key=other, bytes=BLOCK_BYTES, **self._kept(), reason="superseded")
+            )
 
     # what a session does: at each yield, other sessions may run
 
@@ -1955,6 +1981,8 @@ class Driver:
                 break
             self.settle_to(session, ids, end, keys)
             yield
+        if session in self.slabs and session not in self.hurried:
+            self.seal_rest(session, tenant)
         self.propose(
             ev.SessionSettled(
                 session=session,

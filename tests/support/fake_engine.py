@@ -164,7 +164,7 @@ class FakeEngine(Engine):
         blocks = [self._block(key) for key in keys]
         if len(held) != start:
             raise EngineFault(f"blocks at {start} on a slab that ends at {len(held)}")
-        if rows is not None and not (len(blocks) == 1 and 0 < rows < len(blocks[0].ids)):
+        if rows is not None and not (len(blocks) == 1 and 0 < rows <= len(blocks[0].ids)):
             raise EngineFault(f"no first {rows} rows of {len(blocks)} blocks")
         digests = []
         for block in blocks:

@@ -219,8 +219,8 @@ class Engine(Protocol):
                 of the copied rows and the block's other rows together.
 
         Raises:
-            EngineFault: the slab is not open or ends elsewhere, a block is not in memory, or
-                ``rows`` are not the first of one block. The slab is as it was.
+            EngineFault: the slab is not open or ends elsewhere, a block is not in memory, or it
+                has not so many rows, or there is not exactly one. The slab is as it was.
         """
 
     @abstractmethod

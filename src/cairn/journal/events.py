@@ -41,7 +41,7 @@ CancelStage = Literal[
     "journal_full",
     "bug",
 ]
-RemovalReason = Literal["space", "expired", "window"]
+RemovalReason = Literal["space", "expired", "window", "superseded"]
 FileFault = Literal["missing", "unreadable", "foreign", "digest"]
 NextRole = Literal["user", "tool"]
 AbandonReason = Literal[
@@ -544,7 +544,9 @@ class CacheTrimmed(Event):
 @attrs.frozen(kw_only=True)
 class BlockSealed(Event):
     """
-    A full block of canonical KV was sealed: it never changes.
+    A full block of canonical KV was sealed: it never changes. With the grain 1 a session that is
+    about to be idle also seals what it holds after its last full block, as a short block of fewer
+    than C tokens.
 
     Attributes:
         digest: measured: a hash over the bytes of its KV.
@@ -575,7 +577,8 @@ class BlockEvicted(Event):
 
     Attributes:
         reason: ``space``: another block needed its space; ``expired``: its TTL is over;
-            ``window``: it is in the attention window of no idle conversation.
+            ``window``: it is in the attention window of no idle conversation; ``superseded``: a
+            short block, and another block has its tokens and more.
     """
 
     kind: ClassVar[str] = "block_evicted"

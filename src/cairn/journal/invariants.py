@@ -439,7 +439,9 @@ def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
     chunk = state.model.block_tokens if state.model else 0
     grain = state.model.grain if state.model else 1
     ended = event.end <= session.cached_tokens if grain == 1 else event.end == session.cached_tokens
-    if not ended or event.end - event.start != chunk:
+    rests = session.state is SessionState.SETTLING and session.prewarm is None
+    short = grain == 1 and rests and 0 < event.end - event.start < chunk
+    if not ended or not (short or event.end - event.start == chunk):
         yield _broken(
             "INV-1",
             "a sealed block that the slab does not have, or has no longer as its last",
@@ -450,13 +452,17 @@ def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
         yield _broken(
             "INV-1", "a block of KV that is not canonical", session.canonical_tokens, event.end
         )
+    elif short and event.end != session.canonical_tokens:
+        yield _broken(
+            "INV-1", "a short block that is not the last", session.canonical_tokens, event.end
+        )
     parent = session.slab_keys[-1] if session.slab_keys else None
     if event.parent != parent or event.start != len(session.slab_keys) * chunk:
         yield _broken("INV-3", "a block sealed on another one", parent, event.parent)
     # Only the engine can compute the keys of an answer's chunks: they need the tenant's secret.
     keys = session.work_keys
     place = event.start // chunk if chunk else 0
-    if place < len(keys) and keys[place] != event.key:
+    if not short and place < len(keys) and keys[place] != event.key:
         yield _broken("INV-3", "a block under another key", keys[place], event.key)
     if place >= len(keys) and (session.request is not None or session.prewarm is not None):
         yield _broken("INV-3", "a block past the prompt", len(keys), place)

@@ -62,17 +62,38 @@ def block_keys(
         known: keys of the first blocks of these tokens, which are then not computed again. They
             depend on the secret; if the first one is different now, none is used.
     """
-    head = framed((b"cairn block", fingerprint.encode(), tenant.encode()))
+    head = _head(fingerprint, tenant)
 
     def key_at(start: int, parent: str) -> str:
-        chunk = ids_bytes(ids[start : start + block_tokens])
-        fields = head + framed((parent.encode(), chunk))
-        return hmac.new(secret, fields, hashlib.sha256).hexdigest()
+        return _key(secret, head, parent, ids[start : start + block_tokens])
 
     keys = list(known) if known and known[0] == key_at(0, "") else []
     for start in range(len(keys) * block_tokens, len(ids) - block_tokens + 1, block_tokens):
         keys.append(key_at(start, keys[-1] if keys else ""))
     return tuple(keys)
+
+
+def short_block_key(
+    *, secret: bytes, fingerprint: str, tenant: str, parent: str | None, ids: Sequence[int]
+) -> str:
+    """
+    The key of a block of fewer than C tokens, after the last full block of a sequence. Arguments as
+    for ``block_keys``.
+
+    Args:
+        parent: the key of that block; None if there is none.
+        ids: the token ids of the short block.
+    """
+    return _key(secret, _head(fingerprint, tenant), parent or "", ids)
+
+
+def _head(fingerprint: str, tenant: str) -> bytes:
+    return framed((b"cairn block", fingerprint.encode(), tenant.encode()))
+
+
+def _key(secret: bytes, head: bytes, parent: str, ids: Sequence[int]) -> str:
+    fields = head + framed((parent.encode(), ids_bytes(ids)))
+    return hmac.new(secret, fields, hashlib.sha256).hexdigest()
 
 
 def part_hash(*, secret: bytes, tenant: str, parent: str, label: str, content: bytes) -> str:

@@ -259,10 +259,11 @@ class Ledger:
 
     def _taken_out_by_row(self, broken: ev.RowChecked, bug_id: str) -> tuple[ev.Event, ...]:
         """
-        A row of a slab that is another now is in no block, so only the session is quarantined. A
-        row of a partial match is in a block, whose digest shows that it is as it was sealed: either
-        it was sealed wrong, or something before it in the slab changed. Neither is known, so both
-        are quarantined: if only the session were, others would go on to copy the row.
+        If a row of a slab is another now, the session is quarantined, and no block: each match of a
+        short block of the slab has a row checked again. A row of a partial match is in a block,
+        whose digest shows that it is as it was sealed: either it was sealed wrong, or something
+        before it in the slab changed. Neither is known, so both are quarantined: if only the
+        session were, others would go on to copy the row.
         """
         found: list[ev.Event] = []
         if keys := broken_keys(self._state, broken):

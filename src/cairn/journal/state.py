@@ -264,6 +264,7 @@ class Block:
         previous_use: position of the use before that, see ``Use``; None if there was none.
         expires_us: the latest expiry that a session sealed it with, in microseconds since 1970;
             None for never.
+        short: whether it has fewer than C tokens, see ``short_blocks``.
         ids: its token ids, see ``keys.ids_bytes``, while it can be matched in part; private. Empty
             if it is neither in memory nor in a file, with the grain C, and if a prune removed them.
     """
@@ -274,6 +275,7 @@ class Block:
     start: int
     bytes: int
     present: bool
+    short: bool = False
     ids: IdBytes = b""
     prewarmed: int = 0
     file_bytes: int | None = None
@@ -980,6 +982,7 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
     session = state.session(event.session)
     known = state.blocks.get(event.key)
     present = known if known is not None and known.present else None
+    short = state.model is not None and event.end - event.start < state.model.block_tokens
     added = event.stored and present is None
     block = Block(
         key=event.key,
@@ -988,9 +991,11 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
         start=event.start,
         bytes=event.bytes,
         present=event.stored,
+        short=short,
         ids=_ids_to_match(state, session, event),
-        # Computing it again does not change why the one in memory was computed.
-        prewarmed=present.prewarmed if present is not None else session.prewarmed_rows,
+        # Computing it again does not change why the one in memory was computed. The rows of a short
+        # block stay in the slab, where they count.
+        prewarmed=present.prewarmed if present else 0 if short else session.prewarmed_rows,
         file_bytes=known.file_bytes if known else None,
         last_used=state.position,
         previous_use=_previous_use(state, session, event.key),
@@ -1003,9 +1008,10 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
             pool, blocks=pool.blocks + 1, block_bytes=pool.block_bytes + event.bytes
         )
     state = _pinned(state, session.id, (event.key,))
-    state = _stepped(
-        state, session, event, slab_keys=(*session.slab_keys, event.key), prewarmed_rows=0
-    )
+    chain: dict[str, Any] = {}
+    if not short:
+        chain = {"slab_keys": (*session.slab_keys, event.key), "prewarmed_rows": 0}
+    state = _stepped(state, session, event, **chain)
     block = _forgotten_ids(block)
     state = attrs.evolve(state, blocks=state.blocks.set(event.key, block), pool=pool)
     return _with_child(state, session, block) if block.ids else state
@@ -1015,7 +1021,7 @@ def _ids_to_match(state: State, session: Session, event: ev.BlockSealed) -> IdBy
     """The token ids of a block that is sealed; empty with the grain C, as nothing uses them."""
     if state.model is None or state.model.grain != 1:
         return b""
-    return ids_bytes(cut_out(session.work_ids, event.start, event.end))
+    return ids_bytes(slab_ids(session, event.start, event.end))
 
 
 def _block_evicted(state: State, event: ev.BlockEvicted) -> State:

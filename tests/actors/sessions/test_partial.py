@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -104,8 +105,9 @@ async def test_a_row_of_a_block_that_is_another_now(monkeypatch: pytest.MonkeyPa
 async def test_a_prewarm_copies_what_another_session_has() -> None:
     """As far as its tokens are the same; the rest is computed."""
     store = MemoryStore()
+    async with serving_any_cut(MemoryStore()) as other:
+        first = await ask(other, generate(chat("Hello there."), max_tokens=8))
     async with serving_any_cut(store) as server:
-        first = await ask(server, generate(chat("Hello there."), max_tokens=8))
         changed = first.text[:3] + "QQQ"
         await ask(
             server,
@@ -122,3 +124,38 @@ async def test_a_prewarm_copies_what_another_session_has() -> None:
     (restored,) = [one for one in mine_only if one.request is None]
     assert (0, prompt + 3, (prewarm.partial_key,)) == (restored.start, restored.end, restored.keys)
     assert () == replay(store.read()).findings
+
+
+async def test_the_same_prompt_again_computes_its_last_token() -> None:
+    """In another session, once the first one is idle. Its next turn replaces the short block."""
+    store = MemoryStore()
+    async with serving_any_cut(store) as server:
+        first = await ask(server, said("Hello.", session_name="first"))
+        await wait_idle(server)
+        again = await ask(server, said("Hello.", session_name="again"))
+        assert again.finished.prompt_tokens - 1 == again.accepted.cached_tokens
+        await wait_idle(server)
+        onward = chat(SYSTEM + "Hello.", first.text, "a" * C)
+        await ask(server, generate(onward, max_tokens=4, session_name="first"))
+        await wait_idle(server)
+        short = [one for one in events_of(store, ev.BlockSealed) if one.end - one.start < C]
+        state = server.loaded.sequencer.state
+        gone = [one.key for one in events_of(store, ev.BlockEvicted) if one.reason == "superseded"]
+        assert short[0].key in gone
+        assert not state.blocks[short[0].key].present
+        device: Any = server.loaded.engine.device
+        assert "" == device.digest_of(short[0].key)
+    assert () == replay(store.read()).findings
+
+
+async def test_a_short_block_has_no_file(tmp_path: Path) -> None:
+    """Neither in idle time nor at the end."""
+    store = MemoryStore()
+    async with serving_any_cut(store, blocks_folder=tmp_path, disk_bytes=1 << 30) as server:
+        await ask(server, said("Hello.", session_name="first"))
+        await wait_idle(server)
+    short = {one.key for one in events_of(store, ev.BlockSealed) if one.end - one.start < C}
+    written = {one.key for one in events_of(store, ev.BlockSpilled)}
+    assert short
+    assert written
+    assert not short & written

@@ -25,10 +25,11 @@ from cairn.engine.reports import (
     TrimReport,
 )
 from cairn.journal import events as ev
+from cairn.journal import short_blocks
 from cairn.journal.errors import BugError
-from cairn.journal.keys import block_keys, ids_hash
+from cairn.journal.keys import block_keys, ids_hash, short_block_key
 from cairn.journal.lifecycle import SessionState
-from cairn.journal.state import OpenRequest, Session, SessionId, State
+from cairn.journal.state import OpenRequest, Session, SessionId, State, slab_ids
 from cairn.journal.tenants import tenant_secret
 
 
@@ -384,7 +385,24 @@ class SessionCache:
                 )
             )
 
-        await self._context.memory.seal(self.slab_id, key, start, end, record, prewarmed=prewarmed)
+        memory = self._context.memory
+        await memory.seal(self.slab_id, key, start, end, record, prewarmed=prewarmed)
+        await memory.remove_superseded(self.id, key)
+
+    async def seal_rest(self) -> None:
+        """Make a short block of what the slab holds after its last full block, if that helps."""
+        session = self.session
+        rest = short_blocks.rest_to_seal(self._context.sequencer.state, session)
+        if rest is None:
+            return
+        key = short_block_key(
+            secret=self._secret,
+            fingerprint=self._context.facts.fingerprint,
+            tenant=self.tenant,
+            parent=session.slab_keys[-1] if session.slab_keys else None,
+            ids=slab_ids(session, *rest),
+        )
+        await self.seal(key, *rest, prewarmed=True)
 
     def decoded(self, batch: Sequence[PassReport], request: str) -> None:
         """

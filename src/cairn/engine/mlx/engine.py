@@ -239,7 +239,11 @@ class MlxEngine(Engine):
         held = self.pool.get(slab)
         blocks = [self.blocks.get(key) for key in keys]
         if rows is not None:
-            if len(blocks) != 1 or not 0 < rows < blocks[0].tokens or self.without_cuts is not None:
+            if (
+                len(blocks) != 1
+                or not 0 < rows <= blocks[0].tokens
+                or self.without_cuts is not None
+            ):
                 raise EngineFault(f"no first {rows} rows of {len(blocks)} blocks")
             mlx_blocks.paste(held, [mlx_blocks.first_rows(blocks[0], rows)], start)
             found = mlx_blocks.digest(mlx_blocks.pasted_in_part(held, blocks[0], start, rows))
