@@ -16,12 +16,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes; without .pyc files each would compile src/cairn again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env serve test quick coverage fuzz jitter soak oldest schema clients lint format lock clean FORCE
+.PHONY: help env serve test quick coverage fuzz jitter gate-matrix soak oldest schema clients lint format lock clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile \
-	| while IFS='|' read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile \
+	| while IFS='|' read -r name text; do printf '  make %-11s %s\n' "$$name" "$$text"; done
 
 env: $(STAMP) ## create .venv from requirements.lock, with OpenBLAS on Linux
 	@:
@@ -129,6 +129,13 @@ jitter: env ## compare random histories with cold answers, bit for bit; REQUESTS
 	seed=$(or $(SEED),$$(date +%s)); echo "jitter: SEED=$$seed"; \
 	CAIRN_JITTER_REQUESTS=$(or $(REQUESTS),1500) CAIRN_JITTER_SEED=$$seed \
 		$(BIN)/python -P -m pytest -q -s -m gate tests/gate/test_jitter.py $(ARGS); status=$$?; gate; exit $$status
+
+# Each cell is a process with its own kernels and threads. A cell with two threads takes long while
+# other programs use the cores: THREADS=1 leaves those out.
+gate-matrix: env ## compare random histories under Haswell, Zen and SkylakeX kernels; REQUESTS=..., SEED=..., THREADS=1
+	@$(with_blas); \
+	$(BIN)/python -P -m tests.gate.matrix --requests $(or $(REQUESTS),500) --seed $(or $(SEED),1) \
+		--threads $(or $(THREADS),1 2) $(ARGS); status=$$?; gate; exit $$status
 
 # Tests too slow for every change: repeated kills, and the memory of many long sessions.
 soak: env ## run the tests that take minutes each; ARGS="-k memory" to select some

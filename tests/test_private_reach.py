@@ -27,6 +27,7 @@ _TOKENIZER = "of a library: mlx-lm's wrapper has no other way to the tokenizer i
 ALLOWED = {
     "tests/engine/answer/test_markers.py: tokenizer._tokenizer": _TOKENIZER,
     "tests/engine/prompt/test_cuts.py: wrapper.encode.__self__._tokenizer": _TOKENIZER,
+    "tests/gate/test_speculation.py: mlx_engine._read": "a control: drafts that none checked",
     "tests/http/chat_completions/test_client.py: answer._request_id": "documented by OpenAI",
     "tests/journal/test_eviction_order.py: ends._heaps": "not visible: former ends do not pile up",
     "tests/journal/test_retention.py: base._Snapshot": "fields are hashed by their names",

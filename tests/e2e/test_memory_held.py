@@ -16,7 +16,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from cairn_bench.servers.sized_model import Size, make_sized_model
+from cairn_bench.servers.sized_model import make_sized_model
+from cairn_bench.servers.sizes import Size
 from tests.e2e.conftest import Start, servers
 from tests.support.subprocess_server import Answer, Serving, ask, assistant, eventually, user
 

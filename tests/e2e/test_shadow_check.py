@@ -44,9 +44,9 @@ def test_answers_are_checked_in_idle_time(start: Callable[..., Serving]):
     assert 1.0 == began.settings["shadow_check"]
 
 
-def test_without_the_option_nothing_is_checked(start: Callable[..., Serving]):
-    """The default is off, and is journaled."""
-    server = start()
+def test_it_can_be_switched_off(start: Callable[..., Serving]):
+    """With 0 nothing is checked, which is journaled."""
+    server = start("--shadow-check", 0)
     ask(server, user("Hello"))
     server.settled()
     assert [] == server.events(ev.ShadowStarted)

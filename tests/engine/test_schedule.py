@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.engine.schedule import SMALLEST_SLAB, copies, pass_end, passes, slab_capacity
+from cairn.engine.schedule import (
+    SMALLEST_SLAB,
+    copies,
+    other_passes,
+    pass_end,
+    passes,
+    slab_capacity,
+)
 
 CHUNKS = st.sampled_from([1, 7, 16, 64, 100, 256, 512, 1000])
 
@@ -47,6 +56,45 @@ def test_reuse_changes_no_pass(chunk: int, tokens: int, data: st.DataObject) -> 
     cold = list(passes(0, tokens, chunk))
 
     assert [one for one in cold if one[0] >= reused] == list(passes(reused, tokens, chunk))
+
+
+@pytest.mark.parametrize("shape", [4, 64])
+@pytest.mark.parametrize(("start", "tokens"), [(0, 1), (0, 16), (5, 5), (3, 200), (64, 129)])
+def test_other_passes_are_others(start: int, tokens: int, shape: int) -> None:
+    """
+    For many ids: they follow each other, have no more tokens than a block or the class allows,
+    and none of more than one token was recorded or has whole blocks only.
+    """
+    chunk, seen = 16, set()
+
+    def most(begin: int) -> int:
+        return shape - begin % shape
+
+    for name in map(str, range(40)):
+        usual = {(start, tokens), (100, 108), (tokens - 2, tokens)}
+        rule = {"name": name, "most": most, "recorded": usual}
+        found = list(other_passes(start, tokens, chunk, **rule))
+        assert found == list(other_passes(start, tokens, chunk, **rule))
+        assert [start, *(end for _, end in found)] == [*(begin for begin, _ in found), tokens]
+        for begin, end in found:
+            assert 1 <= end - begin <= min(chunk, most(begin))
+            whole = not begin % chunk and (not end % chunk or end == tokens)
+            assert end - begin == 1 or not (whole or (begin, end) in usual)
+        seen.add(tuple(found))
+    assert tokens - start < 10 or len(seen) > 20, "the id does not matter"
+
+
+def test_other_passes_can_be_computed_by_hand() -> None:
+    """As docs/how-to/shadow-check.md says."""
+    digest = hashlib.sha256(b"cairn other cuts/a request/3").digest()
+    size = 1 + int.from_bytes(digest[:8], "big") % 64
+    assert 1 < size
+    (first, *_) = other_passes(3, 1000, 64, name="a request", most=lambda start: 256)
+    assert (3, 3 + size) == first
+    (first, *_) = other_passes(
+        3, 1000, 64, name="a request", most=lambda start: 256, recorded={(3, 3 + size)}
+    )
+    assert (3, 2 + size) == first
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """
 Cuts one sequence into passes at random, under the BLAS and its kernels that the environment names.
 
-``python -P -m tests.gate.any_cut MODEL [controls]`` prints JSON: the row class that the search
-finds, whether cuts give the same bits with it, and whether they do in the controls. It runs as
-its own process, because kernels are chosen before a process starts.
+``python -P -m tests.gate.any_cut MODEL [controls [ADAPTER]]`` prints JSON: the row class that the
+search finds, whether cuts give the same bits with it, and whether they do in the controls. It runs
+as its own process, because kernels are chosen before a process starts.
 """
 
 from __future__ import annotations
@@ -85,15 +85,22 @@ def agree(
     return all(bits(engine, kind) == first for kind in kinds[1:])
 
 
-def narrower(found: RowClass) -> Iterator[RowClass]:
-    """Classes that ask for a little less: fewer rows, or another quantum."""
-    if found.quantum == 1:
-        for least in range(found.least - 1, 0, -1):
-            yield attrs.evolve(found, least=least)
-    else:
-        quantum = 8 if found.quantum == 12 else found.quantum // 2
-        most = 2 * BLOCK_TOKENS // quantum * quantum
-        yield attrs.evolve(found, quantum=quantum, least=quantum, most=most)
+def of_another_quantum(found: RowClass) -> RowClass:
+    """The class with 8 in place of 12, or with half of another quantum."""
+    quantum = 8 if found.quantum == 12 else found.quantum // 2
+    most = 2 * BLOCK_TOKENS // quantum * quantum
+    return attrs.evolve(found, quantum=quantum, least=quantum, most=most)
+
+
+def fewest_rows(engine: MlxEngine, found: RowClass) -> int:
+    """
+    The fewest rows of a pass with which cuts agree, counted down from those of the class. The
+    search tries only a few numbers, so these may be fewer. With one row less, cuts differ.
+    """
+    least = found.least
+    while least > 1 and agree(engine, attrs.evolve(found, least=least - 1), KINDS):
+        least -= 1
+    return least
 
 
 def with_keys_of_the_pass(engine: MlxEngine, row_class: RowClass) -> bool:
@@ -106,7 +113,18 @@ def with_keys_of_the_pass(engine: MlxEngine, row_class: RowClass) -> bool:
         segments.keys_until = until
 
 
-def main(model: str, *, controls: bool) -> dict[str, Any]:
+def over_an_adapter(model: str, adapter: str, of_base: RowClass) -> dict[str, Any]:
+    """Whether cuts agree over an adapter, under the class of its base and under its own."""
+    engine = MlxEngine(load_model(model, adapter=adapter), decode_rows=2)
+    own = searched(engine).row_class
+    return {
+        "adapter": own.fields if own is not None else (),
+        "adapter under its own class": own is not None and agree(engine, own, KINDS),
+        "adapter under its base's class": agree(engine, of_base, KINDS),
+    }
+
+
+def main(model: str, *, controls: bool, adapter: str | None = None) -> dict[str, Any]:
     """What is found about a model under these kernels, and whether cuts then agree."""
     engine = MlxEngine(load_model(model), decode_rows=2)
     found = searched(engine)
@@ -118,12 +136,17 @@ def main(model: str, *, controls: bool) -> dict[str, Any]:
         "without a class": agree(engine, None),
     }
     if controls:
-        told |= {
-            "narrower": all(agree(engine, less) for less in narrower(row_class)),
-            "keys of the pass": with_keys_of_the_pass(engine, row_class),
-        }
+        told["keys of the pass"] = with_keys_of_the_pass(engine, row_class)
+        if row_class.quantum == 1:
+            told["fewest rows"] = fewest_rows(engine, row_class)
+        else:
+            told["another quantum"] = agree(engine, of_another_quantum(row_class), KINDS)
+    if adapter is not None:
+        told |= over_an_adapter(model, adapter, row_class)
     return told
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], controls=sys.argv[2:] == ["controls"])))
+    _, *given = sys.argv
+    result = main(given[0], controls=given[1:2] == ["controls"], adapter="".join(given[2:]) or None)
+    print(json.dumps(result))

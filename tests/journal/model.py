@@ -1208,6 +1208,7 @@ class Driver:
                 error_max=1e-7,
                 decode_shapes=(4,),
                 row_class=(),
+                row_class_reason="",
                 without_drafts="",
                 duration_us=5,
                 from_cache=False,
@@ -1587,6 +1588,7 @@ class Driver:
         self.propose(
             ev.ShadowChecked(
                 prompt_tokens=len(last.prompt_ids),
+                cuts=(len(last.prompt_ids),),
                 answer_tokens=len(last.answer_ids),
                 keys=tuple(keys),
                 digests=tuple(

@@ -121,6 +121,7 @@ def test_the_due_place_is_accepted(ledger: Ledger):
             error_max=float("nan"),
             decode_shapes=(4,),
             row_class=(),
+            row_class_reason="",
             without_drafts="",
             duration_us=1,
             from_cache=False,

@@ -209,6 +209,7 @@ def test_another_state_is_refused(monkeypatch: pytest.MonkeyPatch):
         error_max=0.0,
         decode_shapes=(),
         row_class=(),
+        row_class_reason="",
         without_drafts="",
         duration_us=0,
         from_cache=False,

@@ -501,6 +501,7 @@ def test_the_bug_of_a_shadow_check_goes_with_the_answer():
         of_session="n",
         request=request.request,
         prompt_tokens=20,
+        cuts=(20,),
         answer_tokens=1,
         keys=(),
         digests=(),

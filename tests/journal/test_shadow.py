@@ -147,6 +147,7 @@ def checked(**changes: Any) -> ev.ShadowChecked:
         "of_session": "s1",
         "request": "r1",
         "prompt_tokens": 9,
+        "cuts": (4, 8, 9),
         "answer_tokens": 3,
         "keys": ("a", "b"),
         "digests": ("of a", "of b"),

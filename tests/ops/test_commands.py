@@ -25,6 +25,7 @@ import attrs
 import pytest
 
 from cairn.engine.model.builtin import builtin_directory
+from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
 from cairn.journal.export import read_export
 from cairn.journal.store_sql import SqlStore, journal_url
@@ -450,7 +451,8 @@ def test_doctor(run, stored):
     assert 0 == result.exit_code
     assert "ok    journal   up to row 31, " in result.stdout
     assert "KiB; the hashes of the last 31 rows are correct\n" in result.stdout
-    assert 8 == len(result.stdout.splitlines())
+    assert "ok    bits      not tested yet" in result.stdout
+    assert 9 == len(result.stdout.splitlines())
 
 
 @pytest.mark.usefixtures("healthy_machine")
@@ -465,6 +467,70 @@ def test_doctor_finds(run, stored):
     place = str(default_data_dir() / "journal.db")
     result = run("doctor", "--data-dir", "/elsewhere", "--journal", place)
     assert f"run `ops verify --data-dir /elsewhere --journal {place}`\n" in result.stdout
+
+
+def self_test(**fields: Any) -> ev.SelfTestFinished:
+    """A self-test that passed and found a row class."""
+    found: dict[str, Any] = {
+        "fingerprint": "f",
+        "base_fingerprint": "f",
+        "findings": {"warm_equals_cold": True, "rows_do_not_matter": True},
+        "passed": True,
+        "error_max": 0.0,
+        "decode_shapes": (2, 4),
+        "row_class": (64, 12, 12, 252, 0),
+        "row_class_reason": "",
+        "without_drafts": "",
+        "duration_us": 1,
+        "from_cache": False,
+    }
+    return ev.SelfTestFinished(**found | fields)
+
+
+@pytest.mark.parametrize(
+    ("tested", "found"),
+    [
+        (
+            self_test(),
+            Found(
+                "ok",
+                "reuse to the token with passes of 12 to 252 rows in steps of 12; decoding in "
+                "passes of 2 or 4 rows; speculation: drafts from prompt and answer, with the same "
+                "bits",
+            ),
+        ),
+        (
+            self_test(row_class=(), row_class_reason="it keeps states", decode_shapes=(1,)),
+            Found(
+                "ok",
+                "reuse in whole blocks (it keeps states); decoding in passes of one size; "
+                "speculation: drafts from prompt and answer, with the same bits",
+            ),
+        ),
+        (
+            self_test(passed=False, findings={"warm_equals_cold": False, "rows": True}),
+            Found(
+                "fail",
+                "the last self-test failed: warm_equals_cold",
+                "docs/models.md lists the families that are served",
+            ),
+        ),
+        (
+            self_test(row_class=(64, 12)),
+            Found(
+                "fail",
+                "the last self-test cannot be read: not a row class: (64, 12)",
+                "run `ops verify`",
+            ),
+        ),
+    ],
+)
+def test_doctor_reads_the_last_self_test(stored, tested: ev.SelfTestFinished, found: Found):
+    """What it found about the passes, in words."""
+    made = Builder()
+    made.propose(self_test(row_class=(), decode_shapes=()), tested)
+    made.propose(ev.OperatorActed(action="note", detail="-"))
+    assert found == doctor.check_bits(journal_url(stored(made.rows)))
 
 
 BEGINNINGS = {

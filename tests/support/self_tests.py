@@ -9,6 +9,7 @@ import pytest
 
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.model import LoadedModel
+from cairn.engine.mlx.passes.search import Found
 from cairn.engine.mlx.selftest import run_self_test
 from cairn.engine.reports import SelfTestReport
 
@@ -37,4 +38,16 @@ def self_tests_run_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cairn.engine.mlx.start.run_self_test", run_once)
+        yield
+
+
+@contextlib.contextmanager
+def without_row_class() -> Iterator[None]:
+    """While the context is open, self-tests search no row class: models have the grain C."""
+
+    def not_searched(engine: MlxEngine, **settings: object) -> Found:
+        return Found(row_class=None, reason="not searched")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cairn.engine.mlx.selftest.measured_row_class", not_searched)
         yield

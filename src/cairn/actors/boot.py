@@ -205,14 +205,15 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
     )
     sessions = Sessions(context, limits, actors)
     shadow = None
-    if settings.shadow_share > 0:
+    share = _shadow_share(settings, started)
+    if share > 0:
         shadow = ShadowCheck(
             sequencer=sequencer,
             engine=engine,
             memory=memory,
             facts=facts,
             secret=run.secret,
-            share=settings.shadow_share,
+            share=share,
             activity=activity,
             report_quarantine=sessions.report_quarantine,
             matcher=preparer.matcher,
@@ -253,6 +254,7 @@ def _facts_of(run: Run, settings: Settings, started: StartedEngine) -> ServerFac
         decode_rows=facts.decode_rows,
         decode_shapes=tuple(started.engine.decode_shapes),
         row_class=started.engine.row_class,
+        row_class_reason=facts.row_class_reason,
         without_drafts=facts.without_drafts,
         kv_cache=settings.kv_cache,
         started_s=wall_clock_us() // 1_000_000,
@@ -265,7 +267,17 @@ def _facts_of(run: Run, settings: Settings, started: StartedEngine) -> ServerFac
         policy=facts.policy,
         min_cache_tokens=model.min_cache_tokens if model is not None else 0,
         model_context_tokens=facts.model_context_tokens,
+        shadow_share=_shadow_share(settings, started),
     )
+
+
+def _shadow_share(settings: Settings, started: StartedEngine) -> float:
+    """
+    The share of answers that are checked: by default none where the self-test failed, because
+    differences are expected there.
+    """
+    unstable = started.self_test is not None and not started.self_test.passed
+    return 0.0 if unstable and settings.shadow_by_default else settings.shadow_share
 
 
 def _only(settings: Settings, server: ModelServer) -> Choice:

@@ -10,6 +10,11 @@ import attrs
 
 from cairn.actors.requests.limits import Limits
 
+SHADOW_SHARE = 0.01
+"""
+The share of answers that `ops serve` computes again in idle time, unless the operator sets another.
+"""
+
 
 class BootRefused(Exception):
     """The server does not start. The message tells the operator what is wrong and what to do."""
@@ -43,6 +48,8 @@ class Settings:
         speculation: whether drafts of an answer's next tokens are checked in its decode passes.
         prewarm: whether to compute the beginning of the next prompt in advance.
         shadow_share: the share of answers that are computed again in idle time, 0 to 1.
+        shadow_by_default: whether the operator did not set that share, so that no answer is checked
+            where differences are expected.
         min_cache_tokens: shorter prompts leave no blocks.
         accept_unstable: serve even if the self-test fails.
         accept_tight: load a model even if it may not fit in memory.
@@ -66,6 +73,7 @@ class Settings:
     speculation: bool = True
     prewarm: bool = True
     shadow_share: float = 0.0
+    shadow_by_default: bool = False
     min_cache_tokens: int = 0
     accept_unstable: bool = False
     accept_tight: bool = False

@@ -136,6 +136,7 @@ class ModelFacts:
             to less; else 0.
         row_class: the prefill passes that give the same bits wherever they begin; None if each
             begins with a block.
+        row_class_reason: why there is none, or not the cheapest; empty if it is.
         without_drafts: why decode passes have no draft rows; empty if they have.
     """
 
@@ -159,6 +160,7 @@ class ModelFacts:
     growth: Growth | None = None
     model_context_tokens: int = 0
     row_class: RowClass | None = None
+    row_class_reason: str = ""
     without_drafts: str = NOT_COMPARED
 
     @property
@@ -456,11 +458,13 @@ class PassShapes:
     Attributes:
         decode: the numbers of rows that a decode pass may have; empty for W alone.
         row_class: of prefill passes; None for those of the canonical schedule.
+        row_class_reason: why there is none, or not the cheapest; empty if it is.
         without_drafts: why decode passes have no draft rows; empty if they may.
     """
 
     decode: Sequence[int] = ()
     row_class: RowClass | None = None
+    row_class_reason: str = ""
     without_drafts: str = NOT_COMPARED
 
 

@@ -13,7 +13,8 @@ in ``actors/requests/admission.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 SMALLEST_SLAB = 512
 COPIED_AT_ONCE_BYTES = 32 << 20
@@ -54,6 +55,43 @@ def pass_end(start: int, tokens: int, block_tokens: int, most: int) -> int:
     first = start - start % block_tokens + block_tokens
     more = max(0, start + most - first) // block_tokens * block_tokens
     return min(first + more, tokens)
+
+
+def other_passes(
+    start: int,
+    tokens: int,
+    block_tokens: int,
+    *,
+    name: str,
+    most: Callable[[int], int],
+    recorded: Collection[tuple[int, int]] = (),
+) -> Iterator[tuple[int, int]]:
+    """
+    As ``passes``, cut elsewhere (grain 1): no pass is one of those that were recorded, and none
+    has whole blocks only. A pass of one token is the exception, because it cannot be cut.
+
+    The size of a pass follows from the name and from where the pass begins, so that it can be run
+    again. It is never more than C tokens: a request waits for at most one.
+
+    Args:
+        start: where the slab ends.
+        tokens: n, at least ``start``.
+        block_tokens: C.
+        name: of what is computed, such as the id of a request.
+        most: the most tokens of a pass that begins at a position.
+        recorded: passes that were run before, as half-open ranges.
+    """
+    while start < tokens:
+        drawn = hashlib.sha256(f"cairn other cuts/{name}/{start}".encode()).digest()
+        size = 1 + int.from_bytes(drawn[:8], "big") % block_tokens
+        end = min(start + min(size, most(start)), tokens)
+        while end > start + 1:
+            whole = start % block_tokens == 0 and (end % block_tokens == 0 or end == tokens)
+            if not whole and (start, end) not in recorded:
+                break
+            end -= 1
+        yield start, end
+        start = end
 
 
 def copies(places: Sequence[int], most: int, every: int = 1) -> Iterator[Sequence[int]]:

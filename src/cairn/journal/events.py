@@ -188,6 +188,7 @@ class SelfTestFinished(Event):
         row_class: the prefill passes that give a token the same bits wherever they begin: C, the
             quantum, the fewest and the most rows, and the least product of an attention. Empty if
             these are only the passes of the canonical schedule.
+        row_class_reason: why there is no row class, or not the cheapest; empty if it is.
         without_drafts: why decode passes have no draft rows; empty if these have the bits of
             single passes.
         from_cache: whether the findings are those of an earlier start with this fingerprint.
@@ -201,6 +202,7 @@ class SelfTestFinished(Event):
     error_max: float
     decode_shapes: tuple[int, ...]
     row_class: tuple[int, ...]
+    row_class_reason: str
     without_drafts: str
     duration_us: int = natural()
     from_cache: bool
@@ -1002,6 +1004,9 @@ class ShadowChecked(Event):
 
     Attributes:
         prompt_tokens: the tokens that were prefilled.
+        cuts: where the passes over the prompt ended, and then those over the answer. With the grain
+            1 they are other passes than those that gave the answer; with the grain C there is only
+            one way to cut a sequence.
         answer_tokens: the tokens that were sampled again and compared.
         keys: the blocks of prompt and answer that are on record, in order of their tokens.
         digests: measured: of the KV of each block as the check computed it.
@@ -1019,6 +1024,7 @@ class ShadowChecked(Event):
     of_session: str
     request: str
     prompt_tokens: int = natural()
+    cuts: tuple[int, ...]
     answer_tokens: int = natural()
     keys: tuple[str, ...]
     digests: tuple[str, ...]

@@ -22,17 +22,21 @@ from typing import Literal
 import attrs
 import click
 
+from cairn.engine.errors import EngineFault
 from cairn.engine.machine import blas
 from cairn.engine.model.builtin import builtin_directory
 from cairn.engine.model.files import directory_fault, weights_bytes
 from cairn.engine.model.models_file import ModelsFault, read_models
+from cairn.engine.row_class import RowClass
 from cairn.journal.base import Base, state_of
-from cairn.journal.codec import GENESIS, Row, chain_fault
+from cairn.journal.codec import GENESIS, Row, chain_fault, decode
 from cairn.journal.errors import JournalError
+from cairn.journal.events import SelfTestFinished
 from cairn.ops.chat.client import NotCairn, look
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import bytes_on_disk, example, journal_options, options_of, url_of
 from cairn.ops.common.output import size_text
+from cairn.ops.common.passes import decode_text, drafts_text, prefill_text
 from cairn.ops.journal.growth import Growth, growth
 from cairn.ops.journal.readers import readers_warning
 from cairn.ops.serve.models_option import models_option
@@ -123,6 +127,7 @@ def checks(
         yield "models", lambda: check_models(models)
     yield "sqlite", lambda: check_sqlite(url, sqlite3.sqlite_version_info)
     yield "journal", lambda: check_journal(url, options)
+    yield "bits", lambda: check_bits(url)
     yield "disk", lambda: check_disk(data_dir, url)
     yield "port", lambda: check_port(port)
 
@@ -254,6 +259,36 @@ def check_journal(url: str, options: str = "") -> Found:
     if url.startswith("sqlite") and (warned := readers_warning(_sqlite_path(url))) is not None:
         return Found("warn", f"{fact}; {warned[0]}", warned[1])
     return Found("ok", fact)
+
+
+def check_bits(url: str) -> Found:
+    """What the last self-test in the journal found about the passes on this device."""
+    from cairn.journal.store_sql import SqlStore, schema_revision
+
+    tested: SelfTestFinished | None = None
+    try:
+        if schema_revision(url) is not None:
+            store = SqlStore.open(url, read_only=True)
+            try:
+                rows = store.last(_LAST_ROWS, stream="server")
+                found = (row for row in reversed(rows) if row.kind == SelfTestFinished.kind)
+                if (row := next(found, None)) is not None:
+                    event = decode(row).event
+                    tested = event if isinstance(event, SelfTestFinished) else None
+            finally:
+                store.close()
+        if tested is None:
+            return Found("ok", "not tested yet; the server tests a model when it is first loaded")
+        prefill = prefill_text(RowClass.of(tested.row_class), tested.row_class_reason)
+    except (JournalError, EngineFault) as error:
+        return Found("fail", f"the last self-test cannot be read: {error}", "run `ops verify`")
+    if not tested.passed:
+        failed = ", ".join(name for name, holds in tested.findings.items() if not holds)
+        advice = "docs/models.md lists the families that are served"
+        return Found("fail", f"the last self-test failed: {failed}", advice)
+    decode_shapes = decode_text(tested.decode_shapes).strip() or "in passes of one size"
+    drafts = drafts_text(tested.without_drafts)
+    return Found("ok", f"{prefill}; decoding {decode_shapes}; speculation: {drafts}")
 
 
 def _begins_wrong(base: Base | None, first: Row | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from cairn.engine.mlx import start as mlx_start
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.reports import SelfTestReport
 from cairn.engine.sampling import Sampling
+from cairn.engine.schedule import passes
 from cairn.journal import events as ev
 from cairn.journal.codec import decode
 from cairn.journal.lifecycle import SessionState
@@ -33,16 +35,20 @@ from cairn.journal.shadow import is_chosen
 from cairn.journal.state import SessionId
 from cairn.journal.store import MemoryStore
 from cairn.journal.tenants import LOCAL
+from tests.actors.sessions.test_grain import C as BLOCK
+from tests.actors.sessions.test_grain import serving_any_cut
 from tests.support.held_engine import Hold
 from tests.support.in_process_server import (
     Said,
     ask,
+    chat,
     generate,
     local,
     serving,
     turn_clock,
     wait_idle,
 )
+from tests.support.self_tests import without_row_class
 
 LONG = "Stone on stone on stone, and then the wind that takes none of them. " * 6
 C = 16
@@ -609,6 +615,80 @@ def test_checks_are_refused_where_the_operator_accepts_differences(
     with pytest.raises(ExceptionGroup) as refused, capture_logs():
         trio.run(main)
     assert refused.group_contains(BootRefused, match="without one of the two")
+
+
+def test_by_default_nothing_is_checked_where_differences_are_expected(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the operator did not ask for checks, such a device is served without them."""
+    failed_test = SelfTestReport(findings={"cold equals warm": False}, error_max=0.0, duration_us=1)
+    monkeypatch.setattr(mlx_start, "run_self_test", lambda *_: failed_test)
+
+    async def main() -> None:
+        settings = {**SETTINGS, "accept_unstable": True, "shadow_by_default": True}
+        async with serving(model_directory, **settings) as server:
+            assert None is server.loaded.shadow
+            assert 0 == server.facts.shadow_share
+
+    trio.run(main)
+
+
+def passes_of(check: ev.ShadowChecked) -> list[tuple[int, int]]:
+    """The prefill passes of a check: those over the prompt, and then those over the answer."""
+    return list(pairwise((0, *check.cuts)))
+
+
+def test_with_a_row_class_passes_are_cut_elsewhere() -> None:
+    """
+    No pass of a check over a prompt is one that was recorded, in a first turn and in one that
+    continues. None has more tokens than a block, so that a request waits no longer.
+    """
+    store = MemoryStore()
+
+    async def main() -> None:
+        async with serving_any_cut(store, shadow_share=1.0, prewarm=False) as server:
+            watch = Watch(server)
+            long = "x" * (5 * BLOCK)
+            first = await ask(server, generate(chat(long), max_tokens=2 * BLOCK))
+            await watch.until(ev.ShadowEnded)
+            await ask(server, generate(chat(long, first.text, "And then?"), max_tokens=4))
+            await watch.until(ev.ShadowEnded, 2)
+
+    trio.run(main)
+    found = events(store)
+    assert ["same", "same"] == [one.result for one in found if isinstance(one, ev.ShadowEnded)]
+    for check in (one for one in found if isinstance(one, ev.ShadowChecked)):
+        recorded = {
+            (one.start, one.end)
+            for one in found
+            if isinstance(one, ev.CacheExtended) and one.step != "decode"
+        }
+        passes = passes_of(check)
+        assert check.prompt_tokens in check.cuts
+        assert 2 < len(passes)
+        assert not recorded & set(passes)
+        assert all(0 < end - start <= BLOCK for start, end in passes)
+    assert () == replay(store.read()).findings
+
+
+def test_with_the_grain_c_there_is_one_way_to_cut(model_directory: Path) -> None:
+    """The passes are those of the canonical schedule."""
+    store = MemoryStore()
+
+    async def main() -> None:
+        with without_row_class():
+            async with serving(
+                model_directory, store, **{**SETTINGS, "block_tokens": 48}
+            ) as server:
+                watch = Watch(server)
+                await ask(server, command(LONG, max_tokens=4))
+                (ended,) = await watch.until(ev.ShadowEnded)
+                assert "same" == ended.result
+
+    trio.run(main)
+    (check,) = (one for one in events(store) if isinstance(one, ev.ShadowChecked))
+    canonical = passes(0, check.prompt_tokens, 48)
+    assert list(canonical) == passes_of(check)[: -(-check.prompt_tokens // 48)]
 
 
 def test_prewarming_goes_first(model_directory: Path) -> None:

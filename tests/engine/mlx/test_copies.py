@@ -13,7 +13,8 @@ from cairn.engine.mlx.cache import LayerShape, SlabPool
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.model import load_model
 from cairn.engine.mlx.state import StateShape
-from cairn_bench.servers.sized_model import Size, make_sized_model
+from cairn_bench.servers.sized_model import make_sized_model
+from cairn_bench.servers.sizes import Size
 
 C = 64
 MIB = 1 << 20

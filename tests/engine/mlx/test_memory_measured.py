@@ -16,7 +16,8 @@ from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.growth import measured_growth
 from cairn.engine.mlx.model import LoadedModel, load_model
 from cairn.engine.reports import MemoryReport
-from cairn_bench.servers.sized_model import Size, make_sized_model
+from cairn_bench.servers.sized_model import make_sized_model
+from cairn_bench.servers.sizes import Size
 
 SIZE = Size(layers=2, hidden_size=64, intermediate_size=96, heads=2, kv_heads=2, head_dim=128)
 TOKEN_BYTES = SIZE.layers * 2 * SIZE.kv_heads * SIZE.head_dim * 4

@@ -50,6 +50,24 @@ def test_how_long_slabs_are_kept(tmp_path: Path, arguments: list[str], seconds: 
 
 
 @pytest.mark.parametrize(
+    ("arguments", "share", "by_default"),
+    [
+        ([], 0.01, True),
+        (["--shadow-check", "0.01"], 0.01, False),
+        (["--shadow-check", "0"], 0, False),
+    ],
+)
+def test_the_share_of_answers_that_is_checked(
+    tmp_path: Path, arguments: list[str], share: float, by_default: bool
+) -> None:
+    """One in a hundred, or the option's value; the journal has it."""
+    options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
+    settings = settings_of(options, tmp_path)
+    assert (share, by_default) == (settings.shadow_share, settings.shadow_by_default)
+    assert share == settings.on_record["shadow_check"]
+
+
+@pytest.mark.parametrize(
     ("arguments", "seconds"), [([], 86_400), (["--ttl", "90"], 90), (["--ttl", "7d"], 604_800)]
 )
 def test_the_ttl(tmp_path: Path, arguments: list[str], seconds: int) -> None:

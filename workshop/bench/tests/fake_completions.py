@@ -146,6 +146,9 @@ class Fake:
         finally:
             self.at_once = 0
 
+    def paused(self) -> None:
+        """Called before each piece of a stream, to wait."""
+
     # --- what it tells of itself -----------------------------------------------------------------
 
     def health(self) -> dict[str, Any]:
@@ -497,6 +500,7 @@ class _Handler(BaseHTTPRequestHandler):
         for place, (text, number) in enumerate(made["tokens"], start=1):
             if body["max_tokens"] > _LONG and self._left(0.002):
                 raise Gone
+            fake.paused()
             piece, rest = rest[: len(text)], rest[len(text) :]
             if place == len(made["tokens"]) and fake.fault == "the last piece is lost":
                 piece = ""

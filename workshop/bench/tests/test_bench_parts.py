@@ -6,8 +6,11 @@ without a result gives none.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import statistics
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +22,25 @@ from immutables import Map
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import OpenRequest
 from cairn.journal.store import MemoryStore
-from cairn_bench.parts import capacity, first_token, given_up, matching, recovery, stage
+from cairn_bench.parts import (
+    capacity,
+    drafts,
+    first_token,
+    given_up,
+    matching,
+    prefill,
+    recovery,
+    short_turns,
+    stage,
+)
 from cairn_bench.parts.bits import BITS
 from cairn_bench.parts.capacity import CAPACITY
 from cairn_bench.parts.decode import DECODE, rate
+from cairn_bench.parts.drafts import DRAFTS
 from cairn_bench.parts.first_token import FIRST_TOKEN
 from cairn_bench.parts.listed import PARTS
 from cairn_bench.parts.matching import MATCHING
+from cairn_bench.parts.prefill import PREFILL
 from cairn_bench.parts.recovery import RECOVERY
 from cairn_bench.parts.reuse import REUSE, SHORT_BATCH, WORK
 from cairn_bench.parts.stage import Bare, Measure, Part, Stage, milliseconds
@@ -83,6 +98,51 @@ class Bounded(Fake):
         return there * BLOCK_WORDS
 
 
+class Drafting(Fake):
+    """
+    Counts tokens of drafts.
+
+    Args:
+        each: how many of them are accepted for each greedy answer.
+
+    Attributes:
+        greedy_only: whether no other answers have any.
+    """
+
+    greedy_only = True
+
+    def __init__(self, each: int, **changes: Any) -> None:
+        super().__init__(prefill_s=0, **changes)
+        self.each = each
+
+    def tokens(self, body: Any, cached: int, alone: bool) -> Iterator[Any]:
+        """As of a sound one."""
+        if not (self.greedy_only and body.get("temperature")):
+            for name, more in ((_DRAFTED, 2 * self.each), (_ACCEPTED, self.each)):
+                self.counts[name] = self.counts.get(name, 0) + more
+        return super().tokens(body, cached, alone)
+
+
+_DRAFTED, _ACCEPTED = "cairn_draft_tokens_total", "cairn_draft_tokens_accepted_total"
+
+
+class Returning(Bounded):
+    """Evicts first what was used last, so that conversations in turn keep what was there first."""
+
+    def cached(self, prompt: list[str], body: Any) -> int:
+        """As of the other, but what was there stays."""
+        if body.get("cache_prompt") is False:
+            return 0
+        keys = [tuple(prompt[:end]) for end in range(BLOCK_WORDS, len(prompt), BLOCK_WORDS)]
+        there = next((at for at, key in enumerate(keys) if key not in self.kept), len(keys))
+        for key in keys[there:]:
+            if len(self.kept) == self.blocks:
+                self.counts["cairn_blocks_evicted_total"] = 1
+                break
+            self.kept[key] = None
+        return there * BLOCK_WORDS
+
+
 def quick(**changes: Any) -> Fake:
     """A sound server that does not take its time."""
     return Fake(**{"prefill_s": 0, **changes})
@@ -112,6 +172,11 @@ def sound_beside(kind: Kind) -> Fake:
         return Otherwise(prefill_s=0)
     if "--blocks-mb" in options:
         return Bounded(200)
+    if "--blocks-max" in options:
+        return Returning(room_of(kind))
+    if kind.command[-1] in ("{data}", "--no-speculation"):
+        each = 0 if "--no-speculation" in options else 20
+        return Drafting(each, keeps=True, counts={"cairn_blocks_loaded_total": 7})
     return quick(
         keeps=True,
         # Longer than it takes to see that it is at rest.
@@ -121,6 +186,11 @@ def sound_beside(kind: Kind) -> Fake:
         prefill_s=0.05 if "--heartbeat" in options else 0,
         counts={"cairn_blocks_loaded_total": 7},
     )
+
+
+def room_of(kind: Kind) -> int:
+    """How many blocks a server may have."""
+    return int(kind.command[kind.command.index("--blocks-max") + 1])
 
 
 class Otherwise(Fake):
@@ -172,6 +242,7 @@ def staged(
             peer=None if peer is None else "mlx-lm",
             start=start,
             alone=bare,
+            quoting=lambda: folder / "quoting",
         )
 
 
@@ -197,6 +268,12 @@ MEASURES = {
     "mixed": measure_of(REUSE, 4),
     "short batch": measure_of(REUSE, 5),
     "capacity": measure_of(CAPACITY),
+    "in turn": measure_of(CAPACITY, 1),
+    "short turns": measure_of(REUSE, 6),
+    "first chat": measure_of(REUSE, 7),
+    "cold prompts": measure_of(PREFILL, 0),
+    "listener": measure_of(PREFILL, 1),
+    "speculation": measure_of(DRAFTS),
 }
 """
 All that can be measured on a fake: the journal of one cannot be read, and matching needs no server.
@@ -213,6 +290,19 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "HISTORY", 800)
     monkeypatch.setattr(recovery, "CUT_TOKENS", 800)
     monkeypatch.setattr(capacity, "PROMPT_TOKENS", 100)
+    monkeypatch.setattr(capacity, "TURN_TOKENS", 100)
+    monkeypatch.setattr(prefill, "QUICK_COLD", (100, 200))
+    monkeypatch.setattr(prefill, "BESIDE", 800)
+    monkeypatch.setattr(drafts, "ANSWER_TOKENS", (32, 32))
+    for module in (first_token, drafts):
+        monkeypatch.setattr(module, "journal_of", lambda _: journal("shorter-history"))
+    monkeypatch.setattr(short_turns, "journal_end", lambda _: 0)
+
+
+@contextlib.contextmanager
+def journal(name: str) -> Iterator[MemoryStore]:
+    """The journal of a history: a fake has none."""
+    yield MemoryStore(rows_of(name))
 
 
 def rows_on(folder: Path, name: str, own: Fake | None = None, **changes: Any) -> Sequence[Row]:
@@ -236,8 +326,19 @@ def test_a_sound_server_gives_rows(name: str, tmp_path: Path):
     assert len({row.name for row in rows}) == len(rows)
 
 
-APART = ("given up", "beside others", "restart", "cut off", "short batch", "capacity")
-HIT = [name for name in MEASURES if name not in APART]
+APART = (
+    "given up",
+    "beside others",
+    "restart",
+    "cut off",
+    "short batch",
+    "in turn",
+    "first chat",
+    "capacity",
+)
+COLD = ("cold prompts", "listener", "short turns")
+"""Those that need no hit for their figure. Answers are compared all the same."""
+HIT = [name for name in MEASURES if name not in (*APART, *COLD, "speculation")]
 
 
 @pytest.mark.parametrize("name", HIT)
@@ -247,7 +348,7 @@ def test_without_a_hit_there_is_no_row(name: str, tmp_path: Path):
         rows_on(tmp_path, name, Fake(reuses=0, prefill_s=0))
 
 
-@pytest.mark.parametrize("name", HIT[2:])
+@pytest.mark.parametrize("name", [*HIT[2:], *COLD])
 @pytest.mark.parametrize("fault", ["a hit has other bits", "a hit has other words"])
 def test_a_hit_that_differs_from_the_miss_gives_no_row(name: str, fault: str, tmp_path: Path):
     """A server whose warm answers are not the cold ones gives no row."""
@@ -424,13 +525,34 @@ def test_a_block_that_left_was_there():
     assert 96 == first_token.canonical(16, state, session, request)
 
 
-def test_an_unreadable_journal_gives_no_result(tmp_path: Path):
+def test_an_unreadable_journal_gives_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Without a journal nothing is known of what was computed again."""
-    with (
-        staged(tmp_path, quick()) as scene,
-        pytest.raises(NoResult, match="the journal cannot be read"),
-    ):
-        first_token.again(scene)
+    monkeypatch.undo()
+    with staged(tmp_path, quick()) as scene:
+        with pytest.raises(NoResult, match="the journal cannot be read"):
+            first_token.again(scene)
+        other = attrs.evolve(scene.ours(), data=tmp_path)
+        with pytest.raises(NoResult, match="the journal cannot be read from here: There is no"):
+            first_token.journal_end(other)
+
+
+def test_requests_after_a_position_count(tmp_path: Path):
+    """A figure of some requests is one of the rows after those before them."""
+    store = MemoryStore(rows_of("shorter-history"))
+    starts = [row.position for row in store.rows if row.kind == "path_selected"]
+    found = [first_token.computed_again(store, after=at)[0] for at in (0, starts[0], *starts[1:3])]
+    assert [[0, 15], [0, 15], [15], []] == found
+
+
+@pytest.mark.parametrize(("grain", "goal"), [(1, 1), (64, 63)])
+def test_at_most_one_token_or_a_chunk_less_one(
+    grain: int, goal: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The goal goes by what the journal says of the grain."""
+    monkeypatch.setattr(first_token, "computed_again", lambda *_, **__: ([0, 2, 1], grain))
+    with staged(tmp_path, quick()) as scene:
+        (row,) = first_token.again(scene)
+    assert (2, goal, grain == 1) == (row.value, row.goal, row.is_missed)
 
 
 # --- decode --------------------------------------------------------------------------------------
@@ -438,8 +560,8 @@ def test_an_unreadable_journal_gives_no_result(tmp_path: Path):
 
 def test_the_loop_alone_has_the_rows_that_are_served(tmp_path: Path):
     """
-    Ours is compared with a loop of the rows that a pass for one client has, which share one
-    history; what they cost it, and what W gives as many clients, are reported with it.
+    Ours is compared with a loop of one row; what the rows of a pass for one client cost it, which
+    share its history, and what W gives as many clients, are reported with it.
     """
     histories: dict[int, set[int]] = {}
 
@@ -451,12 +573,27 @@ def test_the_loop_alone_has_the_rows_that_are_served(tmp_path: Path):
 
     over_http, price, gain = rows_on(tmp_path, "decoding", bare=loops)
     assert pytest.approx(250) == over_http.figures["for_one"][4]
-    assert "rows: 2" in over_http.name
+    assert pytest.approx(statistics.median(over_http.figures["ours"])) == over_http.value * 1000
+    assert "of 500.0 with the rows of a pass for one client (2)" in over_http.of
     assert "W = 4" in gain.name
     assert 0.5 == pytest.approx(price.value)
     (whole,) = histories[1]
     assert {rows: {whole, whole // rows} for rows in (1, 2, 4, 8)} == histories
     assert 1.0 == pytest.approx(gain.value)
+
+
+def test_tokens_of_drafts_do_not_count_beside_a_loop_without_them(tmp_path: Path):
+    """
+    Half of the tokens came from drafts: the rate is half of what a client saw. The answers are
+    sampled, so that there are hardly any.
+    """
+    fake = Drafting(32)
+    assert "drafts" not in rows_on(tmp_path, "decoding", fake)[0].of
+    fake.greedy_only = False
+    row, *_ = rows_on(tmp_path / "again", "decoding", fake)
+    loop = row.figures["for_one"][1]
+    assert pytest.approx(row.value * loop * 2) == statistics.median(row.figures["ours"])
+    assert "128 of 256 tokens came from drafts, and do not count" in row.of
 
 
 @pytest.mark.parametrize("told", [{"completion_tokens": 1}, {"first_s": None}, {}])
@@ -521,6 +658,160 @@ def test_a_pause_is_one_that_reaches_into_the_time():
     for began_s, until_s in ((-1.0, 6.0), (5.0, 13.5)):
         with pytest.raises(NoResult):
             given_up.longest_s(heard_s, began_s, until_s)
+
+
+# --- prefill -------------------------------------------------------------------------------------
+
+
+def test_cold_prompts_are_those_of_the_peer(tmp_path: Path):
+    """Both get the same new prompts, of either length, as often."""
+    own, peer = Noted(prefill_s=0), Noted(prefill_s=0)
+    rows = rows_on(tmp_path, "cold prompts", own, peer=peer)
+    assert [
+        "first token of a cold prompt of 100 tokens / mlx-lm's",
+        "first token of a cold prompt of 200 tokens / mlx-lm's",
+    ] == [row.name for row in rows]
+    assert [1, 1] == [len(times) for times in rows[1].figures.values()]
+    assert set(peer.prompts) < set(own.prompts)
+    assert pytest.approx([100, 200], rel=0.1) == [len(one.split()) for one in peer.prompts]
+
+
+class Noted(Fake):
+    """Knows what it was asked."""
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(**changes)
+        self.prompts: list[str] = []
+
+    def cached(self, prompt: list[str], body: Any) -> int:
+        """As of a sound one."""
+        self.prompts.append(" ".join(prompt))
+        return super().cached(prompt, body)
+
+
+class Warm(Fake):
+    """Has a part of each prompt before it is sent."""
+
+    def cached(self, prompt: list[str], body: Any) -> int:
+        """A fifth, in whole blocks."""
+        found = super().cached(prompt, body)
+        return found or len(prompt) // 5 // BLOCK_WORDS * BLOCK_WORDS
+
+
+@pytest.mark.parametrize("name", ["cold prompts", "listener"])
+def test_a_prompt_that_is_not_cold_gives_no_row(name: str, tmp_path: Path):
+    """A prompt of which a part was reused is no cold one."""
+    with pytest.raises(NoResult, match="was not cold: "):
+        rows_on(tmp_path, name, Warm(prefill_s=0))
+
+
+def test_a_listener_notices_a_prefill(tmp_path: Path):
+    """
+    The longest pause beside a prefill, of the distance before it: this server decodes for one while
+    it prefills for another, and not with this fault.
+    """
+    (sound,) = rows_on(tmp_path, "listener", quick(prefill_s=0.2))
+    (row,) = rows_on(tmp_path / "again", "listener", Pausing(prefill_s=0))
+    assert sound.value < row.value
+    assert row.figures["longest_s"][0] >= 0.2
+    assert row.is_missed
+
+
+class Pausing(Fake):
+    """It sends nothing to one client while it prefills for another."""
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(**changes)
+        self.pausing = threading.Event()
+        self.pausing.set()
+
+    def cached(self, prompt: list[str], body: Any) -> int:
+        """As of a sound one, after a while."""
+        if len(prompt) > 100:
+            self.pausing.clear()
+            time.sleep(0.2)
+            self.pausing.set()
+        return super().cached(prompt, body)
+
+    def paused(self) -> None:
+        """Wait until nothing is prefilled."""
+        self.pausing.wait()
+
+
+@pytest.mark.parametrize(("pass_s", "goal"), [(0.021, 1.5), (0.019, None)])
+def test_a_goal_for_a_listener_needs_a_slow_pass(pass_s: float, goal: float | None, tmp_path: Path):
+    """Where a pass over one row takes less than 20 ms, the figure is only shown."""
+
+    def loops(_kind: Kind, _model: Path, *, decodes: Any, **_: Any) -> Bare:
+        took = tuple(pass_s * steps for _, _, steps in decodes)
+        return Bare(block_tokens=CHUNK, decode_shapes=(1,), spans_s=(), decodes_s=took)
+
+    (row,) = rows_on(tmp_path, "listener", bare=loops)
+    assert goal == row.goal
+    assert "a pass over one row takes" in row.of
+
+
+def test_a_listener_hears_the_whole_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One whose answer had hardly begun, or had ended, shows nothing."""
+    monkeypatch.setattr(prefill, "SPOKEN_TOKENS", 4)
+    with pytest.raises(NoResult, match="ended too early"):
+        rows_on(tmp_path, "listener")
+
+
+# --- speculation ---------------------------------------------------------------------------------
+
+
+def test_speculation_is_shown_with_its_drafts(tmp_path: Path):
+    """Two kinds of answers; of the greedy ones, tokens came from drafts."""
+    quoting, plain = rows_on(tmp_path, "speculation")
+    assert (1.5, 0.97) == (quoting.goal, plain.goal)
+    assert (96, 120, 60) == tuple(quoting.figures[of] for of in ("tokens", "drafted", "accepted"))
+    assert (96, 0, 0) == tuple(plain.figures[of] for of in ("tokens", "drafted", "accepted"))
+    assert "of 96 tokens 60 came from drafts of 120" in quoting.of
+
+
+def drafting(**changes: Any) -> Beside:
+    """Servers with speculation and without, the first of them changed."""
+
+    def beside(kind: Kind) -> Fake:
+        fake = sound_beside(kind)
+        return fake if "--no-speculation" in kind.command else changed(fake, **changes)
+
+    return beside
+
+
+def test_without_an_accepted_token_there_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A model that has no drafts shows nothing of them; its self-test says why."""
+    with pytest.raises(NoResult, match=r"no token of a draft was accepted$"):
+        rows_on(tmp_path, "speculation", beside=drafting(each=0))
+    monkeypatch.setattr(drafts, "without_drafts", lambda _: "one row a pass")
+    with pytest.raises(NoResult, match="no token of a draft was accepted: one row a pass"):
+        rows_on(tmp_path / "again", "speculation", beside=drafting(each=0))
+
+
+def test_the_journal_says_why_there_are_no_drafts():
+    """The last self-test counts."""
+    rows = rows_of("continuation")
+    (told,) = {
+        json.loads(row.public)["without_drafts"] for row in rows if row.kind == "self_test_finished"
+    }
+    assert told == drafts.without_drafts(MemoryStore(rows))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fault": "a hit has other bits"}, "a warm answer with speculation differs from the cold"),
+        ({"fault": "a hit has other words"}, "a warm answer with speculation differs"),
+        ({"hides": ["logprobs"]}, "there are no log-probabilities to compare"),
+        ({"reuses": 0}, "the cache was not hit"),
+    ],
+    ids=["bits", "words", "no log-probabilities", "no hit"],
+)
+def test_speculation_that_changes_an_answer_gives_no_row(changes: Any, words: str, tmp_path: Path):
+    """Warm answers with speculation are compared with a cold one that had none."""
+    with pytest.raises(NoResult, match=words):
+        rows_on(tmp_path, "speculation", beside=drafting(**changes))
 
 
 # --- recovery ------------------------------------------------------------------------------------
@@ -663,11 +954,28 @@ def test_a_short_instruction_is_shown_with_smaller_chunks(tmp_path: Path):
     chunks reuse. Only if none reuses anything is there no row.
     """
     rows = rows_on(tmp_path, "short batch", Fake(reuses=0, prefill_s=0))
-    assert [0.0, 1.0, 1.0] == [row.value for row in rows]
-    assert [True, False, False] == [row.is_missed for row in rows]
+    assert [0.0, 1.0] == [row.value for row in rows]
+    assert [True, False] == [row.is_missed for row in rows]
     nothing = lambda _: Fake(reuses=0, prefill_s=0)  # noqa: E731  # said once
     with pytest.raises(NoResult, match="nothing was reused with any size of chunks"):
         rows_on(tmp_path / "again", "short batch", Fake(reuses=0, prefill_s=0), beside=nothing)
+
+
+@pytest.mark.parametrize("name", ["short turns", "first chat"])
+def test_short_turns_reuse_from_the_second_on(name: str, tmp_path: Path):
+    """Each of them but the first reuses something, and computes again at most a token."""
+    share, again = rows_on(tmp_path, name)
+    assert not share.is_missed
+    assert 5 == len(share.figures["turns"]) == share.checked + 4
+    assert share.value == min(cached / prompt for cached, prompt in share.figures["turns"])
+    assert (15, 1, True) == (again.value, again.goal, again.is_missed)
+    assert {share.name.split(":")[0]} == {again.name.split(":")[0]}
+
+
+def test_short_turns_that_reuse_nothing_miss_the_goal(tmp_path: Path):
+    """One turn is enough."""
+    share, _ = rows_on(tmp_path, "short turns", Fake(reuses=0, prefill_s=0))
+    assert (0.0, True, 0) == (share.value, share.is_missed, share.checked)
 
 
 # --- capacity ------------------------------------------------------------------------------------
@@ -691,6 +999,34 @@ def test_what_left_has_to_be_missed(tmp_path: Path):
     """A server that counts blocks as gone and has them still is not full."""
     with pytest.raises(NoResult, match="lost nothing"):
         rows_on(tmp_path, "capacity", beside=lambda _: Bounded(200, forgetful=False))
+
+
+def test_six_in_turn_reuse_most_of_what_room_for_six_gives(tmp_path: Path):
+    """
+    A server that keeps five of six, and a part of the sixth, reuses as much; one that evicts what
+    was used longest ago misses the goal.
+    """
+    rooms: list[int] = []
+
+    def by_recency(kind: Kind) -> Fake:
+        rooms.append(room_of(kind))
+        return Bounded(rooms[-1])
+
+    (row,) = rows_on(tmp_path, "in turn")
+    assert (False, 0.6) == (row.is_missed, row.goal)
+    assert 5 / 6 <= row.value < 1
+    (row,) = rows_on(tmp_path / "again", "in turn", beside=by_recency)
+    assert row.is_missed
+    six, five = rooms
+    assert (five * 6, True) == (six * 5, five > 50)
+
+
+def test_six_in_turn_that_fit_give_no_row(tmp_path: Path):
+    """Memory for five that evicts nothing shows nothing; neither does one for six that does."""
+    with pytest.raises(NoResult, match="no block was evicted from memory for 5"):
+        rows_on(tmp_path, "in turn", beside=lambda _: Bounded(1000))
+    with pytest.raises(NoResult, match="6 conversations in turn: the cache was not hit"):
+        rows_on(tmp_path / "again", "in turn", beside=lambda _: Bounded(50))
 
 
 # --- matching ------------------------------------------------------------------------------------

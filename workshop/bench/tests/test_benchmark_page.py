@@ -28,12 +28,14 @@ def figures() -> dict[str, Any]:
         "machine": report.machine("/somewhere/libopenblas.so"),
         "load": 0.05,
         "quick": True,
+        "size": None,
         "salt": "s",
         "model": "random weights",
         "took_s": 540,
     }
     found = json.loads(json.dumps(report.as_json(about, [], lost, "cairn", rows, none)))
-    mean = {"peer": "mlx-lm", "pause_s": 0.5, "scenarios": 7, "goal": 0.8}
+    mean = {"peer": "mlx-lm", "pause_s": 0.5, "scenarios": 7, "goal": 0.8, "worst_goal": 1.1}
+    mean |= {"worst": 1.2, "worst_scenario": "edits"}
     ratio = {
         "scenario": "edits",
         "peer": "mlx-lm",
@@ -77,11 +79,16 @@ def test_each_figure_is_a_line():
     assert "| edits, 0.5 s | lost |  |  | gone |" in made
     assert "over 7 scenarios, 0.5 s of pause | 0.50 | at most 0.8 | reached |" in made
     assert "over 7 scenarios, 0.5 s of pause | 0.90 |  |  |" in made
+    where = "first token, worst ratio to mlx-lm over 7 scenarios, 0.5 s of pause"
+    assert f"{where} | 1.20 | at most 1.1 | **missed** | edits |" in made
+    assert f"{where} | 1.20 |  |  | edits |" in made
     assert (
         "| edits | 0.5 s | mlx-lm | 50.0 ms | 100.0 ms | 0.50 | 90% / not reported | 128 / 64 |"
         in made
     )
     assert "`ops bench --quick --salt s`, 9 minutes" in made
+    sized = block({**figures(), "size": "4x1024"}, charted=False)
+    assert "`ops bench --quick --size 4x1024 --salt s`, 9 minutes" in sized
     assert "pictures/benchmarks.svg" in made
     assert "pictures/" not in block(figures(), charted=False)
 

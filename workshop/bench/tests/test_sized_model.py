@@ -5,6 +5,7 @@ The model that `ops bench` measures with: of the size that was asked for, and it
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +14,8 @@ from mlx_lm.utils import load
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from cairn_bench.servers.sized_model import Size, make_sized_model
+from cairn_bench.servers.sized_model import make_sized_model
+from cairn_bench.servers.sizes import Size
 
 SMALL = Size(layers=2, hidden_size=64, intermediate_size=96, heads=4, kv_heads=2, head_dim=16)
 
@@ -62,3 +64,23 @@ def test_it_says_plain_words_and_does_not_stop(made: Path):
         said.append(tokenizer.decode(ids[-1:]))
     assert [] == [text for text in said if not (text.isascii() and text.strip().isalpha())]
     assert 8 < len(set(said))
+
+
+def test_a_greedy_answer_quotes_an_earlier_one(model_directory: Path, tmp_path: Path):
+    """
+    Of a model that quotes, the next token follows from the last one, and the scores from all; of
+    another, so does the token.
+    """
+    kept = {}
+    for quoting in (True, False):
+        make_sized_model(tmp_path / str(quoting), SMALL, source=model_directory, quoting=quoting)
+        model, _ = load(str(tmp_path / str(quoting)))
+        found = [next_scores(model, [*before, 5]) for before in ([1, 2, 3], [9, 8], [7] * 9)]
+        kept[quoting] = len({int(np.argmax(scores)) for scores in found})
+        assert 3 == len({scores.tobytes() for scores in found})
+    assert 1 == kept[True] < kept[False]
+
+
+def next_scores(model: Any, ids: list[int]) -> Any:
+    """The scores of the token after some."""
+    return np.array(model(mx.array([ids]))[0, -1])

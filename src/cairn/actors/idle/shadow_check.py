@@ -3,8 +3,10 @@ The shadow check: while the server is idle, a sample of answers is computed once
 
 The ids of requests decide which answers are chosen (``cairn.journal.shadow``). A chosen answer is
 read from the journal's committed events. The check computes it as a request without any reuse
-would: the passes of the canonical schedule over the prompt, decode passes of W rows over the tokens
-that were drawn, and the settling passes over the answer. It must find the tokens, log-probabilities
+would: passes over the prompt, decode passes of W rows over the tokens that were drawn, and the
+settling passes over the answer. With the grain C the passes are those of the canonical schedule.
+With the grain 1 they are cut elsewhere than those that gave the answer (``schedule.other_passes``),
+so that the check also finds a row class that is wrong. It must find the tokens, log-probabilities
 and block digests that are on record, and blocks in memory must still have their digests.
 
 Rules of this module:
@@ -23,7 +25,7 @@ Rules of this module:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -47,7 +49,7 @@ from cairn.engine.reports import (
     SlabReport,
 )
 from cairn.engine.sampling import Sampling
-from cairn.engine.schedule import passes
+from cairn.engine.schedule import other_passes, passes
 from cairn.journal import events as ev
 from cairn.journal.errors import BugError
 from cairn.journal.keys import block_keys, ids_hash
@@ -74,6 +76,7 @@ class _Answer:
     Attributes:
         position: of the row of its request.
         sampled, logprobs: as they were drawn; once it is complete, those that belong to it.
+        passes: the prefill passes that ran for it.
         tries: how often requests ended its check.
     """
 
@@ -81,6 +84,7 @@ class _Answer:
     position: int
     sampled: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)
+    passes: set[tuple[int, int]] = attrs.field(factory=set)
     prompt_ids: tuple[int, ...] = ()
     prompt_keys: tuple[str, ...] = ()
     tries: int = 0
@@ -88,8 +92,15 @@ class _Answer:
 
 @attrs.define(kw_only=True, eq=False)
 class _Found:
-    """What was measured so far. ``blocks`` are (key, digest as computed, digest in memory)."""
+    """
+    What was measured so far.
 
+    Attributes:
+        cuts: where prefill passes ended.
+        blocks: (key, digest as computed, digest in memory) of each.
+    """
+
+    cuts: list[int] = attrs.field(factory=list)
     blocks: list[tuple[str, str, str]] = attrs.field(factory=list)
     drawn: list[tuple[int, float]] = attrs.field(factory=list)
     duration_us: int = 0
@@ -160,6 +171,8 @@ class ShadowCheck:
             case ev.CacheExtended() if answer := self._answer_of(event.session, event.request):
                 answer.sampled.extend(event.sampled)
                 answer.logprobs.extend(event.logprobs)
+                if event.step == "prefill":
+                    answer.passes.add((event.start, event.end))
             case ev.RequestFinished() if answer := self._answer_of(event.session, event.request):
                 del self._open[event.session]
                 self._finished(answer, event)
@@ -337,6 +350,7 @@ class ShadowCheck:
                     of_session=session,
                     request=answer.ask.request,
                     prompt_tokens=len(answer.prompt_ids),
+                    cuts=tuple(found.cuts),
                     answer_tokens=len(found.drawn),
                     keys=keys,
                     digests=digests,
@@ -419,11 +433,26 @@ class ShadowCheck:
                 raise _Interrupted
             return done[0]
 
-        async def chunk_pass(ids: Sequence[int], draws: DrawSpec | None, key: str | None) -> None:
-            report, digests = await one(partial(_chunk, slab=slab, ids=ids, draw=draws, key=key))
-            found.add(report)
-            if key is not None:
-                found.blocks.append((key, *digests))
+        async def over(ids: Sequence[int], start: int, draws: DrawSpec | None) -> None:
+            """The passes over the tokens of ``ids`` from ``start`` on, and the blocks they fill."""
+            for begin, end in self._passes(answer, start, len(ids)):
+                full = [
+                    (place, keys[place])
+                    for place in range(begin - begin % block_tokens, end, block_tokens)
+                    if place + block_tokens <= end and place in keys
+                ]
+                job = partial(
+                    _pass,
+                    slab=slab,
+                    ids=ids[begin:end],
+                    draw=draws if end == len(ids) else None,
+                    full=full,
+                    block_tokens=block_tokens,
+                )
+                report, blocks = await one(job)
+                found.add(report)
+                found.cuts.append(end)
+                found.blocks += blocks
 
         ask, prompt, block_tokens = answer.ask, answer.prompt_ids, self._facts.block_tokens
         sequence = prompt + tuple(answer.sampled)
@@ -434,20 +463,31 @@ class ShadowCheck:
             prompt_ids=prompt,
             matcher=await self._matcher(ask.grammar) if ask.grammar is not None else None,
         )
-        for start, end in passes(0, len(prompt), block_tokens):
-            last = draws if end == len(prompt) else None
-            # The last part may have a block too, but from the settling pass.
-            key = keys.get(start) if end - start == block_tokens else None
-            await chunk_pass(prompt[start:end], last, key)
+        await over(prompt, 0, draws)
         for token in answer.sampled[:-1]:
             draws = draws.after(token)
             row = DecodeRow(slab=slab, token=token, draw=draws)
             found.add(await one(partial(_decode, row=row)))
-        settled = [start for start in sorted(keys) if start + block_tokens > len(prompt)]
-        if settled and not await one(partial(_trim, slab=slab, end=settled[0])):
-            settled = []  # a window has moved on, and these blocks are not computed again
-        for start in settled:
-            await chunk_pass(sequence[start : start + block_tokens], None, keys[start])
+        # As settling did: after the prompt, or with the grain C from its begun block on.
+        end = max((start + block_tokens for start in keys), default=0)
+        canonical = len(prompt) - len(prompt) % self._facts.grain
+        # If a window has moved on, these blocks are not computed again.
+        if end > canonical and await one(partial(_trim, slab=slab, end=canonical)):
+            await over(sequence[:end], canonical, None)
+
+    def _passes(self, answer: _Answer, start: int, tokens: int) -> Iterator[tuple[int, int]]:
+        """The passes of a check, as half-open ranges. A request waits for one of them at most."""
+        row_class, block_tokens = self._facts.row_class, self._facts.block_tokens
+        if row_class is None:
+            return passes(start, tokens, block_tokens)
+        return other_passes(
+            start,
+            tokens,
+            block_tokens,
+            name=answer.ask.request,
+            most=row_class.most_tokens,
+            recorded=answer.passes,
+        )
 
     def _keys(self, answer: _Answer, sequence: Sequence[int]) -> dict[int, str]:
         """
@@ -475,14 +515,28 @@ class ShadowCheck:
 # --- on the engine's thread ----------------------------------------------------------------------
 
 
-def _chunk(
-    engine: Engine, *, slab: int, ids: Sequence[int], draw: DrawSpec | None, key: str | None
-) -> tuple[PassReport, tuple[str, str]]:
+def _pass(
+    engine: Engine,
+    *,
+    slab: int,
+    ids: Sequence[int],
+    draw: DrawSpec | None,
+    full: Sequence[tuple[int, str]],
+    block_tokens: int,
+) -> tuple[PassReport, list[tuple[str, str, str]]]:
+    """
+    A prefill pass. Returns its report and, of each block that it fills, the key, the digest as
+    computed, and the digest in memory.
+
+    Args:
+        full: the first token and the key of each of these blocks.
+    """
     report = engine.run_chunk(slab, ids, draw)
-    if key is None:
-        return report, ("", "")
-    sealed = engine.seal(slab, key, report.start, report.end, store=False)
-    return report, (sealed.digest, engine.digest_of(key))
+    blocks = []
+    for start, key in full:
+        sealed = engine.seal(slab, key, start, start + block_tokens, store=False)
+        blocks.append((key, sealed.digest, engine.digest_of(key)))
+    return report, blocks
 
 
 def _decode(engine: Engine, *, row: DecodeRow) -> PassReport:

@@ -122,6 +122,7 @@ def start_on_mlx(settings: Settings, state: State, progress: Progress) -> Starte
         return PassShapes(
             decode=found.decode_shapes,
             row_class=RowClass.of(found.row_class),
+            row_class_reason=found.row_class_reason,
             without_drafts=found.without_drafts,
         )
 
@@ -185,7 +186,7 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: StartedEng
                 "the bits of a miss, or its numbers are wrong. docs/models.md has the families "
                 "that are served. Start with --accept-unstable to serve it anyway."
             )
-        if settings.shadow_share:
+        if settings.shadow_share and not settings.shadow_by_default:
             raise BootRefused(
                 f"the self-test failed on this device ({failed}). With --accept-unstable "
                 "it is served anyway, and --shadow-check would quarantine sessions for the "

@@ -241,6 +241,7 @@ class ServerFacts:
         decode_shapes: the numbers of rows that a decode pass may have; the last one is W.
         row_class: the prefill passes that give the same bits wherever they begin; None if each
             begins with a block.
+        row_class_reason: why there is none, or not the cheapest; empty if it is.
         without_drafts: why decode passes have no draft rows; empty if they may.
         vocabulary_tokens: the number of tokens that can be drawn; their ids begin at 0.
         defaults: the sampling parameters of a request that sets none.
@@ -251,6 +252,7 @@ class ServerFacts:
         min_cache_tokens: shorter prompts leave no blocks for other requests.
         model_context_tokens: the model's own context, if the memory for sessions limits
             ``context_tokens``; else 0.
+        shadow_share: the share of answers that are computed again in idle time.
     """
 
     model: str
@@ -267,11 +269,13 @@ class ServerFacts:
     switches: frozenset[str] = frozenset({"enable_thinking"})
     decode_shapes: tuple[int, ...] = ()
     row_class: RowClass | None = None
+    row_class_reason: str = ""
     without_drafts: str = ""
     dtype: str = ""
     policy: SinkWindow | None = None
     min_cache_tokens: int = 0
     model_context_tokens: int = 0
+    shadow_share: float = 0.0
 
 
 @attrs.frozen(kw_only=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -67,10 +67,18 @@ CHECKS = (
 """The checks, in order."""
 
 
-def run_self_test(loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> SelfTestReport:
+def run_self_test(
+    loaded: LoadedModel,
+    engine: MlxEngine,
+    block_tokens: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> SelfTestReport:
     """
     Test the schedule on a loaded model. Leaves no slab and no block in the engine, and sets its
     ``row_class``.
+
+    Args:
+        progress: called with (row classes that were tried, all that could be).
 
     Raises:
         ModelRefused: the model's code needs a cache method that Cairn's caches do not have.
@@ -78,7 +86,10 @@ def run_self_test(loaded: LoadedModel, engine: MlxEngine, block_tokens: int) -> 
     began = time.perf_counter_ns()
     engine.row_class = None
     found = measured_row_class(
-        engine, vocabulary_tokens=_vocabulary_tokens(loaded), block_tokens=block_tokens
+        engine,
+        vocabulary_tokens=_vocabulary_tokens(loaded),
+        block_tokens=block_tokens,
+        progress=progress,
     )
     if found.row_class is not None:
         engine.row_class = found.row_class

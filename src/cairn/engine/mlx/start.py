@@ -6,6 +6,7 @@ import collections
 import gc
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -244,13 +245,14 @@ def _with_rows(
     self_test, shapes = None, tested_shapes(fingerprint.name_of(fields))
     if shapes is None:
         progress(_TESTING, 0, 1)
-        self_test = run_self_test(loaded, engine, block_tokens)
+        self_test = run_self_test(loaded, engine, block_tokens, partial(progress, _TESTING))
         progress(_TESTING, 1, 1)
         shapes = PassShapes()
         if self_test.passed:
             shapes = PassShapes(
                 decode=self_test.decode_shapes,
                 row_class=self_test.row_class,
+                row_class_reason=self_test.row_class_reason,
                 without_drafts=self_test.without_drafts,
             )
     engine.decode_shapes = shapes.decode or (rows,)
@@ -280,6 +282,7 @@ def _with_rows(
         growth=growth,
         model_context_tokens=loaded.context_tokens if context < loaded.context_tokens else 0,
         row_class=engine.row_class,
+        row_class_reason=shapes.row_class_reason,
         without_drafts=engine.without_drafts,
     )
     if self_test is not None or growth is not None:

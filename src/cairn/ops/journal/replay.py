@@ -74,7 +74,8 @@ def replay(
     fails again. For a session: its requests, with every path decision made again. The first six
     characters of an id are enough. FILE is an export; without it, the server's journal is read.
 
-    With --engine, every pass of the session is run on its model again. Nothing is run if rows were
+    With --engine, every pass of the session is run on its model again. If the model reuses to the
+    token, all is then run once more with passes that are cut elsewhere. Nothing is run if rows were
     changed, or if a check fails that is not on record.
 
     \b
@@ -84,6 +85,7 @@ def replay(
       2  no such id, or the journal cannot be read
       3  with --engine: an event came out differently; it is named
       4  with --engine: the journal was written under another fingerprint
+      5  with --engine: an event came out differently, but only if passes are cut elsewhere
     """
     if at is not None and target is not None and file is None and _is_file(target):
         file, target = Path(target), None  # `ops replay --at 20 journal.jsonl`

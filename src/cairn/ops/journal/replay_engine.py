@@ -5,11 +5,14 @@ Every pass of the session in the journal is run on the model that ran it, with t
 tokens. Restored blocks are computed from their tokens, so a cache hit is compared with a miss.
 Tokens, log-probabilities, digests, coverage, the bytes of slabs and blocks, and the text of each
 answer must equal those in the journal.
+
+With a row class, the session is then run once more with other prefill passes than those in the
+journal. If only that differs, the row class is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,7 @@ from cairn.engine.reports import (
 )
 from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import Sampling
+from cairn.engine.schedule import other_passes
 from cairn.journal import events as ev
 from cairn.journal.base import Base, loaded_of
 from cairn.journal.codec import Row
@@ -50,6 +54,7 @@ SAME = 0
 NOTHING = 1
 DIFFERS = 3
 OTHER_FINGERPRINT = 4
+OTHER_CUTS = 5
 
 _RUN = (ev.CacheExtended, ev.BlocksRestored)
 _ENDS = (ev.ModelUnloaded, ev.ServerStopped, ev.ServerLost)
@@ -110,7 +115,7 @@ def rerun(
 
     Returns:
         0 if everything is the same, 1 if nothing could be run, 3 if an event differs, 4 for another
-        fingerprint.
+        fingerprint, 5 if an event differs only if passes are cut elsewhere.
 
     Raises:
         StoreError: a model on record cannot be loaded.
@@ -145,11 +150,13 @@ def rerun(
         found = _rerun(part, model, adapter)
         if isinstance(found, int):
             return found
-        passes += found.passes
-        if found.passes:
+        again, *others = found
+        passes += again.passes
+        if again.passes:
+            elsewhere = f", and {others[0].passes} passes cut elsewhere" if others else ""
             click.echo(
-                f"same: {found.passes} passes, {found.tokens} tokens drawn, {found.blocks} blocks "
-                f"under fingerprint {part.model.fingerprint}"
+                f"same: {again.passes} passes, {again.tokens} tokens drawn, {again.blocks} blocks"
+                f"{elsewhere} under fingerprint {part.model.fingerprint}"
             )
     return SAME if passes else _nothing(session_id)
 
@@ -162,9 +169,10 @@ def _ids_in_part(event: ev.Event, state: State) -> tuple[int, ...]:
     return ids_of(known[0].ids) if known and event.end % state.model.block_tokens else ()
 
 
-def _rerun(part: _Part, model: str | None, adapter: str | None) -> _Again | int:
+def _rerun(part: _Part, model: str | None, adapter: str | None) -> list[_Again] | int:
     """
-    Run again what one model computed. Prints what differs.
+    Run again what one model computed: with the passes on record, and with a row class once more
+    with others. Prints what differs.
 
     Returns:
         What was run, or an exit code if it differs.
@@ -173,21 +181,26 @@ def _rerun(part: _Part, model: str | None, adapter: str | None) -> _Again | int:
     if started.facts.fingerprint != part.model.fingerprint:
         _show_difference(part.model.fields, started.facts.fields)
         return OTHER_FINGERPRINT
-    again = _Again(
-        started.engine,
-        started.facts.block_tokens,
-        _Text(started.loaded.tokenizer.detokenizer, started.facts.eos_ids),
-        _Matchers(started.loaded.tokenizer, started.facts),
-    )
-    for step in progress(part.steps, "passes", len(part.steps)):
-        try:
-            again.run(step)
-        except (_Differs, EngineFault, GrammarDeadEnd) as difference:
-            event = step.recorded.event
-            click.echo(f"differs at event {step.recorded.position} ({event.kind})")
-            click.echo(f"  {difference}")
-            return DIFFERS
-    return again
+    found: list[_Again] = []
+    ways = (_Again, _CutElsewhere) if started.engine.row_class is not None else (_Again,)
+    for way in ways:
+        again = way(
+            started.engine,
+            started.facts.block_tokens,
+            _Text(started.loaded.tokenizer.detokenizer, started.facts.eos_ids),
+            _Matchers(started.loaded.tokenizer, started.facts),
+        )
+        for step in progress(part.steps, again.name, len(part.steps)):
+            try:
+                again.run(step)
+            except (_Differs, EngineFault, GrammarDeadEnd) as difference:
+                event, position = step.recorded.event, step.recorded.position
+                click.echo(f"differs at event {position} ({event.kind}){again.differs}")
+                click.echo(f"  {difference}")
+                return again.exit_code
+        again.close()
+        found.append(again)
+    return found
 
 
 def _nothing(session_id: str) -> int:
@@ -358,7 +371,18 @@ class _Matchers:
 
 
 class _Again:
-    """The session's passes, on an engine of its own."""
+    """
+    The session's passes, on an engine of its own.
+
+    Attributes:
+        name: of the passes, for the progress bar.
+        differs: what to print of a difference, after the event.
+        exit_code: if there is one.
+    """
+
+    name = "passes"
+    differs = ""
+    exit_code = DIFFERS
 
     def __init__(
         self, engine: MlxEngine, block_tokens: int, text: _Text, matchers: _Matchers
@@ -386,7 +410,7 @@ class _Again:
                 _same("tokens of the slab", event.capacity_tokens, slab.capacity_tokens)
                 _same("bytes of the slab", event.bytes, slab.bytes)
             case ev.SlabReleased() | ev.ModelUnloaded() | ev.ServerStopped() | ev.ServerLost():
-                self._close()
+                self.close()
             case ev.CacheTrimmed():
                 trimmed = self._engine.trim(self._held, event.end)
                 _same("coverage", event.coverage, trimmed.coverage)
@@ -435,7 +459,8 @@ class _Again:
         assert self._slab is not None
         return self._slab
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Release the slab."""
         if self._slab is not None:
             self._engine.close_slab(self._slab)
         self._slab = self._row = None
@@ -492,25 +517,127 @@ class _Again:
         _same("coverage", event.coverage, trimmed.coverage)
 
     def _decode(self, event: ev.CacheExtended, session: Session) -> None:
-        sequence = _sequence(session)
+        # The tokens of a violation are not in the state.
+        sequence = _sequence(session)[: event.start + 1] + event.sampled
         draw = self._draw_spec(session, sequence[: event.start])
         dummies = [None] * (self._engine.decode_rows - 1)
-        fed = []
-        for place, start in enumerate(range(event.start, event.end)):
+        # The fold does not have the tokens of an event that broke an invariant.
+        fed = (sequence[event.start], *event.sampled[:-1])
+        for place, token in enumerate(fed):
             self.passes, self.tokens = self.passes + 1, self.tokens + 1
-            fed.append(sequence[start])
-            draw = draw.after(sequence[start])
-            row = DecodeRow(slab=self._held, token=sequence[start], draw=draw)
+            draw = draw.after(token)
+            row = DecodeRow(slab=self._held, token=token, draw=draw)
             report = self._engine.decode([row, *dummies])[0]
             if not isinstance(report, PassReport):
                 raise report or EngineFault("no report")
             assert report.drawn is not None
             _same(f"token {place} of it", event.sampled[place], report.drawn.token)
             _same("its log-probability", event.logprobs[place], report.drawn.logprob)
-            if start + 1 == event.end:
+            if place + 1 == len(fed):
                 _same("tokens that ran", event.input_hash, ids_hash(fed))
                 _same("coverage", event.coverage, report.coverage)
         self._text.drawn(event.sampled)
+
+
+class _CutElsewhere(_Again):
+    """
+    As ``_Again``, with prefill passes that are cut elsewhere: those that a shadow check of the same
+    request runs. They begin before the first new token, so that rows of earlier passes are computed
+    again and compared too.
+
+    Events of prefill passes are collected until one draws a token or another step follows.
+    """
+
+    name = "passes cut elsewhere"
+    differs = (
+        ", but only if its passes are cut elsewhere: the passes on record are the same, and the "
+        "row class is wrong on this machine"
+    )
+    exit_code = OTHER_CUTS
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._due: list[ev.CacheExtended] = []
+        self._sealed: list[ev.BlockSealed] = []
+        self._session: Session | None = None
+
+    def run(self, step: _Step) -> None:
+        match event := step.recorded.event:
+            case ev.RowChecked():
+                pass  # it is computed again anyway
+            case ev.CacheExtended() if event.step != "decode":
+                self._due.append(event)
+                self._session = step.session
+                if event.sampled:
+                    self._compute()
+            case ev.BlockSealed() if self._due:
+                self._sealed.append(event)
+            case _:
+                self._compute()
+                super().run(step)
+
+    def close(self) -> None:
+        self._compute()
+        super().close()
+
+    def _compute(self) -> None:
+        """Run the passes that are due, and compare what they give."""
+        if not self._due:
+            return
+        assert self._session is not None
+        due, sequence = self._due, _sequence(self._session)
+        start, last = due[0].start, due[-1]
+        if last.step == "prefill":
+            # Those of a check, which begins with the first token.
+            spans = [one for one in self._others(0, last.end) if one[1] > start]
+        else:
+            spans = list(self._others(start, last.end))
+        begin = spans[0][0]
+        held = self._seal(begin, start).digest if begin < start else None
+        self._engine.trim(self._held, begin)
+        for first, end in spans:
+            draw = self._draw_spec(self._session) if end == last.end and last.sampled else None
+            report = self._pass(sequence[first:end], draw)
+        for event in due:
+            _same("tokens that ran", event.input_hash, ids_hash(sequence[event.start : event.end]))
+        if held is not None:
+            _same("digest of rows of earlier passes", held, self._seal(begin, start).digest)
+        _same("coverage", last.coverage, report.coverage)
+        if report.drawn is not None:
+            _same("the token drawn", last.sampled[0], report.drawn.token)
+            _same("its log-probability", last.logprobs[0], report.drawn.logprob)
+        self._text.drawn(last.sampled)
+        for block in self._sealed:
+            self.blocks += 1
+            _same("digest", block.digest, self._seal(block.start, block.end).digest)
+        self._due, self._sealed = [], []
+
+    def _others(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        row_class, session = self._engine.row_class, self._session
+        assert row_class is not None
+        assert session is not None
+        of = self._due[0].request if self._due else None
+        if of is None and session.last is not None:
+            of = session.last.request
+        return other_passes(
+            start,
+            end,
+            self._chunk,
+            name=of or session.id,
+            most=row_class.most_tokens,
+            recorded={(event.start, event.end) for event in self._due},
+        )
+
+    def _share(self, event: ev.BlocksRestored, session: Session) -> None:
+        self._session = session
+        sequence, digests = _sequence(session), dict(zip(event.keys, event.digests, strict=True))
+        for start, end in self._others(event.start, event.end):
+            self._pass(sequence[start:end], None)
+        for start in range(event.start, event.end, self._chunk):
+            digest = digests.get(session.slab_keys[start // self._chunk])
+            if digest is not None:
+                self.blocks += 1
+                _same("digest", digest, self._seal(start, start + self._chunk).digest)
 
 
 def _shared_end(session: Session, block_tokens: int) -> int:

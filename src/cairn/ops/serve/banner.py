@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
 from cairn.actors.requests.messages import ServerFacts
 from cairn.actors.server import Server
-from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import Sampling
 from cairn.journal.windows import SinkWindow
 from cairn.ops.common.output import counted
+from cairn.ops.common.passes import decode_text, drafts_text, prefill_text
 from cairn.ops.serve.api_keys import KEY_VARIABLE
+
+CHECK_COSTS = (1, 5)
+"""
+A shadow check takes this many times as much computing time as the answer did: more if the answer
+reused more. See docs/how-to/shadow-check.md.
+"""
 
 
 def greet(url: str, server: Server, options: dict[str, Any]) -> None:
@@ -24,17 +29,19 @@ def greet(url: str, server: Server, options: dict[str, Any]) -> None:
     curl = f"curl {url}/v1/chat/completions -H 'content-type: application/json'"
     if options["tenants"]:
         curl = f'{curl} -H "authorization: Bearer ${KEY_VARIABLE}"'
-    answers = f"{counted(facts.decode_rows, 'answer')} at once{_rows_of(facts.decode_shapes)}"
-    prefill = _prefill_of(facts.row_class)
-    shape = f"blocks of {facts.block_tokens} tokens, {prefill}{answers}, {facts.kv_cache} cache"
+    answers = f"{counted(facts.decode_rows, 'answer')} at once{decode_text(facts.decode_shapes)}"
     names = ", ".join(listed.facts.model for listed in server.models) + "; one in memory at a time"
     lines = (
         f"Cairn serves {facts.model} at {url}",
         *([f"  models       {names}"] if len(server.models) > 1 else []),
-        f"  fingerprint  {facts.fingerprint}  ({shape})",
+        f"  fingerprint  {facts.fingerprint}",
         *([f"  adapter      {options['adapter']}"] if options["adapter"] else []),
         f"  weights      {facts.dtype}",
-        f"  speculation  {_drafts_of(facts.without_drafts)}",
+        f"  blocks       {facts.block_tokens} tokens, {facts.kv_cache} cache",
+        f"  prefill      {prefill_text(facts.row_class, facts.row_class_reason)}",
+        f"  decoding     {answers}",
+        f"  speculation  {drafts_text(facts.without_drafts)}",
+        f"  checks       {_checks_of(facts.shadow_share, options['shadow_check'])}",
         f"  context      {facts.context_tokens} tokens{_bound_of(facts)}{_window_of(facts.policy)}",
         f"  sampling     {_sampling(facts.defaults)}, unless a request sets it",
         *([f"  API keys     for {options['tenants']}"] if options["tenants"] else []),
@@ -44,26 +51,20 @@ def greet(url: str, server: Server, options: dict[str, Any]) -> None:
     print("\n".join(lines), flush=True)
 
 
-def _rows_of(shapes: Sequence[int]) -> str:
-    """How many rows a decode pass has, if that depends on the number of answers."""
-    return f" in passes of {' or '.join(map(str, shapes))} rows" if len(shapes) > 1 else ""
+def _checks_of(share: float, given: float | None) -> str:
+    """
+    How many answers are checked in idle time and what that costs, or why none is.
 
-
-def _drafts_of(why_not: str) -> str:
-    """Whether drafts of the next tokens are checked, and why not."""
-    return f"off: {why_not}" if why_not else "drafts from prompt and answer, with the same bits"
-
-
-def _prefill_of(row_class: RowClass | None) -> str:
-    """The passes of a model that reuses KV up to any token; empty if it reuses whole blocks."""
-    if row_class is None:
-        return ""
-    rows = f"{row_class.least} to {row_class.most} rows"
-    if row_class.least == row_class.most:
-        rows = f"{row_class.most} rows"
-    elif row_class.quantum > 1:
-        rows = f"{rows} in steps of {row_class.quantum}"
-    return f"reuse to the token with prefill passes of {rows}, "
+    Args:
+        given: the share that the operator set.
+    """
+    if share:
+        low, high = (f"{100 * times * share:.3g}" for times in CHECK_COSTS)
+        return (
+            f"{100 * share:.3g} % of answers computed again in idle time: {low} to {high} % more "
+            "computing"
+        )
+    return "off" if given == 0 else "off: the self-test failed on this device"
 
 
 def _bound_of(facts: ServerFacts) -> str:

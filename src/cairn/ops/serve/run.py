@@ -30,6 +30,7 @@ from cairn.actors.boot import (
 from cairn.actors.models.choice import Choice
 from cairn.actors.requests.limits import Limits
 from cairn.actors.server import Server
+from cairn.actors.settings import SHADOW_SHARE
 from cairn.actors.threads.writer import WriterDied
 from cairn.engine.machine.heap import use_one_heap
 from cairn.engine.model.builtin import builtin_directory, builtin_fault
@@ -294,6 +295,7 @@ def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
         for name, option in (("pool_bytes", "pool_mb"), ("blocks_bytes", "blocks_mb"))
         if options[option] is not None
     }
+    share = SHADOW_SHARE if options["shadow_check"] is None else options["shadow_check"]
     same = (
         *("block_tokens", "dtype", "decode_rows", "kv_cache", "pool_slabs", "accept_unstable"),
         *("blocks_max", "min_cache_tokens"),
@@ -320,12 +322,13 @@ def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
             for name, value in options.items()
             if isinstance(value, str | int | float | bool) and name not in _PLACES
         }
-        | {"python": sysconfig.get_python_version()},
+        | {"shadow_check": share, "python": sysconfig.get_python_version()},
         blocks_folder=data_dir / "blocks",
         disk_bytes=options["disk_mb"] * 1024 * 1024,
         speculation=not options["no_speculation"],
         prewarm=not options["no_prewarm"],
-        shadow_share=options["shadow_check"],
+        shadow_share=share,
+        shadow_by_default=options["shadow_check"] is None,
         **budgets,
         **{name: options[name] for name in same},
     )

@@ -12,7 +12,7 @@ import pytest
 from mlx_lm.models.llama import Model, ModelArgs
 
 from cairn.engine.mlx.engine import MlxEngine
-from cairn.engine.mlx.model import load_model
+from cairn.engine.mlx.model import LoadedModel, load_model
 from cairn.engine.mlx.passes.head import heads, over
 from cairn.engine.mlx.passes.search import one_shape
 from cairn.engine.reports import DrawSpec
@@ -29,37 +29,41 @@ IDS = list(range(7, 7 + 3 * BLOCK))
 
 
 @pytest.fixture(params=["tied", "untied"])
-def engine(request: pytest.FixtureRequest, model_directory: Path, tmp_path: Path) -> MlxEngine:
-    """An engine over a model with each kind of head."""
+def loaded(request: pytest.FixtureRequest, model_directory: Path, tmp_path: Path) -> LoadedModel:
+    """A model with each kind of head."""
     model = model_directory
     if request.param == "untied":
         model = make_family_model(tmp_path / "model", model_directory, config_of("llama"))
-    return MlxEngine(load_model(str(model)), decode_rows=2)
+    return load_model(str(model))
 
 
-def shapes_of_logits(engine: MlxEngine) -> list[tuple[int, ...]]:
-    """The shapes of the logits of all passes from now on."""
+@pytest.fixture
+def shapes(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of the logits of all passes."""
     found: list[tuple[int, ...]] = []
-    model = engine._model
+    kind = type(loaded.model)
+    plain = kind.__call__
 
     def watched(*given: Any, **named: Any) -> mx.array:
-        logits: mx.array = model(*given, **named)
+        logits: mx.array = plain(*given, **named)
         found.append(logits.shape)
         return logits
 
-    engine._model = watched
+    monkeypatch.setattr(kind, "__call__", watched)
     return found
 
 
 @pytest.mark.parametrize("row_class", [OPEN, PLACED, one_shape(BLOCK), None])
-def test_a_draw_needs_few_rows(engine: MlxEngine, row_class: RowClass | None) -> None:
+def test_a_draw_needs_few_rows(
+    loaded: LoadedModel, shapes: list[tuple[int, ...]], row_class: RowClass | None
+) -> None:
     """As many as the class asks for; and what is drawn is the token of the last row."""
+    engine = MlxEngine(loaded, decode_rows=2)
     engine.row_class = row_class
-    shapes = shapes_of_logits(engine)
     for length in (1, 3, 7, BLOCK):
         slab = engine.open_slab(64).slab
         drawn = engine.run_chunk(slab, IDS[:length], GREEDY).drawn
-        whole = nn.log_softmax(engine._model(mx.array([IDS[:length]]))[0, -1])
+        whole = nn.log_softmax(loaded.model(mx.array([IDS[:length]]))[0, -1])
         assert drawn is not None
         assert abs(whole[drawn.token].item() - drawn.logprob) < 1e-3
         assert whole.max().item() == pytest.approx(drawn.logprob, abs=1e-3)

@@ -14,7 +14,13 @@ from cairn.engine.mlx import selftest
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.model import LoadedModel, load_model
 from cairn.engine.mlx.passes import search
-from cairn.engine.mlx.passes.search import Found, measured_row_class, one_shape
+from cairn.engine.mlx.passes.search import (
+    FAILED,
+    Found,
+    candidates,
+    measured_row_class,
+    one_shape,
+)
 from cairn.engine.row_class import RowClass
 from cairn.journal.windows import SinkWindow
 from tests.support.model_families import config_of, make_family_model
@@ -140,7 +146,8 @@ def test_the_search_leaves_the_engine_as_it_was(engine: MlxEngine) -> None:
         raise ValueError("the model went wrong")
 
     engine.run_chunk = fails  # type: ignore[assignment, method-assign]
-    assert Found(row_class=None, reason="ValueError: the model went wrong") == searched(engine)
+    reason = f"{FAILED}ValueError: the model went wrong"
+    assert Found(row_class=None, reason=reason) == searched(engine)
     assert (None, 0, positions) == (engine.row_class, engine.memory().slab_bytes, engine.positions)
 
 
@@ -170,8 +177,10 @@ def test_a_class_under_which_the_self_test_fails_is_dropped(
 
 def test_the_checks_run_with_the_class(loaded: LoadedModel, engine: MlxEngine) -> None:
     """And the control without it."""
-    tested = selftest.run_self_test(loaded, engine, BLOCK)
+    shown: list[tuple[int, int]] = []
+    tested = selftest.run_self_test(loaded, engine, BLOCK, lambda *step: shown.append(step))
     assert tested.passed
+    assert [(place, len(list(candidates(BLOCK)))) for place in range(len(shown))] == shown
     assert tested.row_class is not None
     assert (tested.row_class, "") == (engine.row_class, tested.row_class_reason)
     assert tested.findings["naive_differs"]
@@ -186,8 +195,8 @@ def test_the_checks_run_with_the_class(loaded: LoadedModel, engine: MlxEngine) -
         ("gemma3_text", ""),
         ("gpt_oss", ""),
         ("mixtral", ""),
-        ("gemma2", "TypeError: "),
-        ("deepseek_v3", "AttributeError: "),
+        ("gemma2", f"{FAILED}TypeError: "),
+        ("deepseek_v3", f"{FAILED}AttributeError: "),
         ("lfm2", "it keeps StateCache"),
     ],
 )

@@ -49,7 +49,9 @@ def _about(figures: Mapping[str, Any]) -> str:
     machine = figures["machine"]
     blas = machine["blas"] or "what MLX brings"
     versions = f"Cairn {machine['cairn']}, MLX {machine['mlx']}, mlx-lm {machine['mlx-lm']}"
-    command = f"ops bench{' --quick' if figures['quick'] else ''} --salt {figures['salt']}"
+    size = f" --size {figures['size']}" if figures["size"] else ""
+    quick = " --quick" if figures["quick"] else ""
+    command = f"ops bench{quick}{size} --salt {figures['salt']}"
     load = "" if figures["load"] is None else f", a load of {figures['load']:g} before it began"
     return (
         f"{figures['date']}: {versions}, Python {machine['python']}, on {machine['processor']} "
@@ -60,16 +62,7 @@ def _about(figures: Mapping[str, Any]) -> str:
 
 def _goals(figures: Mapping[str, Any]) -> str:
     """Means and rows with their goals, then the parts without a result."""
-    lines = [
-        (
-            _mean(mean),
-            f"{mean['value']:.2f}",
-            f"at most {mean['goal']:g}" if mean["applies"] else "",
-            _verdict(mean),
-            "",
-        )
-        for mean in figures["means"]
-    ]
+    lines = [line for mean in figures["means"] for line in _of_mean(mean)]
     lines += [
         (row["name"], row["told"], row["told_goal"], row["verdict"], row["of"])
         for row in figures["rows"]
@@ -82,17 +75,19 @@ def _goals(figures: Mapping[str, Any]) -> str:
     return _table(("figure", "value", "goal", "", "made of"), map(_loud, lines))
 
 
-def _mean(mean: Mapping[str, Any]) -> str:
-    return (
-        f"first token, mean ratio to {mean['peer']} over {mean['scenarios']} scenarios, "
-        f"{mean['pause_s']:g} s of pause"
+def _of_mean(mean: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The mean, and the worst scenario of it."""
+    where = f"to {mean['peer']} over {mean['scenarios']} scenarios, {mean['pause_s']:g} s of pause"
+    named = (
+        ("mean", "value", "goal", ""),
+        ("worst", "worst", "worst_goal", mean["worst_scenario"]),
     )
-
-
-def _verdict(mean: Mapping[str, Any]) -> str:
-    if not mean["applies"]:
-        return ""
-    return "missed" if mean["value"] > mean["goal"] else "reached"
+    for name, value, goal, of in named:
+        told_goal, verdict = "", ""
+        if mean["applies"]:
+            told_goal = f"at most {mean[goal]:g}"
+            verdict = "missed" if mean[value] > mean[goal] else "reached"
+        yield f"first token, {name} ratio {where}", f"{mean[value]:.2f}", told_goal, verdict, of
 
 
 def _loud(cells: Sequence[str]) -> Iterator[str]:

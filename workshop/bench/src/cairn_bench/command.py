@@ -42,6 +42,7 @@ from cairn_bench.servers.processes import (
     ours,
     running,
 )
+from cairn_bench.servers.sizes import DEFAULT, SIZES, Size
 from cairn_conform.client_texts import new_salt
 
 MISSED = 3
@@ -51,7 +52,6 @@ _TERMINATED = 143
 QUICK_PAUSES_S = (0.5,)
 PAUSES_S = tuple(report.GOALS)
 _QUICK_LEAVES_OUT = ("20 in turn", "edits", "documents", "batch", "branches")
-_RANDOM_MODEL = "random weights, 8 layers of 256"
 
 
 class Failed(Unreadable):
@@ -64,10 +64,17 @@ class Failed(Unreadable):
     epilog=example(
         "ops bench --quick",
         "ops bench --part decode --part reuse -o figures",
+        "ops bench --size 4x1024 --part speculation",
         "ops bench --long 0.085 -o long",
     )
 )
 @click.option("--model", metavar="DIR", help="A model directory. Default: one with random weights.")
+@click.option(
+    "--size",
+    "size_name",
+    type=click.Choice(list(SIZES)),
+    help=f"The layers and their width of a model with random weights. Default: {DEFAULT}.",
+)
 @click.option("--quick", is_flag=True, help="Measure less: about ten minutes instead of an hour.")
 @click.option(
     "--part",
@@ -118,6 +125,7 @@ class Failed(Unreadable):
 )
 def bench(
     model: str | None,
+    size_name: str | None,
     quick: bool,
     part_names: tuple[str, ...],
     names: tuple[str, ...],
@@ -146,13 +154,16 @@ def bench(
     """
     if llama_server is not None and model is None:
         raise click.UsageError("--llama-server needs --model, the same model in mlx-lm's format.")
+    if size_name is not None and model is not None:
+        raise click.UsageError("--size makes a model with random weights. Omit it, or --model.")
     fault = directory_fault(str(builtin_directory()) if model is None else model)
     if fault is not None:
         raise Unreadable(fault)
     if hours is not None:
-        if quick or names or part_names or no_peer or as_installed or llama_server:
+        if quick or names or part_names or no_peer or as_installed or llama_server or size_name:
             raise click.UsageError(
-                "--long measures one session on Cairn alone. Omit the options for parts and peers."
+                "--long measures one session on Cairn alone. Omit the options for parts, peers and "
+                "sizes."
             )
         where = builtin_directory() if model is None else Path(model).expanduser()
         sys.exit(
@@ -161,7 +172,7 @@ def bench(
     if resume:
         raise click.UsageError("--resume needs --long.")
     kinds = _kinds(no_peer=no_peer, as_installed=as_installed, llama_server=llama_server)
-    parts = chosen_parts(part_names, names, peer=not no_peer)
+    parts = chosen_parts(part_names, names, peer=not no_peer, quick=quick)
     with_scenarios = SCENARIOS_PART in part_names or bool(names) or not part_names
     scenarios = chosen_scenarios(names, quick=quick) if with_scenarios else []
     pauses_s = QUICK_PAUSES_S if quick else PAUSES_S
@@ -177,13 +188,15 @@ def bench(
         "machine": report.machine(_blas(kinds)),
         "load": _load(),
         "quick": quick,
+        "size": size_name,
         "salt": salt,
     }
     began_s = time.monotonic()
     with _ending_on_sigterm(), tempfile.TemporaryDirectory(prefix="cairn-bench-") as scratch:
         folder = Path(scratch)
-        where = _random_model(folder / "random") if model is None else Path(model).expanduser()
-        about["model"] = _RANDOM_MODEL if model is None else where.name
+        size = SIZES[size_name or DEFAULT]
+        where = random_model(folder, size) if model is None else Path(model).expanduser()
+        about["model"] = size.told if model is None else where.name
         with Servers(kinds, where, folder) as servers:
             runs, lost = _held(steps, servers, kinds[0].name, salt)
             stage = Stage(
@@ -196,6 +209,9 @@ def bench(
                 peer=None if no_peer else kinds[1].name,
                 start=running,
                 alone=alone,
+                quoting=(lambda: random_model(folder, size, quoting=True))
+                if model is None
+                else lambda: where,
             )
             rows, none, steps_s = _measured(parts, stage, servers)
     about["steps_s"] = steps_s
@@ -213,24 +229,29 @@ def bench(
 
 
 def chosen_parts(
-    part_names: Sequence[str], scenario_names: Sequence[str], *, peer: bool
+    part_names: Sequence[str], scenario_names: Sequence[str], *, peer: bool, quick: bool
 ) -> list[Part]:
     """
     The named parts; all by default, unless scenarios are named. Without a peer, only the measures
-    that need none.
+    that need none; of parts that are not named, only those of a quick run.
 
     Args:
         part_names: of ``--part``.
         scenario_names: of ``--scenario``.
         peer: whether a peer is measured.
+        quick: whether there is little time.
     """
     if part_names or scenario_names:
-        parts = [part for part in PARTS if part.name in part_names]
+        parts, quick = [part for part in PARTS if part.name in part_names], False
     else:
         parts = list(PARTS)
     kept = []
     for part in parts:
-        measures = tuple(one for one in part.measures if peer or not one.needs_peer)
+        measures = tuple(
+            one
+            for one in part.measures
+            if (peer or not one.needs_peer) and (one.in_quick or not quick)
+        )
         if measures:
             kept.append(attrs.evolve(part, measures=measures))
     return kept
@@ -257,11 +278,13 @@ def _kinds(
     return kinds
 
 
-def _random_model(directory: Path) -> Path:
+def random_model(folder: Path, size: Size, *, quoting: bool = False) -> Path:
+    """Make a model with random weights in a folder; see ``make_sized_model``."""
     # This imports MLX; the servers run as their own processes.
-    from cairn_bench.servers.sized_model import Size, make_sized_model
+    from cairn_bench.servers.sized_model import make_sized_model
 
-    make_sized_model(directory, Size())
+    directory = folder / ("quoting" if quoting else "random")
+    make_sized_model(directory, size, quoting=quoting)
     return directory
 
 
@@ -374,6 +397,10 @@ def _tell(runs: Sequence[Run], lost: Sequence[report.Lost], own: str) -> None:
         click.echo(
             f"mean ratio to {mean.peer}, {mean.pause_s:g} s of pause: {mean.value:.2f} "
             f"({mean.verdict})"
+        )
+        click.echo(
+            f"worst ratio to {mean.peer}, {mean.pause_s:g} s of pause: {mean.worst:.2f} in "
+            f"{mean.worst_scenario} ({mean.worst_verdict})"
         )
 
 

@@ -16,8 +16,11 @@ from cairn_bench.rows import NoRow, Row
 from cairn_bench.runs import Run
 from cairn_bench.scenarios import SCENARIOS
 
-GOALS: Final[Mapping[float, float]] = {0.0: 1.1, 0.5: 0.8, 5.0: 0.8}
+GOALS: Final[Mapping[float, float]] = {0.0: 1.05, 0.5: 0.9, 5.0: 0.9}
 """By seconds of pause: the highest allowed mean ratio of our time to first token to the peer's."""
+
+WORST_GOAL: Final = 1.1
+"""The highest allowed ratio of a single scenario."""
 
 COUNTED: Final = frozenset(one.name for one in SCENARIOS if one.in_mean)
 """The scenarios of the mean."""
@@ -64,12 +67,16 @@ class Mean:
 
     Attributes:
         scenarios: how many of the counting ones it covers.
+        worst: the highest of the ratios.
+        worst_scenario: the scenario that has it.
     """
 
     peer: str
     pause_s: float
     value: float
     scenarios: int
+    worst: float
+    worst_scenario: str
 
     @property
     def is_whole(self) -> bool:
@@ -79,15 +86,22 @@ class Mean:
     @property
     def verdict(self) -> str:
         """The result for the goal."""
-        if not self.is_whole:
-            return f"over {self.scenarios} of {len(COUNTED)} scenarios, so no goal applies"
-        said = "missed" if self.is_missed else "reached"
-        return f"the goal is at most {GOALS[self.pause_s]:g}: {said}"
+        return self._verdict(self.value, GOALS[self.pause_s])
+
+    @property
+    def worst_verdict(self) -> str:
+        """The result of the worst scenario for its goal."""
+        return self._verdict(self.worst, WORST_GOAL)
 
     @property
     def is_missed(self) -> bool:
-        """Whether a goal applies and is not reached."""
-        return self.is_whole and self.value > GOALS[self.pause_s]
+        """Whether goals apply and one of them is not reached, of the mean or of a scenario."""
+        return self.is_whole and (self.value > GOALS[self.pause_s] or self.worst > WORST_GOAL)
+
+    def _verdict(self, value: float, goal: float) -> str:
+        if not self.is_whole:
+            return f"over {self.scenarios} of {len(COUNTED)} scenarios, so no goal applies"
+        return f"the goal is at most {goal:g}: {'missed' if value > goal else 'reached'}"
 
 
 def ratios(runs: Sequence[Run], ours: str) -> list[Ratio]:
@@ -114,19 +128,24 @@ def ratios(runs: Sequence[Run], ours: str) -> list[Ratio]:
 
 def means(found: Sequence[Ratio]) -> list[Mean]:
     """The means over the scenarios that count, for each peer and pause."""
-    groups: dict[tuple[str, float], list[float]] = {}
+    groups: dict[tuple[str, float], list[Ratio]] = {}
     for ratio in found:
         if ratio.scenario in COUNTED:
-            groups.setdefault((ratio.peer, ratio.pause_s), []).append(ratio.value)
-    return [
-        Mean(
-            peer=peer,
-            pause_s=pause_s,
-            value=statistics.geometric_mean(values),
-            scenarios=len(values),
+            groups.setdefault((ratio.peer, ratio.pause_s), []).append(ratio)
+    made = []
+    for (peer, pause_s), group in groups.items():
+        worst = max(group, key=lambda ratio: ratio.value)
+        made.append(
+            Mean(
+                peer=peer,
+                pause_s=pause_s,
+                value=statistics.geometric_mean([ratio.value for ratio in group]),
+                scenarios=len(group),
+                worst=worst.value,
+                worst_scenario=worst.scenario,
+            )
         )
-        for (peer, pause_s), values in groups.items()
-    ]
+    return made
 
 
 def machine(blas: str | None) -> dict[str, Any]:
@@ -179,7 +198,12 @@ def as_json(
         "lost": [attrs.asdict(one) for one in lost],
         "ratios": [{**attrs.asdict(ratio), "ratio": ratio.value} for ratio in found],
         "means": [
-            {**attrs.asdict(mean), "goal": GOALS[mean.pause_s], "applies": mean.is_whole}
+            {
+                **attrs.asdict(mean),
+                "goal": GOALS[mean.pause_s],
+                "worst_goal": WORST_GOAL,
+                "applies": mean.is_whole,
+            }
             for mean in means(found)
         ],
     }

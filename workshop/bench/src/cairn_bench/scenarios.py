@@ -28,13 +28,18 @@ class Request:
         warm: whether a part of it was sent before, so that its time counts.
         answer_tokens: the requested length of the answer.
         thinking: whether the model should think, if its template knows ``enable_thinking``.
+        temperature: 0 for a greedy answer.
     """
 
     messages: tuple[Message, ...]
     warm: bool
     answer_tokens: int = 24
     thinking: bool = False
+    temperature: float = 0.0
 
+
+VARIED: Final = 0.7
+"""A temperature at which a model with random weights repeats nothing, in plain words."""
 
 Steps: TypeAlias = Generator[Request, Answer, None]
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 LIMIT_S = 180.0
 """How long the search may take. One shape may then take half of that once more."""
 
+FAILED = "the model's code does not run such passes: "
+
 _MOST_SEGMENTS = 4
 """The most rows of a pass, in segments. More make no pass cheaper on the devices measured."""
 _SEED = 20261123
@@ -112,6 +114,7 @@ def measured_row_class(
     block_tokens: int,
     limit_s: float = LIMIT_S,
     clock: Callable[[], float] = time.monotonic,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Found:
     """
     The cheapest class whose passes agree. Leaves no slab in the engine, and its ``row_class`` as it
@@ -120,6 +123,7 @@ def measured_row_class(
     Args:
         vocabulary_tokens: the tokens that may be fed.
         limit_s: the most seconds for the search.
+        progress: called with (classes that were tried, all classes).
     """
     why = engine.without_cuts
     if why is not None:
@@ -129,7 +133,9 @@ def measured_row_class(
     try:
         try:
             search.until = clock() + limit_s
-            for candidate in candidates(block_tokens):
+            classes = list(candidates(block_tokens))
+            for tried, candidate in enumerate(classes):
+                progress(tried, len(classes))
                 if search.agrees(candidate):
                     return Found(row_class=candidate, reason="")
         except _OutOfTime:
@@ -140,7 +146,7 @@ def measured_row_class(
     except _OutOfTime:
         return Found(row_class=None, reason=f"{late}, and one shape more than half of that")
     except Exception as error:  # a model's code may raise anything; exact passes do not need this
-        return Found(row_class=None, reason=f"{type(error).__name__}: {error}")
+        return Found(row_class=None, reason=f"{FAILED}{type(error).__name__}: {error}")
     finally:
         search.close()
         engine.row_class, engine.positions = before, positions

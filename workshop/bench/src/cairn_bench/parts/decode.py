@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from cairn_bench.parts.stage import Measure, Part, Stage, ask, checked, require_hits, words_of
 from cairn_bench.rows import Row
-from cairn_bench.scenarios import Drawn, Request
+from cairn_bench.scenarios import VARIED, Drawn, Request
 from cairn_bench.servers.asking import NoResult, Sample
 from cairn_bench.servers.processes import Running, unrecorded
 from cairn_conform.client_texts import system, user
@@ -15,18 +15,21 @@ from cairn_conform.client_texts import system, user
 _HISTORY = 400
 _ROWS = (1, 2, 4, 8)
 _LOOPS = range(3)
+_ACCEPTED = "cairn_draft_tokens_accepted_total"
 
 
 def decoding(stage: Stage) -> list[Row]:
     """
-    One client's answers compared with mlx-lm's loop over as many rows.
+    One client's answers compared with mlx-lm's loop over one row.
 
     That loop also runs with different numbers of rows, which is how W is chosen.
     """
     server = stage.ours()
     answer_tokens = stage.count(64, 256)
     request = _request(stage.drawn("decode"), server, answer_tokens)
+    accepted = server.counted(_ACCEPTED)
     samples = _warm(server, request, stage.count(3, 10))
+    accepted = server.counted(_ACCEPTED) - accepted
     compared = len(checked("decoding", samples, server))
     history = samples[0].answer.prompt_tokens or 0
     steps = answer_tokens // 2
@@ -46,17 +49,25 @@ def decoding(stage: Stage) -> list[Row]:
         raise NoResult(f"the loop was not measured with {wide} rows")
     # A pass for one client has the fewest rows that give the bits of W.
     narrow = next(rows for rows in _ROWS if rows >= bare.decode_shapes[0])
-    ours = statistics.median(map(rate, samples))
-    figures = {"ours": list(map(rate, samples)), "for_one": for_one, "for_all": for_all}
+    # The loop has no drafts, so tokens that were not computed one by one do not count.
+    tokens = sum(sample.answer.completion_tokens or 0 for sample in (samples[0], *samples))
+    ours = statistics.median(map(rate, samples)) * (1 - accepted / tokens)
+    drafts = f"; {accepted} of {tokens} tokens came from drafts, and do not count"
     return [
         Row(
-            name=f"decoding over HTTP / mlx-lm's loop alone, rows: {narrow}, one client",
-            value=ours / for_one[narrow],
+            name="decoding over HTTP / mlx-lm's loop alone with one row, one client",
+            value=ours / for_one[1],
             goal=0.95,
             better="more",
-            of=f"{ours:.1f} / {for_one[narrow]:.1f} tokens a second",
+            of=f"{ours:.1f} / {for_one[1]:.1f} tokens a second, of {for_one[narrow]:.1f} with the "
+            f"rows of a pass for one client ({narrow}){drafts if accepted else ''}",
             checked=compared,
-            figures=figures,
+            figures={
+                "ours": list(map(rate, samples)),
+                "accepted": accepted,
+                "for_one": for_one,
+                "for_all": for_all,
+            },
         ),
         Row(
             name=f"what {narrow} rows cost one client: tokens a second / with one row",
@@ -125,7 +136,8 @@ def rate(sample: Sample) -> float:
 def _request(drawn: Drawn, server: Running, answer_tokens: int) -> Request:
     words = words_of(server, drawn)(_HISTORY)
     messages = (system(drawn.text(words)), user(drawn.text(4)))
-    return Request(messages=messages, warm=True, answer_tokens=answer_tokens)
+    # Many tokens of a greedy answer would come from drafts, which the loop does not have.
+    return Request(messages=messages, warm=True, answer_tokens=answer_tokens, temperature=VARIED)
 
 
 def _warm(server: Running, request: Request, count: int) -> Sequence[Sample]:

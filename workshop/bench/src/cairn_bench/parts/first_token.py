@@ -5,10 +5,12 @@ again although they were available.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from cairn.journal import paths
+from cairn.journal.errors import StoreError
 from cairn.journal.events import PathSelected
 from cairn.journal.replay import Replay
 from cairn.journal.state import OpenRequest, Session, State
@@ -133,34 +135,74 @@ def again(stage: Stage) -> list[Row]:
     Raises:
         NoResult: it has nothing that could be reused.
     """
-    data = stage.ours().data
-    if data is None:
-        raise NoResult("the journal cannot be read from here")
-    store = SqlStore.open(journal_url(data), read_only=True)
-    try:
-        found, grain = computed_again(store)
-    finally:
-        store.close()
+    return [again_row(stage.ours(), "tokens prefilled again that were there, at most in a request")]
+
+
+def again_row(server: Running, name: str, *, after: int = 0) -> Row:
+    """
+    What the journal of a server shows about its requests.
+
+    Args:
+        after: a position in it, as of ``journal_end``: the requests from there on.
+
+    Raises:
+        NoResult: it has nothing that could be reused.
+    """
+    with journal_of(server) as store:
+        found, grain = computed_again(store, after=after)
     if not found:
         raise NoResult("no recorded request had a cached part of its prompt")
-    return [
-        Row(
-            name="tokens prefilled again that were there, at most in a request",
-            value=max(found),
-            goal=max(1, grain - 1),
-            shown="count",
-            of=f"{len(found)} requests, {statistics.mean(found):.1f} in the mean; grain {grain}",
-            figures={"requests": len(found), "mean": statistics.mean(found), "grain": grain},
-        )
-    ]
+    return Row(
+        name=name,
+        value=max(found),
+        goal=max(1, grain - 1),
+        shown="count",
+        of=f"{len(found)} requests, {statistics.mean(found):.1f} in the mean; grain {grain}",
+        figures={"requests": len(found), "mean": statistics.mean(found), "grain": grain},
+    )
 
 
-def computed_again(store: Store) -> tuple[list[int], int]:
+def journal_end(server: Running) -> int:
+    """
+    The last position in the journal of a server.
+
+    Raises:
+        NoResult: it cannot be read.
+    """
+    with journal_of(server) as store:
+        position, _ = store.head()
+    return position
+
+
+@contextlib.contextmanager
+def journal_of(server: Running) -> Iterator[Store]:
+    """
+    The journal of a server, to read.
+
+    Raises:
+        NoResult: it cannot be read.
+    """
+    if server.data is None:
+        raise NoResult("the journal cannot be read from here")
+    try:
+        store = SqlStore.open(journal_url(server.data), read_only=True)
+    except StoreError as error:
+        raise NoResult(f"the journal cannot be read from here: {error}") from error
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def computed_again(store: Store, *, after: int = 0) -> tuple[list[int], int]:
     """
     For each request with canonical KV available, how many of those tokens were not reused; and the
     grain.
 
     The last token of a prompt is always computed, because the answer follows from it.
+
+    Args:
+        after: a position: only the requests from there on count.
     """
     fold = Replay(store.base())
     found, grain = [], 0
@@ -172,7 +214,7 @@ def computed_again(store: Store) -> tuple[list[int], int]:
         event = recorded.event
         session = before.session(event.session)
         request = session.request
-        if request is None or not request.ask.cache_prompt:
+        if request is None or not request.ask.cache_prompt or row.position <= after:
             continue
         assert before.model is not None
         grain = before.model.grain

@@ -25,7 +25,7 @@ from cairn_bench.parts.stage import (
     words_of,
 )
 from cairn_bench.rows import Row
-from cairn_bench.scenarios import Request, Talk
+from cairn_bench.scenarios import VARIED, Request, Talk
 from cairn_bench.servers.asking import NoAnswer, NoResult, Sample, asked, body_of
 from cairn_bench.servers.processes import NeverAtRest, Running
 from cairn_conform.client_texts import system, user
@@ -86,7 +86,7 @@ def beside_others(stage: Stage) -> list[Row]:
         for place in range(stage.count(1, 9)):
             _wait_given_up(server)
             drawn = stage.drawn(f"beside others {place}")
-            speaker = Speaker(server, drawn.text(_WORDS))
+            speaker = Speaker(server, drawn.text(_WORDS), tokens=SPOKEN_TOKENS)
             speaker.wait()
             warm = ask(server, talk.ask(_WORDS, answer_tokens=8))
             cold = Request(messages=(system(drawn.text(words)), user(drawn.text(4))), warm=False)
@@ -112,11 +112,24 @@ def beside_others(stage: Stage) -> list[Row]:
 
 
 class Speaker:
-    """Reads a long answer in its own thread, piece by piece."""
+    """
+    Reads a long answer in its own thread, piece by piece.
 
-    def __init__(self, server: Running, text: str) -> None:
+    Args:
+        text: what the client says.
+        tokens: the length of the answer.
+        first: it has begun when so many pieces came.
+    """
+
+    def __init__(
+        self, server: Running, text: str, *, tokens: int, first: int = _SPOKEN_FIRST
+    ) -> None:
         self._heard_s: list[float] = []
-        self._request = Request(messages=(user(text),), warm=False, answer_tokens=SPOKEN_TOKENS)
+        self._first = first
+        # Several tokens of a greedy answer would come at once, from drafts.
+        self._request = Request(
+            messages=(user(text),), warm=False, answer_tokens=tokens, temperature=VARIED
+        )
         self._server = server
         self._fault = ""
         self._thread = threading.Thread(target=self._hear, daemon=True)
@@ -130,7 +143,7 @@ class Speaker:
             NoAnswer: it does not begin.
         """
         end_s = time.monotonic() + WAIT_S
-        while len(self._heard_s) < _SPOKEN_FIRST and self._thread.is_alive():
+        while len(self._heard_s) < self._first and self._thread.is_alive():
             if time.monotonic() > end_s:
                 raise NoAnswer(self._server.kind.name, "it did not start to answer")
             time.sleep(_LOOK_S)
@@ -155,6 +168,18 @@ class Speaker:
         """
         began_s, until_s = other.answer.began_s, other.answer.began_s + other.first_s
         return longest_s(self._heard_s, began_s, until_s)
+
+    def usual_s(self, other: Sample) -> float:
+        """
+        The median distance between two pieces before a second answer was requested.
+
+        Raises:
+            NoResult: too few had come.
+        """
+        before = [heard_s for heard_s in self._heard_s if heard_s < other.answer.began_s]
+        if len(before) < self._first:
+            raise NoResult("the other answer had hardly begun")
+        return statistics.median(later - one for one, later in pairwise(before))
 
     def _hear(self) -> None:
         answer = self._server.client.ask(body_of(self._request), heard=self._heard_s)

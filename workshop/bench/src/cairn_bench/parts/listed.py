@@ -12,8 +12,10 @@ from typing import Final
 from cairn_bench.parts.bits import BITS
 from cairn_bench.parts.capacity import CAPACITY
 from cairn_bench.parts.decode import DECODE
+from cairn_bench.parts.drafts import DRAFTS
 from cairn_bench.parts.first_token import FIRST_TOKEN
 from cairn_bench.parts.matching import MATCHING
+from cairn_bench.parts.prefill import PREFILL
 from cairn_bench.parts.recovery import RECOVERY
 from cairn_bench.parts.reuse import REUSE
 from cairn_bench.parts.stage import Part
@@ -24,7 +26,9 @@ SCENARIOS_PART: Final = "scenarios"
 PARTS: Final[tuple[Part, ...]] = (
     BITS,
     FIRST_TOKEN,
+    PREFILL,
     DECODE,
+    DRAFTS,
     THROUGHPUT,
     RECOVERY,
     REUSE,

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import attrs
 
+from cairn_bench.parts.short_turns import SHORT_TURNS
 from cairn_bench.parts.stage import (
     Measure,
     Part,
@@ -50,6 +51,7 @@ class Work:
         hit_goal: the goal for the share of hits, of all requests but the first with each beginning.
         speed_goal: the goal for how many times sooner a hit begins to answer than a miss.
         of_all: whether requests that share nothing count too.
+        in_quick: see ``Measure``.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Work:
     hit_goal: float | None
     speed_goal: float | None = None
     of_all: bool = False
+    in_quick: bool = True
 
 
 def _asked(beginning: str, question: str, *, warm: bool) -> Request:
@@ -132,7 +135,12 @@ WORK = (
         hit_goal=0.9,
         speed_goal=10,
     ),
-    Work(name="documents, two in any order", play=_documents(in_order=False), hit_goal=None),
+    Work(
+        name="documents, two in any order",
+        play=_documents(in_order=False),
+        hit_goal=None,
+        in_quick=False,
+    ),
     Work(name=f"batch, an instruction of {_LONG}", play=_batch(_LONG), hit_goal=1.0, speed_goal=5),
     Work(name="mixed, four of five begin alike", play=_mixed, hit_goal=0.8, of_all=True),
 )
@@ -144,11 +152,12 @@ def work(stage: Stage, kind: Work) -> list[Row]:
     server = stage.ours()
     words = words_of(server, stage.drawn("lengths"))
     samples = _held(server, kind, stage.drawn(kind.name), words, stage.count(21, 101))
-    hits = _hits(samples)
+    chunk = server.block_tokens()
+    hits = _hits(samples, chunk)
     if not hits:
         raise NoResult(f"{kind.name}: nothing was reused, so there is no hit to measure")
     cold = checked(kind.name, hits, server, most=stage.count(5, 20))
-    rows = [_hit_row(kind, samples, len(cold))]
+    rows = [_hit_row(kind, samples, chunk, len(cold))]
     if kind.speed_goal is None:
         return rows
     warm_s, cold_s = median_s(hits), median_s(cold)
@@ -181,18 +190,20 @@ def short_batch(stage: Stage) -> list[Row]:
     count = stage.count(8, 40)
     with contextlib.ExitStack() as ending:
         asked_of = {"as served": server}
-        for chunk in _SMALLER_CHUNKS:
+        # A server with other chunks has to test itself first.
+        for chunk in _SMALLER_CHUNKS[-1:] if stage.quick else _SMALLER_CHUNKS:
             other = stage.apart(f"chunks of {chunk}", "--block-tokens", str(chunk))
             asked_of[f"C = {chunk}"] = ending.enter_context(other)
         for name, one in asked_of.items():
             samples = _held(one, SHORT_BATCH, stage.drawn("short"), words, count)
-            hits = _hits(samples)
+            chunk_tokens = one.block_tokens()
+            hits = _hits(samples, chunk_tokens)
             title = f"{SHORT_BATCH.name}, {name}"
             compared = len(checked(title, hits, one)) if hits else 0
             # The promise is about the served size; the others show why it is kept or not.
             goal = 1.0 if one is server else None
             kind = attrs.evolve(SHORT_BATCH, name=title, hit_goal=goal)
-            rows.append(_hit_row(kind, samples, compared))
+            rows.append(_hit_row(kind, samples, chunk_tokens, compared))
     if not any(row.value for row in rows):
         raise NoResult(f"{SHORT_BATCH.name}: nothing was reused with any size of chunks")
     return rows
@@ -207,9 +218,9 @@ def _held(server: Running, kind: Work, drawn: Drawn, words: Words, count: int) -
     return samples
 
 
-def _hits(samples: Sequence[Sample]) -> list[Sample]:
-    """The requests that could reuse a beginning, and did so fully."""
-    missed = [sample for sample, _ in unhit(samples)]
+def _hits(samples: Sequence[Sample], block_tokens: int | None) -> list[Sample]:
+    """The requests that could reuse a beginning, and did so fully, as ``unhit`` has it."""
+    missed = [sample for sample, _ in unhit(samples, block_tokens)]
     return [
         sample
         for sample in samples
@@ -217,14 +228,14 @@ def _hits(samples: Sequence[Sample]) -> list[Sample]:
     ]
 
 
-def _hit_row(kind: Work, samples: Sequence[Sample], compared: int) -> Row:
+def _hit_row(kind: Work, samples: Sequence[Sample], block_tokens: int | None, compared: int) -> Row:
     """
     The share of hits, of the requests whose beginning was available, or of all but the first with a
     common beginning.
     """
     warm = sum(sample.request.warm for sample in samples)
     counted = len(samples) - 1 if kind.of_all else warm
-    hits = _hits(samples)
+    hits = _hits(samples, block_tokens)
     prompts = sum(span(sample)[1] for sample in samples)
     tokens = sum(span(sample)[0] for sample in hits)
     return Row(
@@ -241,11 +252,11 @@ def _hit_row(kind: Work, samples: Sequence[Sample], compared: int) -> Row:
 
 
 def _measure(kind: Work) -> Measure:
-    return Measure(kind.name, lambda stage: work(stage, kind))
+    return Measure(kind.name, lambda stage: work(stage, kind), in_quick=kind.in_quick)
 
 
 REUSE = Part(
     "reuse",
     "how many requests are hits, and how much sooner they begin to answer",
-    (*map(_measure, WORK), Measure(SHORT_BATCH.name, short_batch)),
+    (*map(_measure, WORK), Measure(SHORT_BATCH.name, short_batch), *SHORT_TURNS),
 )

@@ -63,6 +63,8 @@ class Stage:
         peer: the name of the server to compare with; None if there is none.
         start: starts an additional server.
         alone: measures the model alone.
+        quoting: gives the directory of a model whose greedy answers quote earlier ones. With random
+            weights it is one of the same shape, made for that; else it is the model itself.
     """
 
     own: Kind
@@ -74,6 +76,7 @@ class Stage:
     peer: str | None
     start: Start
     alone: Alone
+    quoting: Callable[[], Path]
 
     def ours(self) -> Running:
         """Our server, when it is idle."""
@@ -82,7 +85,7 @@ class Stage:
         return server
 
     def apart(
-        self, name: str, *options: str, kind: Kind | None = None
+        self, name: str, *options: str, kind: Kind | None = None, model: Path | None = None
     ) -> contextlib.AbstractContextManager[Running]:
         """
         A server with its own data, while the context is active. The same name gives the same data.
@@ -90,10 +93,11 @@ class Stage:
         Args:
             options: additional options of `ops serve`.
             kind: a kind other than ours.
+            model: a model other than that of the run.
         """
         kind = kind or self.own
         kind = attrs.evolve(kind, command=(*kind.command, *options))
-        return self.start(kind, self.model, self.folder / name.replace(" ", "-"))
+        return self.start(kind, model or self.model, self.folder / name.replace(" ", "-"))
 
     def drawn(self, name: str) -> Drawn:
         """Texts under a name; the same for the same salt."""
@@ -119,11 +123,13 @@ class Measure:
         name: what the rows are about.
         rows: measures them.
         needs_peer: whether it needs a peer.
+        in_quick: whether a quick run has it, unless its part is named.
     """
 
     name: str
     rows: Callable[[Stage], Sequence[Row]]
     needs_peer: bool = False
+    in_quick: bool = True
 
 
 @attrs.frozen

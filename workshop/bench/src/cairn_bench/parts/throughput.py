@@ -59,7 +59,7 @@ def together(stage: Stage) -> list[Row]:
         Row(
             name=f"{_CONVERSATIONS} conversations at once: tokens a second / {peer}'s",
             value=medians[own] / medians[peer],
-            goal=1.2,
+            goal=2.0,
             better="more",
             of=f"{medians[own]:.1f} / {medians[peer]:.1f}",
             checked=compared,

@@ -62,8 +62,8 @@ def unhit(samples: Sequence[Sample], block_tokens: int | None = None) -> list[tu
     The warm samples that reused too little of what an earlier one had sent, each with how many
     tokens were reusable.
 
-    Only whole chunks are reused, and where texts diverge is not known to the token, so two chunks
-    less are enough.
+    Whole chunks are reused at least, and where texts diverge is not known to the token, so two
+    chunks less are enough.
 
     Args:
         samples: of one server, in the order of the requests.
@@ -154,7 +154,7 @@ def spread(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
 
 def asked(server: Running, request: Request, **more: Any) -> Answer:
     """
-    A complete answer, greedy and streamed.
+    A complete answer, streamed.
 
     Args:
         more: additional fields of the body.
@@ -175,7 +175,7 @@ def body_of(request: Request, **more: Any) -> dict[str, Any]:
     body: dict[str, Any] = {
         "messages": list(request.messages),
         "max_tokens": request.answer_tokens,
-        "temperature": 0,
+        "temperature": request.temperature,
         "seed": _SEED,
         "stream": True,
         "stream_options": {"include_usage": True},

@@ -14,34 +14,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import attrs
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.qwen3 import Model, ModelArgs
 from tokenizers import Tokenizer
 
 from cairn.engine.model.builtin import builtin_directory
+from cairn_bench.servers.sizes import Size
 
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 # Scores that are well apart, so that a near tie hardly ever decides.
 _HEAD_GAIN = 4.0
-
-
-@attrs.frozen(kw_only=True)
-class Size:
-    """The shape of a Qwen3."""
-
-    layers: int = 8
-    hidden_size: int = 256
-    intermediate_size: int = 768
-    heads: int = 8
-    kv_heads: int = 4
-    head_dim: int = 32
-    context_tokens: int = 32_768
+# Of what attention and the MLP add to a token.
+_QUOTING_GAIN = 0.001
+_LAYER_ENDS = ("o_proj.weight", "down_proj.weight")
 
 
 def make_sized_model(
-    directory: Path, size: Size, *, seed: int = 0, source: Path | None = None
+    directory: Path,
+    size: Size,
+    *,
+    seed: int = 0,
+    source: Path | None = None,
+    quoting: bool = False,
 ) -> None:
     """
     Write a model's directory: tokenizer and template of an existing Qwen3, and weights drawn from a
@@ -49,6 +44,9 @@ def make_sized_model(
 
     Args:
         source: the existing model's directory; by default the built-in model's.
+        quoting: whether its layers hardly change what they are given. Then the most likely next
+            token follows from the last one alone, as good as always, so that a greedy answer quotes
+            an earlier one; its log-probabilities follow from all tokens.
     """
     source = source or builtin_directory()
     directory.mkdir(parents=True, exist_ok=True)
@@ -76,6 +74,9 @@ def make_sized_model(
     found: Any = tree_flatten(Model(ModelArgs.from_dict(config)).parameters())
     weights = {name: array.astype(mx.float32) for name, array in found}
     weights["lm_head.weight"] *= mx.array(said)[:, None]
+    for name in weights if quoting else ():
+        if name.endswith(_LAYER_ENDS):
+            weights[name] *= _QUOTING_GAIN
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
 
 

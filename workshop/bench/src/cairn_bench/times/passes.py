@@ -22,7 +22,8 @@ from typing import Any
 
 from cairn.engine.schedule import passes
 from cairn.ops.serve.preload import blas_environment
-from cairn_bench.servers.sized_model import Size, make_sized_model
+from cairn_bench.servers.sized_model import make_sized_model
+from cairn_bench.servers.sizes import Size
 
 _LARGEST = 128
 _PLACES = range(0, _LARGEST, 16)

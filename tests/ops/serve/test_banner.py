@@ -1,0 +1,36 @@
+"""What ``ops serve`` prints when it is ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cairn.ops.serve.banner import greet
+from cairn.ops.serve.command import serve
+from tests.support.in_process_server import serving_fake
+
+pytestmark = pytest.mark.trio
+
+
+@pytest.mark.parametrize(
+    ("arguments", "share", "words"),
+    [
+        ([], 0.01, "1 % of answers computed again in idle time: 1 to 5 % more computing"),
+        (["--shadow-check", "1"], 1.0, "100 % of answers computed again in idle time: 100 to 500"),
+        (["--shadow-check", "0"], 0.0, "off\n"),
+        ([], 0.0, "off: the self-test failed on this device\n"),
+    ],
+)
+async def test_what_is_checked_is_said(
+    arguments: list[str],
+    share: float,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The share and what it costs; that it is off, and why if the operator did not say so."""
+    options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
+    async with serving_fake(shadow_share=share) as server:
+        greet("http://localhost:8000", server, {**options, "tenants": None})
+    assert f"  checks       {words}" in capsys.readouterr().out
