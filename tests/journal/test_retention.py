@@ -33,7 +33,7 @@ from tests.journal.model import TAPES, Driver, Talk, Violated, played, profile, 
 LONG_AGO = 0
 FAR = 2**60
 
-NAME_OF_FIELDS = "1f1c23e6263d5417"
+NAME_OF_FIELDS = "094f4a2729384436"
 """A digest of the fields in version 10 of what a base holds."""
 
 
