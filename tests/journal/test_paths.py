@@ -200,6 +200,8 @@ def test_every_decision_of_a_history_is_the_models(data: bytes):
                 event.tokens_from_slab,
                 event.blocks_from_slab,
                 event.blocks_from_pool,
+                event.partial_key,
+                event.tokens_from_partial,
             )
         opened = event.session if isinstance(event, ev.SessionOpened) else opened
         world.take(recorded)

@@ -22,6 +22,7 @@ from typing import Literal, TypeGuard
 import attrs
 
 from cairn.journal import events as ev
+from cairn.journal.keys import ID_BYTES, ids_bytes
 from cairn.journal.state import (
     Block,
     OpenRequest,
@@ -30,11 +31,20 @@ from cairn.journal.state import (
     SessionId,
     State,
     Turn,
+    beginning,
     prewarmed_rows_before,
     slab_ids,
 )
 
 RULES_VERSION = 1
+
+LEAST_PARTIAL = 2
+"""
+The fewest rows of a block that are copied: the last one is computed again, so that a single row
+would spare nothing.
+"""
+LOAD_PARTIAL = 4
+"""A file is read for a part of its block only if that spares a quarter of it."""
 
 Reason = Literal[
     "cold_start",
@@ -85,6 +95,8 @@ class Decision:
     tokens_from_slab: int
     blocks_from_slab: int
     blocks_from_pool: int
+    partial_key: str | None
+    tokens_from_partial: int
     reused_tokens: int
     prewarmed_tokens: int
     rerendered_tokens: int
@@ -102,15 +114,19 @@ class Reuse:
         tokens: those whose KV the session's slab holds.
         blocks: the full blocks among them.
         shared: blocks from the pool, after these.
+        partial: the block in the pool whose first rows come after all these; None if there is none.
+        rows: how many rows that are.
     """
 
     tokens: int = 0
     blocks: int = 0
     shared: int = 0
+    partial: str | None = None
+    rows: int = 0
 
     def total(self, block_tokens: int) -> int:
         """All that is reused, in tokens."""
-        return self.tokens + self.shared * block_tokens
+        return self.tokens + self.shared * block_tokens + self.rows
 
 
 def ask_of(event: ev.RequestReceived, chain: tuple[Part, ...]) -> Ask:
@@ -169,6 +185,8 @@ def select(state: State, session: Session, request: OpenRequest) -> Decision:
         tokens_from_slab=reuse.tokens,
         blocks_from_slab=reuse.blocks,
         blocks_from_pool=reuse.shared,
+        partial_key=reuse.partial,
+        tokens_from_partial=reuse.rows,
         reused_tokens=reused,
         prewarmed_tokens=_first_used(state, request.prompt_keys[: reuse.blocks + reuse.shared])
         + prewarmed_rows_before(session, reuse.tokens),
@@ -287,14 +305,16 @@ def _reusable(state: State, session: Session, request: OpenRequest, ask: Ask) ->
     ids, tokens = request.prompt_ids[:-1], len(request.prompt_ids)
     fits = request.ask.prompt_tokens + request.ask.max_tokens
     mine = session if ask.goes_on else None
-    return _reuse(state, mine, ids, request.prompt_keys, fits, tokens)
+    first = beginning(ask.fingerprint, ask.tenant)
+    return _reuse(state, mine, ids, request.prompt_keys, fits, tokens, first)
 
 
 def reusable_prewarm(
     state: State, session: Session, ids: tuple[int, ...], keys: tuple[str, ...]
 ) -> Reuse:
     """What a prewarm reuses. Changes nothing. A decision by the same rules as a path."""
-    return _reuse(state, session, ids, keys, 0, len(ids))
+    first = beginning(session.fingerprint, session.tenant)
+    return _reuse(state, session, ids, keys, 0, len(ids), first)
 
 
 def _reuse(
@@ -304,26 +324,57 @@ def _reuse(
     keys: tuple[str, ...],
     fits: int,
     tokens: int,
+    first: str,
 ) -> Reuse:
     """
     What is reused of a sequence: from the slab, and then from the pool. Blocks of the pool replace
-    the rows of a block that the slab has only the first of.
+    the rows of a block that the slab has only the first of. So do the first rows of a block of the
+    pool if these are more.
 
     Args:
         session: whose slab may be used; None for none.
         ids: the tokens whose KV may be reused.
         keys: of the blocks; more than ``ids`` fill are ignored.
         tokens: the length of the whole sequence.
+        first: the name of the first blocks of sequences, see ``state.beginning``.
     """
     chunk = _chunk(state)
     keys = keys[: len(ids) // chunk]
     kept = _in_slab(state, session, keys, fits)
-    if shared := _in_store(state, keys, kept):
-        return Reuse(kept * chunk, kept, shared)
+    shared = _in_store(state, keys, kept)
     rows = 0
-    if state.model is not None and tokens >= state.model.min_cache_tokens:
+    if not shared and state.model is not None and tokens >= state.model.min_cache_tokens:
         rows = _rows_in_slab(state, session, ids, kept, fits)
-    return Reuse(kept * chunk + rows, kept)
+    whole = kept + shared
+    parent = keys[whole - 1] if whole else first
+    partial, most = _in_part(state, parent, ids[whole * chunk : (whole + 1) * chunk - 1], rows)
+    if partial is not None:
+        return Reuse(kept * chunk, kept, shared, partial, most)
+    return Reuse(kept * chunk + rows, kept, shared)
+
+
+def _in_part(
+    state: State,
+    parent: str,
+    ids: tuple[int, ...],
+    least: int,
+    there: Callable[[Block], bool] = lambda block: block.usable,
+) -> tuple[str | None, int]:
+    """
+    The block after ``parent`` that begins with the most of these tokens, and with how many: more
+    than ``least``. Among equals, the one that was sealed or matched in part last. (None, 0) if
+    there is none, as always with the grain C: recurrent states and the rows of a window are those
+    at the end of a block.
+    """
+    wanted = ids_bytes(ids)
+    partial, most = None, max(least, LEAST_PARTIAL - 1)
+    for key in reversed(state.children.get(parent, ())):
+        block = state.blocks[key]
+        # Most are no better than the best so far, and are not compared any further.
+        more = wanted[: ID_BYTES * (most + 1)]
+        if len(more) > ID_BYTES * most and block.ids.startswith(more) and there(block):
+            partial, most = key, common_length(block.ids, wanted) // ID_BYTES
+    return (partial, most) if partial is not None else (None, 0)
 
 
 def _in_store(state: State, keys: tuple[str, ...], kept: int) -> int:
@@ -434,11 +485,12 @@ def _rows_in_slab(
 def row_to_check(state: State, path: ev.PathSelected) -> int | None:
     """
     The row that the first pass of a request computes again: with the grain 1 the last one that it
-    reuses of the slab, if it is in a block that the pass continues. None if there is none.
+    reuses, of the slab or of a partial match, if it is in a block that the pass continues. None if
+    there is none.
     """
-    if state.model is None or path.tokens_from_slab % state.model.block_tokens == 0:
+    if state.model is None or path.reused_tokens % state.model.block_tokens == 0:
         return None
-    return path.tokens_from_slab - 1
+    return path.reused_tokens - 1
 
 
 def canonical_end(state: State, session: Session) -> int:
@@ -491,12 +543,13 @@ def chain_to_load(
     session: Session | None,
     ask: Ask,
     keys: tuple[str, ...],
-    prompt_tokens: int,
+    prompt_ids: tuple[int, ...],
     fits: int,
 ) -> tuple[str, ...]:
     """
     The blocks that a decision could reuse if those that are only in files were in memory, from the
-    first one that the session's slab does not have. Empty if none needs to be loaded.
+    first one that the session's slab does not have. The last one may be reused in part, if that
+    spares at least a quarter of it. Empty if none needs to be loaded.
 
     Loading is an event before the decision, so that the decision depends only on the state.
 
@@ -509,7 +562,8 @@ def chain_to_load(
         return ()
     if not ask.cache_prompt:
         return ()
-    keys = keys[: (prompt_tokens - 1) // state.model.block_tokens]
+    chunk, ids = state.model.block_tokens, prompt_ids[:-1]
+    keys = keys[: len(ids) // chunk]
     kept = _in_slab(state, session, keys, fits) if ask.goes_on else 0
     if (policy := state.model.policy) is not None:
         found = _by_window(state, keys, kept, lambda block: block.usable or block.loadable)
@@ -523,6 +577,18 @@ def chain_to_load(
             break
         chain.append(block)
     del chain[_up_to_a_checkpoint(state, kept, len(chain)) :]
+    rows = 0
+    if not chain and ask.goes_on and len(prompt_ids) >= state.model.min_cache_tokens:
+        rows = _rows_in_slab(state, session, ids, kept, fits)
+    whole = kept + len(chain)
+    parent = keys[whole - 1] if whole else beginning(ask.fingerprint, ask.tenant)
+    ids = ids[whole * chunk : (whole + 1) * chunk - 1]
+    _, now = _in_part(state, parent, ids, rows)
+    partial, then = _in_part(
+        state, parent, ids, max(rows, now), lambda block: block.usable or block.loadable
+    )
+    if partial is not None and LOAD_PARTIAL * (then - max(rows, now)) >= chunk:
+        chain.append(state.blocks[partial])
     return () if all(block.present for block in chain) else tuple(block.key for block in chain)
 
 
@@ -540,7 +606,7 @@ def _diverged_part(held: tuple[Part, ...], chain: tuple[Part, ...]) -> str:
     return "messages_changed"
 
 
-def common_length(one: tuple[object, ...], other: tuple[object, ...]) -> int:
+def common_length(one: tuple[object, ...] | bytes, other: tuple[object, ...] | bytes) -> int:
     """The length of the longest common beginning."""
     length = min(len(one), len(other))
     if one[:length] == other[:length]:

@@ -82,6 +82,8 @@ def selected(path: Any, reason: str | None, request: str = "r1", reused: int = 0
         tokens_from_slab=0,
         blocks_from_slab=0,
         blocks_from_pool=0,
+        partial_key=None,
+        tokens_from_partial=0,
         reused_tokens=reused,
         prewarmed_tokens=reused,
         rerendered_tokens=0,
@@ -316,6 +318,8 @@ def begun_and_run(session: str, passes: int) -> list[Any]:
         tokens_from_slab=0,
         blocks_from_slab=0,
         blocks_from_pool=0,
+        partial_key=None,
+        tokens_from_partial=0,
     )
     return [begun, *[settling(session)] * passes]
 

@@ -67,7 +67,7 @@ class Claim:
             self.cache.held,
             prepared.ask,
             prepared.keys,
-            tokens,
+            prepared.prompt_ids,
             tokens + prepared.max_tokens,
         )
         await context.memory.load(chain, lambda: ticket.gone is None)

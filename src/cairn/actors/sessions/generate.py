@@ -72,15 +72,17 @@ class Generation:
             await self._acquire_slab(prepared.capacity_tokens)
         if cache.session.cached_tokens > keep:
             await cache.trim(keep, "not shared with this request")
-        if path.blocks_from_pool:
-            keys = cache.request.prompt_keys[path.blocks_from_slab :][: path.blocks_from_pool]
+        keys = cache.request.prompt_keys[path.blocks_from_slab :][: path.blocks_from_pool]
+        copies = cache.copies(keys, keep, path.partial_key, path.tokens_from_partial)
+        if copies:
+            last = copies[-1].keys
 
             def still_needed() -> bool:
-                return self.ticket.gone is None and cache.chain_bug(keys) is None
+                return self.ticket.gone is None and cache.chain_bug(last) is None
 
-            if not await cache.share(self.ticket.id, keys, keep, still_needed):
+            if not await cache.share(self.ticket.id, copies, still_needed):
                 self._check_client("prefill")
-                bug = cache.chain_bug(keys)
+                bug = cache.chain_bug(last)
                 assert bug is not None
                 raise bug
 

@@ -121,6 +121,7 @@ class SessionActor:
         command.done.set()
         await self._settle.cut_back()
         complete = await self._prewarm.next_turn(ticket, message)
+        await self._settle.share_rest()
         await self.cache.rest(complete)
         await self._settle.write_through()
 

@@ -258,17 +258,17 @@ def _show_requests(source: Source, report: Report, session: str) -> int:
     table(
         (
             *("request", "row", "path", "reason", "prompt", "reused", "prefilled", "generated"),
-            *("from slab", "from pool", "sealed", "end"),
+            *("from slab", "from pool", "in part", "sealed", "end"),
         ),
         (
             (
                 *(one.request, one.position, one.path, one.reason, one.prompt, one.reused),
                 *(one.prefilled, one.generated, one.blocks_from_slab, one.blocks_from_pool),
-                *(one.sealed_blocks, one.end),
+                *(one.tokens_from_partial, one.sealed_blocks, one.end),
             )
             for one in stories
         ),
-        spare=("sealed", "from pool", "from slab", "generated", "prefilled"),
+        spare=("sealed", "in part", "from pool", "from slab", "generated", "prefilled"),
     )
     broken = findings_of(report, session, rows[-1].position if rows else 0)
     if broken:
