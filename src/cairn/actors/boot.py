@@ -310,7 +310,7 @@ async def _run(
         writer.observe(agents.see)
         await nursery.start(writer.run)
         await nursery.start(engine.run)
-        sequencer = Sequencer(ledger, writer)
+        sequencer = Sequencer(ledger, writer, lambda: activity.changed())
 
         stalls = Stalls(sequencer, writer)
 
@@ -318,6 +318,7 @@ async def _run(
             state = sequencer.state
             return not (writer.stalled or state.admission_bug is not None or state.requests)
 
+        activity = Activity(upkeep_allowed)
         run = Run(
             sequencer=sequencer,
             writer=writer,
@@ -331,7 +332,7 @@ async def _run(
             ),
             stalls=stalls,
             admission=Admission(sequencer, writer, stalls),
-            activity=Activity(upkeep_allowed),
+            activity=activity,
             secret=secret,
             boot=new_id(),
             earlier=runs.boots,

@@ -25,6 +25,7 @@ from cairn.engine.reports import (
     TrimReport,
 )
 from cairn.journal import events as ev
+from cairn.journal import paths
 from cairn.journal.errors import BugError
 from cairn.journal.keys import block_keys, ids_hash
 from cairn.journal.lifecycle import SessionState
@@ -323,7 +324,9 @@ class SessionCache:
             BugError: that row has other bits now.
         """
         return await self._context.engine.prefill(
-            self._pass_over(ids, draw, again), partial(self._extended, "prefill", request)
+            self._pass_over(ids, draw, again),
+            partial(self._extended, "prefill", request),
+            lambda: paths.followers(self._context.sequencer.state, request),
         )
 
     async def settle(self, ids: Sequence[int], still_needed: Callable[[], bool]) -> bool:
