@@ -599,7 +599,7 @@ def chosen(world: World, ask: paths.Ask) -> str | None:
 def joined(world: World, name: str, request: OpenRequest) -> dict[str, Any] | None:
     """Whom the request joins, found by looking at what every session is about to seal."""
     mine = world.sessions[name]
-    tokens, kept, shared = _stones(world, mine, request)
+    _, kept, shared = _stones(world, mine, request)
     best: dict[str, Any] | None = None
     for other in world.sessions.values():
         coming = _coming(world, mine, other)

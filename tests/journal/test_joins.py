@@ -14,7 +14,7 @@ from hypothesis import given
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.checkpoints import Checkpoints
-from cairn.journal.state import EMPTY, OpenRequest, Session, State, apply
+from cairn.journal.state import EMPTY, OpenRequest, Session, apply
 from tests.journal.model import (
     TAPES,
     Driver,
@@ -169,7 +169,8 @@ def test_when_the_leader_ends_the_first_to_go_on_leads(end: str):
     else:
         keys = driver.state.session(leader).slab_keys
         driver.propose(ev.BlocksQuarantined(session=None, bug_id="bug", keys=keys))
-    assert not waits(driver, one) and not waits(driver, two)
+    assert not waits(driver, one)
+    assert not waits(driver, two)
 
     driver.step(two)
     path = request_of(driver, two).path
@@ -362,5 +363,5 @@ def test_a_join_after_the_path_is_illegal():
     other = asked(driver, 2)
     event = joined(driver, other)
     late = attrs.evolve(event, session=leader, request=request_of(driver, leader).ask.request)
-    with pytest.raises(Violated, match="INV-6 broken.*a prefix was joined after"):
+    with pytest.raises(Violated, match=r"INV-6 broken.*a prefix was joined after"):
         driver.propose(late)
