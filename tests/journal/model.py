@@ -89,7 +89,8 @@ def _spread(sessions: Any, blocks: Any, uses: Any, pins: Any) -> None:
         assert keys
         sessions[name]["pins"] = keys
         for key in keys:
-            blocks[key]["pins"] += 1
+            if key in blocks:  # else a request waits for it to be sealed
+                blocks[key]["pins"] += 1
     for end, use in uses.items():
         key = end
         while key is not None:
@@ -282,6 +283,7 @@ class World:
             "prompt_keys": (*last["prompt_keys"][: event.base_keys], *event.new_keys),
             "sampled": (),
             "emitted": 0,
+            "joined": None,
             "path": None,
             "row_checked": False,
         }
@@ -293,9 +295,17 @@ class World:
         session["ttl_s"] = event.ttl_s
         session["expires_us"] = self._due(session)
 
+    def _prefix_joined(self, event: ev.PrefixJoined) -> None:
+        session = self._of(event)
+        session["request"]["joined"] = event
+        for key in session["request"]["prompt_keys"][: event.blocks]:
+            session["pins"] += (key,)
+            if key in self.blocks:
+                self.blocks[key]["pins"] += 1
+
     def _path_selected(self, event: ev.PathSelected) -> None:
         session = self._of(event)
-        session["request"]["path"] = event
+        session["request"].update(joined=None, path=event)
         session["prewarmed_rows"] = 0
         used = event.blocks_from_slab + event.blocks_from_pool
         self._use_in_part(session, session["request"]["prompt_keys"][:used], event.partial_key)
@@ -348,7 +358,8 @@ class World:
 
     def _unpin(self, session: dict[str, Any]) -> None:
         for key in session["pins"]:
-            self.blocks[key]["pins"] -= 1
+            if key in self.blocks:
+                self.blocks[key]["pins"] -= 1
         session["pins"] = ()
 
     def _slab_acquired(self, event: ev.SlabAcquired) -> None:
@@ -418,7 +429,8 @@ class World:
             session["slab_keys"] = session["slab_keys"][:-1]
 
     def _block_sealed(self, event: ev.BlockSealed) -> None:
-        new = {"pins": 0, "bug_id": None, "file_bytes": None, "present": False, "expires_us": None}
+        new = {"bug_id": None, "file_bytes": None, "present": False, "expires_us": None}
+        new["pins"] = sum(s["pins"].count(event.key) for s in self.sessions.values())
         known = self.blocks.get(event.key, new)
         assert self.model is not None
         short = event.end - event.start != self.model["block_tokens"]
@@ -639,6 +651,78 @@ def chosen(world: World, ask: paths.Ask) -> str | None:
         if _goes_on(session["last"], ask.chain):
             fit.append(session)
     return str(max(fit, key=_by_length)["id"]) if fit else None
+
+
+def joined(world: World, name: str, request: OpenRequest) -> dict[str, Any] | None:
+    """Whom the request joins, found by looking at what every session is about to seal."""
+    mine = world.sessions[name]
+    _, kept, shared, *_ = _stones(world, mine, request)
+    best: dict[str, Any] | None = None
+    for other in world.sessions.values():
+        coming = _coming(world, mine, other)
+        theirs = other["request"] or {"prompt_keys": ()}
+        same = _same(theirs["prompt_keys"], request.prompt_keys)
+        if coming is None or not coming & set(request.prompt_keys[kept + shared : same]):
+            continue
+        held = {key: dict(block) for key, block in world.blocks.items()}
+        for key in coming:
+            world.blocks[key] = {**held.get(key, {"bug_id": None, "prewarmed": 0}), "present": True}
+        _, kept_then, shared_then, *_ = _stones(world, mine, request)
+        world.blocks = held
+        blocks = min(kept_then + shared_then, same)
+        if blocks <= kept + shared or not coming & set(request.prompt_keys[:blocks]):
+            continue
+        found = {"leader": theirs["ask"].request, "blocks": blocks, "reused_blocks": kept + shared}
+        found["since"] = theirs["path"].decided_at
+        if best is None or (-blocks, found["since"]) < (-best["blocks"], best["since"]):
+            best = found
+    if best is not None:
+        del best["since"]
+    return best
+
+
+def _coming(world: World, mine: dict[str, Any], other: dict[str, Any]) -> set[str] | None:
+    """The blocks that a session is about to seal for its request; None if it leads nobody."""
+    request, model = other["request"], world.model
+    if other["tenant"] != mine["tenant"] or request is None or request["path"] is None:
+        return None
+    if model is None or other["state"] == "decoding":
+        return None
+    if len(request["prompt_ids"]) < model["min_cache_tokens"]:
+        return None
+    needed = request["ask"].prompt_tokens + request["ask"].max_tokens
+    if mine["slab"] and (not other["slab"] or other["slab"]["capacity_tokens"] < needed):
+        return None
+    path = request["path"]
+    done = path.blocks_from_slab + path.blocks_from_pool
+    if other["state"] == "prefilling":
+        done = len(other["slab_keys"])
+    bugs = [world.blocks.get(key, {"bug_id": None})["bug_id"] for key in request["prompt_keys"]]
+    first = next((place for place, bug in enumerate(bugs) if bug is not None), len(bugs))
+    return set(request["prompt_keys"][done:first])
+
+
+def still_waits(world: World, name: str) -> bool:
+    """Whether a request waits for the one that it joined."""
+    mine = world.sessions[name]
+    event = mine["request"]["joined"] if mine["request"] else None
+    leaders = [s for s in world.sessions.values() if s["request"]]
+    for other in leaders:
+        if event is None or other["request"]["ask"].request != event.leader:
+            continue
+        free = {**mine, "slab": None}
+        keys = mine["request"]["prompt_keys"]
+        coming = _coming(world, free, other)
+        if coming is None or not coming & set(keys[event.reused_blocks : event.blocks]):
+            return False
+        sealed = [place for place in range(event.blocks) if keys[place] not in coming]
+        last = keys[max(sealed)] if sealed else None
+        return (
+            last is None
+            or max(sealed) < event.reused_blocks
+            or (world.blocks[last]["present"] and world.blocks[last]["bug_id"] is None)
+        )
+    return False
 
 
 def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
@@ -1278,7 +1362,7 @@ class Driver:
             session, request, talk, ask, chain, ids, len(answer) + room, based
         )
         self.propose(received)
-        self.propose(self.selected(session))
+        self.propose(self.decided(session))
         self.work[session] = self._serve(session, request, talk, answer)
         return session
 
@@ -1418,6 +1502,21 @@ class Driver:
             decided_at=self.state.position,
             diverged_text=None if decision.diverged_token is None else "around it",
             **attrs.asdict(decision),
+        )
+
+    def decided(self, session: str) -> ev.PrefixJoined | ev.PathSelected:
+        """Whom a request joins or its path, as the sequencer would record it."""
+        held = self.state.session(session)
+        assert held.request is not None
+        found = paths.join(self.state, held, held.request)
+        if found is None:
+            return self.selected(session)
+        return ev.PrefixJoined(
+            session=session,
+            request=held.request.ask.request,
+            rules_version=paths.RULES_VERSION,
+            decided_at=self.state.position,
+            **attrs.asdict(found),
         )
 
     # what engine and store do
@@ -1807,7 +1906,16 @@ class Driver:
     ) -> Generator[None, None, None]:
         held = self.state.session(session).request
         assert held is not None
-        assert held.path is not None
+        while held.path is None:
+            if session in self.cancelled:
+                yield from self._cancel(session, request, talk.tenant, "prefill")
+                return
+            if not paths.waits(self.state, self.state.session(session)):
+                self.propose(self.decided(session))
+                held = self.state.session(session).request
+                assert held is not None
+                continue
+            yield
         path, ids = held.path, held.prompt_ids
         kept = path.tokens_from_slab
         yield
@@ -2089,8 +2197,20 @@ class Driver:
 
     def finish(self, session: str) -> None:
         """A session works until it is idle."""
+        self.until_selected(session)
         while session in self.work:
             self.step(session)
+
+    def until_selected(self, session: str) -> None:
+        """Those that a session waits for work, until its own path is selected."""
+        while session in self.work and (request := self.state.session(session).request) is not None:
+            if request.path is not None:
+                break
+            held = self.state.session(session)
+            if request.joined is not None and paths.waits(self.state, held):
+                self.step(self.state.requests[request.joined.leader])
+            else:
+                self.step(session)
 
     def serve(self, talk: Talk, **kwargs: Any) -> str:
         """Serve a request from its arrival until the session is idle."""

@@ -41,6 +41,15 @@ SAMPLES: dict[str, ev.Event] = {
             cache_mode="full",
             ttl_s=None,
         ),
+        ev.PrefixJoined(
+            session="s1",
+            request="r1",
+            rules_version=1,
+            decided_at=0,
+            leader="r2",
+            blocks=2,
+            reused_blocks=1,
+        ),
         ev.PathSelected(
             session="s1",
             request="r1",

@@ -372,6 +372,30 @@ class RequestReceived(Event):
 
 
 @attrs.frozen(kw_only=True)
+class PrefixJoined(Event):
+    """
+    A request waits for blocks of its prompt that another request computes now. Its path is selected
+    when these are sealed, or will not be; until then it holds no more than it held before, and
+    these blocks stay in memory once they are there. See ``paths.join``.
+
+    Attributes:
+        decided_at: the position of the journal that the decision was made on.
+        leader: the other request.
+        blocks: how many blocks of the prompt are to be reusable then.
+        reused_blocks: how many are reusable now.
+    """
+
+    kind: ClassVar[str] = "prefix_joined"
+    session: str
+    request: str
+    rules_version: int
+    decided_at: int = natural()
+    leader: str
+    blocks: int = natural()
+    reused_blocks: int = natural()
+
+
+@attrs.frozen(kw_only=True)
 class PathSelected(Event):
     """
     The decision of ``paths.select``: which path, why, and what is reused. From here on the session
@@ -1154,6 +1178,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     RequestRejected,
     SessionOpened,
     RequestReceived,
+    PrefixJoined,
     PathSelected,
     SlabAcquired,
     SlabReleased,

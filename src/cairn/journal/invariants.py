@@ -607,7 +607,7 @@ def _received(state: State, event: ev.RequestReceived) -> Iterator[Violation]:
         yield _broken("INV-4", "another session serves than the rules choose", chosen, session.id)
 
 
-def _selected(state: State, event: ev.PathSelected) -> Iterator[Violation]:
+def _decided(state: State, event: ev.PrefixJoined | ev.PathSelected) -> Iterator[Violation]:
     session = state.session(event.session)
     assert session.request is not None
     if event.rules_version != paths.RULES_VERSION:
@@ -615,9 +615,14 @@ def _selected(state: State, event: ev.PathSelected) -> Iterator[Violation]:
         return
     if event.decided_at != state.position:
         yield _broken("INV-4", "decided on another state", state.position, event.decided_at)
-    decided = paths.select(state, session, session.request)
-    recorded = {field.name: getattr(event, field.name) for field in attrs.fields(paths.Decision)}
-    if attrs.asdict(decided) != recorded:
+    if paths.waits(state, session):
+        joined = session.request.joined
+        yield _broken("INV-4", "decided during a wait for another request", joined, event.kind)
+        return
+    decided = paths.decide(state, session, session.request)
+    of = paths.Join if isinstance(event, ev.PrefixJoined) else paths.Decision
+    recorded = {field.name: getattr(event, field.name) for field in attrs.fields(of)}
+    if not isinstance(decided, of) or attrs.asdict(decided) != recorded:
         yield _broken("INV-4", "another decision", attrs.asdict(decided), recorded)
 
 
@@ -843,7 +848,8 @@ def _finished(state: State, event: ev.RequestFinished) -> Iterator[Violation]:
 
 CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation]], ...]] = {
     ev.RequestReceived: (_received,),  # type: ignore[dict-item]  # each takes the key's type
-    ev.PathSelected: (_selected,),  # type: ignore[dict-item]  # likewise, down to the end
+    ev.PrefixJoined: (_decided,),  # type: ignore[dict-item]  # likewise, down to the end
+    ev.PathSelected: (_decided,),  # type: ignore[dict-item]
     ev.SlabAcquired: (_acquired,),  # type: ignore[dict-item]
     ev.SlabReleased: (_released,),  # type: ignore[dict-item]
     ev.BlocksRestored: (_restored,),  # type: ignore[dict-item]

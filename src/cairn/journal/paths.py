@@ -12,6 +12,10 @@ Rules of this module:
 
 The conversation is found by its chain of parts. What can be reused is found by the keys of sealed
 blocks, in the prefix cache. The two are independent: a new session may reuse blocks, too.
+
+A request whose blocks another one computes now, its *leader*, joins that one (``join``): it waits,
+and its path is selected when these are sealed or will not be (``waits``). A leader's path is
+selected, and that of a request that waits is not, so no request waits for one that waits.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import attrs
 
 from cairn.journal import events as ev
 from cairn.journal.keys import ID_BYTES, ids_bytes
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import (
     Block,
     OpenRequest,
@@ -105,6 +110,15 @@ class Decision:
     diverged_token: int | None
 
 
+@attrs.frozen(kw_only=True)
+class Join:
+    """Whose blocks a request waits for, as it is recorded in ``events.PrefixJoined``."""
+
+    leader: str
+    blocks: int
+    reused_blocks: int
+
+
 @attrs.frozen
 class Reuse:
     """
@@ -164,6 +178,133 @@ def choose_session(state: State, ask: Ask) -> SessionId | None:
         if session.free and session.bug_id is None and same_model:
             return session.id
     return None
+
+
+def decide(state: State, session: Session, request: OpenRequest) -> Join | Decision:
+    """Whom a request joins, else its path. Changes nothing."""
+    return join(state, session, request) or select(state, session, request)
+
+
+def join(state: State, session: Session, request: OpenRequest) -> Join | None:
+    """
+    The request that computes more blocks of this prompt than are reusable now; of several, the one
+    that gives the most, then the one whose path was selected first. None if there is none. Changes
+    nothing.
+    """
+    if state.model is None or not state.model.reusable or not request.ask.cache_prompt:
+        return None
+    reused = _blocks_reusable(state, session, request)
+    found: list[tuple[int, int, str]] = []
+    for name in state.requests.values():
+        leader = state.sessions[name]
+        if not _leads(state, leader) or not _can_be_joined(leader, session):
+            continue
+        assert leader.request is not None and leader.request.path is not None
+        blocks = _blocks_after(state, session, request, leader, reused)
+        if _has_more(state, leader, request.prompt_keys, reused, blocks):
+            found.append((-blocks, leader.request.path.decided_at, leader.request.ask.request))
+    if not found:
+        return None
+    fewest, _, chosen = min(found)
+    return Join(leader=chosen, blocks=-fewest, reused_blocks=reused)
+
+
+def waits(state: State, session: Session) -> bool:
+    """Whether the request of a session still waits for blocks of the request that it joined."""
+    joined = session.request.joined if session.request is not None else None
+    if session.request is None or joined is None:
+        return False
+    named = state.requests.get(joined.leader)
+    if named is None or not _leads(state, state.sessions[named]):
+        return False
+    keys, leader = session.request.prompt_keys, state.sessions[named]
+    return _has_more(state, leader, keys, joined.reused_blocks, joined.blocks)
+
+
+def followers(state: State, request: str) -> int:
+    """How many requests have joined a request and wait for it."""
+    found = [state.sessions[name].request for name in state.requests.values()]
+    joined = [one.joined for one in found if one is not None and one.joined is not None]
+    return sum(one.leader == request for one in joined)
+
+
+def _leads(state: State, leader: Session) -> bool:
+    """Whether a session's request prefills, and seals the blocks of its prompt as it does."""
+    request = leader.request
+    if request is None or request.path is None or state.model is None:
+        return False
+    if leader.state not in (SessionState.RESTORING, SessionState.PREFILLING):
+        return False
+    last = state.blocks.get(_last_key(request, _sealed_by(leader)))
+    sealing = request.ask.prompt_tokens >= state.model.min_cache_tokens
+    return sealing and (last is None or last.bug_id is None)
+
+
+def _can_be_joined(leader: Session, session: Session) -> bool:
+    """
+    Whether a session may wait for a leader. With a slab of its own it waits only for one that has
+    its slab, because the leader might wait for that slab in turn.
+    """
+    request = leader.request
+    assert request is not None
+    fits = request.ask.prompt_tokens + request.ask.max_tokens
+    return leader.tenant == session.tenant and (session.slab is None or _has_room(leader, fits))
+
+
+def _sealed_by(leader: Session) -> int:
+    """How many blocks of its prompt a leader has sealed or found: it does not seal these again."""
+    assert leader.request is not None and leader.request.path is not None
+    path = leader.request.path
+    if leader.state is SessionState.RESTORING:  # its slab may have blocks of another prompt
+        return path.blocks_from_slab + path.blocks_from_pool
+    return len(leader.slab_keys)
+
+
+def _last_key(request: OpenRequest, blocks: int) -> str:
+    return request.prompt_keys[blocks - 1] if blocks else ""
+
+
+def _has_more(
+    state: State, leader: Session, keys: tuple[str, ...], reused: int, blocks: int
+) -> bool:
+    """
+    Whether a leader is still to seal one of the first ``blocks`` blocks, of which ``reused`` were
+    reusable from the start. Not after one that it sealed was not stored, for want of room.
+    """
+    sealed = _sealed_by(leader)
+    if not reused < blocks or sealed >= blocks:
+        return False
+    last = state.blocks.get(keys[sealed - 1]) if sealed > reused else None
+    return sealed <= reused or (last is not None and last.usable)
+
+
+def _blocks_reusable(state: State, session: Session, request: OpenRequest) -> int:
+    reuse = _reusable(state, session, request, ask_of(request.ask, request.chain))
+    return reuse.blocks + reuse.shared
+
+
+def _blocks_after(
+    state: State, session: Session, request: OpenRequest, leader: Session, reused: int
+) -> int:
+    """How many blocks of a prompt are reusable when a leader has sealed what it is to seal."""
+    assert leader.request is not None
+    theirs, sealed = leader.request.prompt_keys, _sealed_by(leader)
+    same = common_length(theirs, request.prompt_keys)
+    if same <= max(reused, sealed):
+        return 0
+    blocks = state.blocks.mutate()
+    for key in theirs[sealed:same]:
+        known = blocks.get(key)
+        if known is not None and known.bug_id is not None:
+            break
+        blocks[key] = _to_come(key) if known is None else attrs.evolve(known, present=True)
+    after = _blocks_reusable(attrs.evolve(state, blocks=blocks.finish()), session, request)
+    return min(after, same)
+
+
+def _to_come(key: str) -> Block:
+    """A block that is not sealed yet, for what would be reusable if it were."""
+    return Block(key=key, parent=None, digest="", start=0, bytes=0, present=True)
 
 
 def select(state: State, session: Session, request: OpenRequest) -> Decision:

@@ -125,6 +125,7 @@ class OpenRequest:
         ask: the event that opened it.
         sampled: the tokens sampled so far; the last one has no KV yet.
         emitted: how many of them were released for delivery.
+        joined: whose blocks it waits for, until its path is selected.
         path: the decision, once it is made.
         row_checked: whether the last row of the slab was computed again.
     """
@@ -135,6 +136,7 @@ class OpenRequest:
     prompt_keys: tuple[str, ...]
     sampled: tuple[int, ...] = ()
     emitted: int = 0
+    joined: ev.PrefixJoined | None = None
     path: ev.PathSelected | None = None
     row_checked: bool = False
 
@@ -384,7 +386,8 @@ class State:
         children: key of a block to the blocks that were sealed on it, those sealed or matched in
             part last at the end; the latest ``CHILDREN`` of those in memory or in files. The first
             blocks of sequences are under ``beginning``. With the grain C there are none.
-        pins: session to the blocks that must not leave memory while it works with them.
+        pins: session to the blocks that must not leave memory while it works with them, or waits
+            for them: such a block may not be sealed yet.
         requests: open request to its session.
         self_tests: fingerprint without its row class to what its self-test found.
         shadow: the shadow check that is running, if any.
@@ -497,6 +500,8 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return _session_opened(state, event)
         case ev.RequestReceived():
             return _request_received(state, event)
+        case ev.PrefixJoined():
+            return _prefix_joined(state, event)
         case ev.PathSelected():
             return _path_selected(state, event)
         case ev.SlabAcquired():
@@ -851,6 +856,15 @@ def opened_request(session: Session, event: ev.RequestReceived) -> OpenRequest:
     )
 
 
+def _prefix_joined(state: State, event: ev.PrefixJoined) -> State:
+    session = state.session(event.session)
+    assert session.request is not None
+    request = attrs.evolve(session.request, joined=event)
+    # Those that are not sealed yet, too: they are pinned from the moment at which they are there.
+    state = _pinned(state, session.id, request.prompt_keys[: event.blocks])
+    return _stepped(state, session, event, request=request)
+
+
 def _path_selected(state: State, event: ev.PathSelected) -> State:
     session = state.session(event.session)
     assert session.request is not None
@@ -859,7 +873,7 @@ def _path_selected(state: State, event: ev.PathSelected) -> State:
         rows = prewarmed_rows_before(session, event.tokens_from_slab)
         state = _prewarm_used(state, keys, event.prewarmed_tokens - rows)
     state = _reused(state, session, keys, event.partial_key)
-    request = attrs.evolve(session.request, path=event)
+    request = attrs.evolve(session.request, joined=None, path=event)
     return _stepped(state, session, event, request=request, prewarmed_rows=0)
 
 

@@ -540,6 +540,7 @@ async def test_scrape():
         "cairn_prefix_cache_ratio": "gauge",
         "cairn_prefix_match_depth_tokens": "histogram",
         "cairn_prefix_cache_too_short_total": "counter",
+        "cairn_prefix_joined_total": "counter",
         "cairn_rerendered_tokens_total": "counter",
         "cairn_prewarmed_tokens_total": "counter",
         "cairn_prewarmed_tokens_used_total": "counter",

@@ -25,7 +25,7 @@ from cairn.engine.reports import (
     TrimReport,
 )
 from cairn.journal import events as ev
-from cairn.journal import short_blocks
+from cairn.journal import paths, short_blocks
 from cairn.journal.errors import BugError
 from cairn.journal.keys import block_keys, ids_hash, short_block_key
 from cairn.journal.lifecycle import SessionState
@@ -336,7 +336,9 @@ class SessionCache:
             BugError: that row has other bits now.
         """
         return await self._context.engine.prefill(
-            self._pass_over(ids, draw, again), partial(self._extended, "prefill", request)
+            self._pass_over(ids, draw, again),
+            partial(self._extended, "prefill", request),
+            lambda: paths.followers(self._context.sequencer.state, request),
         )
 
     async def settle(self, ids: Sequence[int], still_needed: Callable[[], bool]) -> bool:

@@ -42,6 +42,15 @@ class Gone(Exception):
     def __init__(self, stage: ev.CancelStage) -> None:
         self.stage: ev.CancelStage = stage
 
+    @classmethod
+    def of(cls, why: str, stage: ev.CancelStage) -> Gone:
+        """
+        Args:
+            why: a ticket's ``gone``.
+            stage: where the request was.
+        """
+        return cls(_STAGES.get(why, stage))
+
 
 @attrs.frozen
 class Generation:
@@ -104,8 +113,8 @@ class Generation:
         start = cache.session.cached_tokens
         while start < len(prompt):
             self._check_client("prefill")
-            alone, again = self.context.activity.in_flight <= 1, start - 1 == checked
-            end = self.context.facts.pass_end(start, len(prompt), alone=alone, again=again)
+            again = start - 1 == checked
+            end = self.context.facts.pass_end(start, len(prompt), alone=self._alone(), again=again)
             try:
                 report = await cache.prefill(
                     prompt[start:end],
@@ -123,6 +132,15 @@ class Generation:
         self.ticket.prefilled.set()
         self._check_client("prefill")
         return drawn
+
+    def _alone(self) -> bool:
+        """
+        Whether no other request waits for the next pass to end in order to have one itself: those
+        that have joined this one wait for all its passes, and without a free row no other runs.
+        """
+        joined = paths.followers(self.context.sequencer.state, self.ticket.id)
+        runnable = min(self.context.activity.in_flight, self.context.facts.decode_rows)
+        return runnable - joined <= 1
 
     async def _seal(self, start: int, end: int) -> None:
         """Seal the blocks that a pass over ``[start, end)`` has made full."""
@@ -253,7 +271,7 @@ class Generation:
     def _check_client(self, stage: ev.CancelStage) -> None:
         """Go on only while the client waits."""
         if self.ticket.gone is not None:
-            raise Gone(_STAGES.get(self.ticket.gone, stage))
+            raise Gone.of(self.ticket.gone, stage)
 
 
 def _rows(slab: int, draw: DrawSpec) -> Callable[[Sequence[int]], DecodeRow]:
