@@ -33,7 +33,7 @@ from tests.journal.model import TAPES, Driver, Talk, Violated, played, profile, 
 LONG_AGO = 0
 FAR = 2**60
 
-NAME_OF_FIELDS = "094f4a2729384436"
+NAME_OF_FIELDS = "bae6ef593491add8"
 """A digest of the fields in version 10 of what a base holds."""
 
 
