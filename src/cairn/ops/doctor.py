@@ -211,7 +211,7 @@ def check_models(path: Path) -> Found:
 
 
 def check_self_tests() -> Found:
-    """Where the results of self-tests are kept, and whether they can be."""
+    """Where the results of self-tests are stored, and whether they can be."""
     folder = self_tests_folder()
     again = "a new data directory runs the self-test of its model again"
     if folder is None:
@@ -219,9 +219,9 @@ def check_self_tests() -> Found:
     there = _existing(folder)
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         return Found("warn", f"{there} cannot be written: {again}", "set CAIRN_CACHE_DIR")
-    kept = sum(1 for _ in folder.glob("*.json"))
-    fact = f"{counted(kept, 'self-test')} passed on this machine, in {folder}"
-    return Found("ok", f"{fact}; `ops serve --test-again` runs one again" if kept else fact)
+    stored = sum(1 for _ in folder.glob("*.json"))
+    fact = f"{counted(stored, 'self-test')} passed on this machine, in {folder}"
+    return Found("ok", f"{fact}; `ops serve --test-again` runs one again" if stored else fact)
 
 
 def check_sqlite(url: str, version: tuple[int, ...]) -> Found:

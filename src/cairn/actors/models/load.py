@@ -110,7 +110,7 @@ def _freed() -> int:
 def start_on_mlx(settings: Settings, state: State, progress: Progress) -> StartedEngine:
     """
     Load a model with MLX, and test it on this device unless the journal or a file has a passed
-    test. Keeps the result of a test in a file.
+    test. Stores the result of a test in a file.
 
     Raises:
         ModelRefused: the model cannot be served.
@@ -118,7 +118,7 @@ def start_on_mlx(settings: Settings, state: State, progress: Progress) -> Starte
     # MLX comes in here, on the engine's thread, and nowhere before.
     from cairn.engine.mlx.start import start_engine
 
-    kept = StoredSelfTests(settings.self_tests) if settings.self_tests is not None else None
+    stored = StoredSelfTests(settings.self_tests) if settings.self_tests is not None else None
     known: ev.SelfTestFinished | None = None
 
     def tested_shapes(fields: Mapping[str, Any]) -> PassShapes | None:
@@ -128,7 +128,7 @@ def start_on_mlx(settings: Settings, state: State, progress: Progress) -> Starte
             return None
         found = state.self_tests.get(fingerprint.base_of(fields))
         if found is None or not found.passed:
-            found = kept.read(fields) if kept is not None else None
+            found = stored.read(fields) if stored is not None else None
         if found is None:
             return None
         known = found
@@ -154,11 +154,11 @@ def start_on_mlx(settings: Settings, state: State, progress: Progress) -> Starte
         accept_tight=settings.accept_tight,
         window=settings.window,
     )
-    if kept is not None:
+    if stored is not None:
         for facts, tested in _tests(started):
             if tested.passed and tested.row_class_late:
                 continue  # another start may have the time to find a cheaper class
-            kept.write(fingerprint.base_fields(facts.fields), _self_test(facts, tested))
+            stored.write(fingerprint.base_fields(facts.fields), _self_test(facts, tested))
     return attrs.evolve(started, known=known)
 
 

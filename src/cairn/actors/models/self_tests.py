@@ -5,7 +5,7 @@ A self-test takes seconds, with a large model minutes, and a journal keeps its r
 journal alone. These files spare the test to a new data directory, and to the private servers of
 drills.
 
-1. A result is kept if the test passed, and removed if a later one with the same key fails.
+1. A result is stored if the test passed, and removed if a later one with the same key fails.
 2. A file is used if its hash is right, only its owner can write it, and its key is the same: every
    field of the fingerprint, and the code of the engine that tested. Otherwise the self-test runs.
 3. A file that cannot be read or written is logged, and changes nothing else.
@@ -68,7 +68,7 @@ class StoredSelfTests:
 
     def write(self, fields: Mapping[str, Any], tested: SelfTestFinished) -> None:
         """
-        Keep the result of a test that passed, or remove an earlier one if it failed. Logs what
+        Store the result of a test that passed, or remove an earlier one if it failed. Logs what
         could not be written.
         """
         path = self.path(fields)

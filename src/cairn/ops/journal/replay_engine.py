@@ -484,8 +484,7 @@ class _Again:
             self._engine.let_go(self._held, session.window_start)
 
     def _decode(self, event: ev.CacheExtended, session: Session) -> None:
-        # The tokens of a violation are not in the state.
-        sequence = _sequence(session)[: event.start + 1] + event.sampled
+        sequence = _sequence(session)
         draw = self._draw_spec(session, sequence[: event.start])
         dummies = [None] * (self._engine.decode_rows - 1)
         # The fold does not have the tokens of an event that broke an invariant.
