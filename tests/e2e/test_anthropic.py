@@ -126,7 +126,7 @@ def test_blocks_written_and_read_are_reported(server: Serving):
     assert whole == prompt_tokens(again)
     full = whole // CHUNK * CHUNK
     assert full == first["cache_read_input_tokens"] + first["cache_creation_input_tokens"]
-    assert (whole - 1) // CHUNK * CHUNK == again["cache_read_input_tokens"]
+    assert whole - 1 == again["cache_read_input_tokens"]
 
 
 def test_why_an_answer_ended(server: Serving):
@@ -171,7 +171,7 @@ def test_a_prompt_without_an_answer(server: Serving):
     server.wait_idle()
     usage = message(server, messages=talk)["usage"]
     assert prompt_tokens(read["usage"]) == prompt_tokens(usage)
-    assert (prompt_tokens(usage) - 1) // CHUNK * CHUNK == usage["cache_read_input_tokens"] > 0
+    assert prompt_tokens(usage) - 1 == usage["cache_read_input_tokens"]
 
 
 def test_longer_than_the_context(server: Serving):

@@ -457,6 +457,40 @@ def test_blocks_that_cannot_be_copied(engine: Engine, keys: list[str], start: in
     assert 0 == engine.held_tokens(slab)
 
 
+@pytest.mark.parametrize("rows", [1, 5, CHUNK])
+def test_the_first_rows_of_a_block_are_copied(engine: Engine, rows: int) -> None:
+    """The slab goes on after them, and the digest is that of the whole block."""
+    digests = seal(engine, "first", "second")
+    slab = engine.open_slab(512).slab
+    engine.share(slab, ["first"], 0)
+    report = engine.share(slab, ["second"], CHUNK, [CHUNK], rows=rows)
+    assert digests[1:] == report.digests
+    assert {(0, CHUNK + rows)} == held(report.coverage)
+    assert CHUNK + rows == engine.held_tokens(slab)
+    assert digests[1] == engine.digest_of("second")
+
+
+@pytest.mark.parametrize(
+    ("keys", "start", "rows"),
+    [
+        (["first"], 0, 0),
+        (["first"], 0, -1),
+        (["first"], 0, CHUNK + 1),
+        (["first", "second"], 0, 3),
+        ([], 0, 3),
+        (["gone"], 0, 3),
+        (["first"], 3, 3),
+    ],
+)
+def test_rows_that_cannot_be_copied(engine: Engine, keys: list[str], start: int, rows: int) -> None:
+    """Only the first rows of one block, and no more than it has; else nothing is copied."""
+    seal(engine, "first", "second")
+    slab = engine.open_slab(512).slab
+    with pytest.raises(EngineFault):
+        engine.share(slab, keys, start, rows=rows)
+    assert 0 == engine.held_tokens(slab)
+
+
 def test_blocks_are_evicted(engine: Engine) -> None:
     """The report has what is left; a block that is not there is a fault."""
     seal(engine, "first", "second")

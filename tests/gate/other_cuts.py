@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,9 @@ def main(model: Path, wrong: str) -> dict[str, Any]:
         patch.setattr("cairn.engine.mlx.selftest.measured_row_class", searched_wrong(wrong))
         trio.run(conversed, model, store)
     recorded = {
-        (one.request, one.end)
+        (one.request, one.start, one.end)
         for one in events_of(store, ev.CacheExtended)
-        if one.step == "prefill" and not one.sampled
+        if one.step == "prefill" and one.end > one.start + 1
     }
     checks = events_of(store, ev.ShadowChecked)
     classes = [RowClass.of(one.row_class) for one in events_of(store, ev.SelfTestFinished)]
@@ -82,10 +83,10 @@ def main(model: Path, wrong: str) -> dict[str, Any]:
         "class": [attrs.astuple(one) for one in classes if one is not None],
         "checks": [one.result for one in events_of(store, ev.ShadowEnded)],
         "cuts as recorded": [
-            (one.request, cut)
+            (one.request, start, end)
             for one in checks
-            for cut in one.cuts
-            if (one.request, cut) in recorded
+            for start, end in pairwise((0, *one.cuts))
+            if (one.request, start, end) in recorded
         ],
         "findings": [one.invariant for one in replay(store.read()).findings],
         "replay": code,

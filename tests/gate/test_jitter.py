@@ -313,11 +313,12 @@ def test_control_without_digests_a_wrong_copy_reaches_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """
-    The control: without digests and shadow checks, which would find the copy too, the journal
-    verifies, and answers are wrong.
+    The control: without digests, of blocks and of the row that is computed again, and without
+    shadow checks, all of which would find the copy, the journal verifies, and answers are wrong.
     """
     monkeypatch.setattr(mlx_blocks, "paste", swapped)
     monkeypatch.setattr(mlx_blocks, "digest", lambda block: "blind")
+    monkeypatch.setattr(mlx_blocks, "octets_digest", lambda octets: "blind")
     check_share(monkeypatch, 0.0)
 
     setup = lived(model_directory, empty, tmp_path / "blocks", short, SEED)

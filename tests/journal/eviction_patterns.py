@@ -194,6 +194,8 @@ def _selected(session: str, request: str, found: int, decided_at: int) -> ev.Pat
         tokens_from_slab=0,
         blocks_from_slab=0,
         blocks_from_pool=found,
+        partial_key=None,
+        tokens_from_partial=0,
         reused_tokens=TOKENS * found,
         prewarmed_tokens=0,
         rerendered_tokens=0,

@@ -27,8 +27,9 @@ from hypothesis import strategies as st
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.codec import Row
-from cairn.journal.keys import block_keys, ids_hash, part_hash
+from cairn.journal.keys import block_keys, ids_hash, part_hash, short_block_key
 from cairn.journal.ledger import Clock, Ledger, Outcome
+from cairn.journal.short_blocks import rest_to_seal, superseded
 from cairn.journal.state import OpenRequest, Session, SessionId, State, Turn, slab_ids
 
 SECRETS = {"t1": b"one secret", "t2": b"another secret"}
@@ -71,6 +72,7 @@ def plain(state: State) -> dict[str, Any]:
     shown["sessions"] = {name: _plain_session(s) for name, s in state.sessions.items()}
     shown["blocks"] = {key: attrs.asdict(block) for key, block in state.blocks.items()}
     _spread(shown["sessions"], shown["blocks"], shown.pop("uses"), shown.pop("pins"))
+    shown["children"] = dict(shown["children"].items())
     shown["faults"] = {bug: (f.position, f.event) for bug, f in state.faults.items()}
     for index in ("streams", "requests", "tips", "parts", "self_tests"):
         shown[index] = dict(shown[index].items())
@@ -87,7 +89,8 @@ def _spread(sessions: Any, blocks: Any, uses: Any, pins: Any) -> None:
         assert keys
         sessions[name]["pins"] = keys
         for key in keys:
-            blocks[key]["pins"] += 1
+            if key in blocks:  # else a request waits for it to be sealed
+                blocks[key]["pins"] += 1
     for end, use in uses.items():
         key = end
         while key is not None:
@@ -120,6 +123,7 @@ class World:
         self.streams: dict[str, int] = {}
         self.sessions: dict[str, dict[str, Any]] = {}
         self.blocks: dict[str, dict[str, Any]] = {}
+        self.children: dict[str, tuple[str, ...]] = {}
         self.faults: dict[str, tuple[int, ev.Event]] = {}
         self.slabs: list[tuple[str, int]] = []
         self.disk_budget = 0
@@ -157,12 +161,18 @@ class World:
             "tips": tips,
             "parts": parts,
             "blocks": self.blocks,
+            "children": self.children,
             "faults": self.faults,
             "pool": {
                 "slabs": len(self.slabs),
                 "slab_bytes": sum(size for _, size in self.slabs),
                 "blocks": len(here),
                 "block_bytes": sum(block["bytes"] for block in here),
+                "block_tokens": sum(
+                    len(block["ids"]) // 4 if block["short"] else self.model["block_tokens"]
+                    for block in here
+                    if self.model is not None
+                ),
                 "disk_blocks": len(sizes),
                 "disk_bytes": sum(sizes),
             },
@@ -215,6 +225,7 @@ class World:
                 session["state"] = "cold" if session["last"] is None else "idle"
         for block in self.blocks.values():
             block.update(present=False, pins=0)
+            _forget_ids(block)
 
     def _self_test_finished(self, event: ev.SelfTestFinished) -> None:
         self.self_tests[event.base_fingerprint] = event
@@ -277,6 +288,7 @@ class World:
             "prompt_keys": (*last["prompt_keys"][: event.base_keys], *event.new_keys),
             "sampled": (),
             "emitted": 0,
+            "joined": None,
             "path": None,
             "row_checked": False,
         }
@@ -288,14 +300,46 @@ class World:
         session["ttl_s"] = event.ttl_s
         session["expires_us"] = self._due(session)
 
+    def _prefix_joined(self, event: ev.PrefixJoined) -> None:
+        session = self._of(event)
+        session["request"]["joined"] = event
+        for key in session["request"]["prompt_keys"][: event.blocks]:
+            session["pins"] += (key,)
+            if key in self.blocks:
+                self.blocks[key]["pins"] += 1
+
     def _path_selected(self, event: ev.PathSelected) -> None:
         session = self._of(event)
-        session["request"]["path"] = event
+        session["request"].update(joined=None, path=event)
         session["prewarmed_rows"] = 0
         used = event.blocks_from_slab + event.blocks_from_pool
-        self._use(session, session["request"]["prompt_keys"][:used])
+        self._use_in_part(session, session["request"]["prompt_keys"][:used], event.partial_key)
         for key in session["request"]["prompt_keys"][:used]:
             self.blocks[key]["prewarmed"] = 0
+
+    def _use_in_part(
+        self, session: dict[str, Any], keys: Sequence[str], partial: str | None
+    ) -> None:
+        if partial is None:
+            self._use(session, keys)
+        else:
+            self._latest_child(session, partial)
+            self._use(session, (*keys, partial))
+
+    def _latest_child(self, session: dict[str, Any], key: str) -> None:
+        """A block is the last one that was sealed after another, or matched in part."""
+        name = self.blocks[key]["parent"] or _no_parent(session["fingerprint"], session["tenant"])
+        order = [
+            other
+            for other in self.children.get(name, ())
+            if self.blocks[other]["present"] or self.blocks[other]["file_bytes"] is not None
+        ]
+        if key in order:
+            order.remove(key)
+        order.append(key)
+        while len(order) > 64:
+            del order[0]
+        self.children[name] = tuple(order)
 
     def _use(self, session: dict[str, Any], keys: Sequence[str]) -> None:
         """A session uses the chain of these blocks, or seals a block."""
@@ -319,7 +363,8 @@ class World:
 
     def _unpin(self, session: dict[str, Any]) -> None:
         for key in session["pins"]:
-            self.blocks[key]["pins"] -= 1
+            if key in self.blocks:
+                self.blocks[key]["pins"] -= 1
         session["pins"] = ()
 
     def _slab_acquired(self, event: ev.SlabAcquired) -> None:
@@ -350,7 +395,9 @@ class World:
     def _blocks_restored(self, event: ev.BlocksRestored) -> None:
         session = self._of(event)
         session.update(cached_tokens=event.end, canonical_tokens=event.end)
-        session["slab_keys"] += event.keys
+        assert self.model is not None
+        if event.end % self.model["block_tokens"] == 0:
+            session["slab_keys"] += event.keys
         session["slab_ids"] = _working_on(session)[: event.end]
         session["prewarmed_rows"] = 0
 
@@ -387,10 +434,14 @@ class World:
             session["slab_keys"] = session["slab_keys"][:-1]
 
     def _block_sealed(self, event: ev.BlockSealed) -> None:
-        new = {"pins": 0, "bug_id": None, "file_bytes": None, "present": False, "expires_us": None}
+        new = {"bug_id": None, "file_bytes": None, "present": False, "expires_us": None}
+        new["pins"] = sum(s["pins"].count(event.key) for s in self.sessions.values())
         known = self.blocks.get(event.key, new)
-        prewarmed = self._of(event)["prewarmed_rows"]
-        self._of(event)["prewarmed_rows"] = 0
+        assert self.model is not None
+        short = event.end - event.start != self.model["block_tokens"]
+        prewarmed = 0 if short else self._of(event)["prewarmed_rows"]
+        if not short:
+            self._of(event)["prewarmed_rows"] = 0
         self.blocks[event.key] = {
             "key": event.key,
             "parent": event.parent,
@@ -398,6 +449,8 @@ class World:
             "start": event.start,
             "bytes": event.bytes,
             "present": event.stored,
+            "short": short,
+            "ids": b"",
             "prewarmed": known["prewarmed"] if known["present"] else prewarmed,
             "file_bytes": known["file_bytes"],
             "pins": known["pins"],
@@ -407,11 +460,17 @@ class World:
             "bug_id": known["bug_id"],
         }
         session = self._of(event)
-        session["slab_keys"] += (event.key,)
+        if not short:
+            session["slab_keys"] += (event.key,)
         self._use(session, (event.key,))
+        if self.model["grain"] == 1 and (event.stored or known["file_bytes"] is not None):
+            span = session["slab_ids"][event.start : event.end]
+            self.blocks[event.key]["ids"] = b"".join(i.to_bytes(4, "little") for i in span)
+            self._latest_child(session, event.key)
 
     def _block_evicted(self, event: ev.BlockEvicted) -> None:
         self.blocks[event.key]["present"] = False
+        _forget_ids(self.blocks[event.key])
 
     def _block_files_scanned(self, event: ev.BlockFilesScanned) -> None:
         self.disk_budget = event.budget_bytes
@@ -428,6 +487,7 @@ class World:
 
     def _block_file_rejected(self, event: ev.BlockFileRejected | ev.BlockFileRemoved) -> None:
         self.blocks[event.key]["file_bytes"] = None
+        _forget_ids(self.blocks[event.key])
 
     _block_file_removed = _block_file_rejected
 
@@ -477,9 +537,12 @@ class World:
             "tokens_from_slab": event.tokens_from_slab,
             "blocks_from_slab": event.blocks_from_slab,
             "blocks_from_pool": event.blocks_from_pool,
+            "partial_key": event.partial_key,
+            "tokens_from_partial": event.tokens_from_partial,
             "computed_tokens": 0,
         }
-        self._use(session, keys[: event.blocks_from_slab + event.blocks_from_pool])
+        used = event.blocks_from_slab + event.blocks_from_pool
+        self._use_in_part(session, keys[:used], event.partial_key)
 
     def _prewarm_finished(self, event: ev.Event) -> None:
         self._of(event)["prewarm"] = None
@@ -515,6 +578,17 @@ class World:
 
     def _admission_closed(self, event: ev.AdmissionClosed) -> None:
         self.admission_bug = event.bug_id
+
+
+def _forget_ids(block: dict[str, Any]) -> None:
+    if not block["present"] and block["file_bytes"] is None:
+        block["ids"] = b""
+
+
+def _no_parent(fingerprint: str, tenant: str) -> str:
+    """What the first blocks of a tenant's sequences are filed under."""
+    fields = (b"cairn beginning", fingerprint.encode(), tenant.encode())
+    return "".join(len(one).to_bytes(8, "little").hex() + one.hex() for one in fields)
 
 
 def _empty(session: dict[str, Any]) -> None:
@@ -584,14 +658,86 @@ def chosen(world: World, ask: paths.Ask) -> str | None:
     return str(max(fit, key=_by_length)["id"]) if fit else None
 
 
+def joined(world: World, name: str, request: OpenRequest) -> dict[str, Any] | None:
+    """Whom the request joins, found by looking at what every session is about to seal."""
+    mine = world.sessions[name]
+    _, kept, shared, *_ = _stones(world, mine, request)
+    best: dict[str, Any] | None = None
+    for other in world.sessions.values():
+        coming = _coming(world, mine, other)
+        theirs = other["request"] or {"prompt_keys": ()}
+        same = _same(theirs["prompt_keys"], request.prompt_keys)
+        if coming is None or not coming & set(request.prompt_keys[kept + shared : same]):
+            continue
+        held = {key: dict(block) for key, block in world.blocks.items()}
+        for key in coming:
+            world.blocks[key] = {**held.get(key, {"bug_id": None, "prewarmed": 0}), "present": True}
+        _, kept_then, shared_then, *_ = _stones(world, mine, request)
+        world.blocks = held
+        blocks = min(kept_then + shared_then, same)
+        if blocks <= kept + shared or not coming & set(request.prompt_keys[:blocks]):
+            continue
+        found = {"leader": theirs["ask"].request, "blocks": blocks, "reused_blocks": kept + shared}
+        found["since"] = theirs["path"].decided_at
+        if best is None or (-blocks, found["since"]) < (-best["blocks"], best["since"]):
+            best = found
+    if best is not None:
+        del best["since"]
+    return best
+
+
+def _coming(world: World, mine: dict[str, Any], other: dict[str, Any]) -> set[str] | None:
+    """The blocks that a session is about to seal for its request; None if it leads nobody."""
+    request, model = other["request"], world.model
+    if other["tenant"] != mine["tenant"] or request is None or request["path"] is None:
+        return None
+    if model is None or other["state"] == "decoding":
+        return None
+    if len(request["prompt_ids"]) < model["min_cache_tokens"]:
+        return None
+    needed = request["ask"].prompt_tokens + request["ask"].max_tokens
+    if mine["slab"] and (not other["slab"] or other["slab"]["capacity_tokens"] < needed):
+        return None
+    path = request["path"]
+    done = path.blocks_from_slab + path.blocks_from_pool
+    if other["state"] == "prefilling":
+        done = len(other["slab_keys"])
+    bugs = [world.blocks.get(key, {"bug_id": None})["bug_id"] for key in request["prompt_keys"]]
+    first = next((place for place, bug in enumerate(bugs) if bug is not None), len(bugs))
+    return set(request["prompt_keys"][done:first])
+
+
+def still_waits(world: World, name: str) -> bool:
+    """Whether a request waits for the one that it joined."""
+    mine = world.sessions[name]
+    event = mine["request"]["joined"] if mine["request"] else None
+    leaders = [s for s in world.sessions.values() if s["request"]]
+    for other in leaders:
+        if event is None or other["request"]["ask"].request != event.leader:
+            continue
+        free = {**mine, "slab": None}
+        keys = mine["request"]["prompt_keys"]
+        coming = _coming(world, free, other)
+        if coming is None or not coming & set(keys[event.reused_blocks : event.blocks]):
+            return False
+        sealed = [place for place in range(event.blocks) if keys[place] not in coming]
+        last = keys[max(sealed)] if sealed else None
+        return (
+            last is None
+            or max(sealed) < event.reused_blocks
+            or (world.blocks[last]["present"] and world.blocks[last]["bug_id"] is None)
+        )
+    return False
+
+
 def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
     """The path, found by looking at all sessions and all blocks."""
     ask = paths.ask_of(request.ask, request.chain)
     mine = world.sessions[name]
     nearest = _nearest(world, mine, ask)
-    tokens, kept, shared = _stones(world, mine, request)
+    tokens, kept, shared, partial, rows = _stones(world, mine, request)
     last = nearest["last"] if nearest is not None else None
-    reason = _why(world, mine, nearest, ask, tokens + shared)
+    reason = _why(world, mine, nearest, ask, tokens + shared + rows)
     held = (*last["prompt_ids"], *last["answer_ids"]) if last else ()
     prewarmed = sum(world.blocks[key]["prewarmed"] for key in request.prompt_keys[: kept + shared])
     first_ahead = mine["canonical_tokens"] - mine["prewarmed_rows"]
@@ -607,7 +753,9 @@ def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
         "tokens_from_slab": tokens,
         "blocks_from_slab": kept,
         "blocks_from_pool": shared,
-        "reused_tokens": tokens + shared * chunk,
+        "partial_key": partial,
+        "tokens_from_partial": rows,
+        "reused_tokens": tokens + shared * chunk + rows,
         "prewarmed_tokens": prewarmed,
         "rerendered_tokens": len(held) - same if reason is None else 0,
         "nearest": nearest["id"] if nearest is not None else None,
@@ -669,12 +817,19 @@ def _why(
     if not reused and not sealed and 0 < len(last["prompt_keys"]) * chunk < least:
         return "too_short"
     there = [block for block in sealed if block["present"] and block["bug_id"] is None]
-    return "evicted" if sealed and not there and not reused else None
+    return "evicted" if sealed and not there and reused < chunk else None
 
 
-def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> tuple[int, int, int]:
+Stones = tuple[int, int, int, str | None, int]
+"""
+(tokens from the slab, blocks from the slab, blocks from the pool, the block of which only the first
+rows come next, how many rows that are)
+"""
+
+
+def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> Stones:
     if world.model is None or not world.model["reusable"] or not request.ask.cache_prompt:
-        return 0, 0, 0
+        return 0, 0, 0, None, 0
     needed = request.ask.prompt_tokens + request.ask.max_tokens
     roomy = mine["slab"] is not None and mine["slab"]["capacity_tokens"] >= needed
     chunk = world.model["block_tokens"]
@@ -685,16 +840,46 @@ def _stones(world: World, mine: dict[str, Any], request: OpenRequest) -> tuple[i
         if place * chunk < len(request.prompt_ids)
     ]
     own = mine if roomy and request.ask.cache_mode == "full" else None
-    return _with_rows(world, own, request.prompt_ids[:-1], keys, len(request.prompt_ids))
+    found = _with_rows(world, own, request.prompt_ids[:-1], keys, len(request.prompt_ids))
+    of = (request.ask.fingerprint, request.ask.tenant)
+    return _with_part(world, of, request.prompt_ids[:-1], keys, found)
 
 
-def stones_ahead(world: World, name: str, begun: ev.PrewarmStarted) -> tuple[int, int, int]:
+def stones_ahead(world: World, name: str, begun: ev.PrewarmStarted) -> Stones:
     """What of a session's prewarm exists, found by looking at each block and row."""
     mine = world.sessions[name]
     keys = (*mine["last"]["prompt_keys"][: begun.base_keys], *begun.new_keys)
     said = (*mine["last"]["prompt_ids"], *mine["last"]["answer_ids"])
     ids = (*said[: begun.base_tokens], *begun.new_ids)
-    return _with_rows(world, mine, ids, keys, len(ids))
+    found = _with_rows(world, mine, ids, keys, len(ids))
+    return _with_part(world, (mine["fingerprint"], mine["tenant"]), ids, keys, found)
+
+
+def _with_part(
+    world: World,
+    of: tuple[str, str],
+    ids: Sequence[int],
+    keys: Sequence[str],
+    found: tuple[int, int, int],
+) -> Stones:
+    """Add the first rows of a block, if these are more than the slab has there."""
+    assert world.model is not None
+    chunk = world.model["block_tokens"]
+    tokens, kept, shared = found
+    place = kept + shared
+    after = keys[place - 1] if place else _no_parent(*of)
+    most, partial = max(1, tokens - kept * chunk), None
+    for key in world.children.get(after, ()):  # the latest wins a tie
+        block = world.blocks[key]
+        packed = [block["ids"][at : at + 4] for at in range(0, len(block["ids"]), 4)]
+        theirs = [int.from_bytes(one, "little") for one in packed]
+        same = _same(theirs, ids[place * chunk :])
+        usable = block["present"] and block["bug_id"] is None
+        if usable and (same > most or (partial is not None and same == most)):
+            most, partial = same, key
+    if partial is None:
+        return tokens, kept, shared, None, 0
+    return kept * chunk, kept, shared, partial, most
 
 
 def blocks_ahead(state: State, session: Session, keys: tuple[str, ...]) -> tuple[int, int]:
@@ -1182,7 +1367,7 @@ class Driver:
             session, request, talk, ask, chain, ids, len(answer) + room, based
         )
         self.propose(received)
-        self.propose(self.selected(session))
+        self.propose(self.decided(session))
         self.work[session] = self._serve(session, request, talk, answer)
         return session
 
@@ -1192,7 +1377,7 @@ class Driver:
             self.state.sessions.get(SessionId(name)),
             ask,
             self.keys(ask.tenant, ids),
-            len(ids),
+            ids,
             len(ids) + more,
         )
         for key in chain:
@@ -1322,6 +1507,21 @@ class Driver:
             decided_at=self.state.position,
             diverged_text=None if decision.diverged_token is None else "around it",
             **attrs.asdict(decision),
+        )
+
+    def decided(self, session: str) -> ev.PrefixJoined | ev.PathSelected:
+        """Whom a request joins or its path, as the sequencer would record it."""
+        held = self.state.session(session)
+        assert held.request is not None
+        found = paths.join(self.state, held, held.request)
+        if found is None:
+            return self.selected(session)
+        return ev.PrefixJoined(
+            session=session,
+            request=held.request.ask.request,
+            rules_version=paths.RULES_VERSION,
+            decided_at=self.state.position,
+            **attrs.asdict(found),
         )
 
     # what engine and store do
@@ -1582,6 +1782,24 @@ class Driver:
             )
         )
 
+    def share_part(self, session: str, request: str | None, key: str, count: int) -> None:
+        """The first rows of a block are copied from the store into a slab."""
+        rows = self.slabs[session].rows
+        start = len(rows)
+        rows.extend(self.store[key][:count])
+        self.propose(
+            ev.BlocksRestored(
+                session=session,
+                request=request,
+                start=start,
+                end=len(rows),
+                keys=(key,),
+                digests=(digest_of((*rows[start:], *self.store[key][count:])),),
+                coverage=self._coverage(session),
+                duration_us=3,
+            )
+        )
+
     def extend(
         self,
         session: str,
@@ -1634,13 +1852,29 @@ class Driver:
             )
         )
 
-    def seal(self, session: str, key: str, start: int | None = None) -> None:
+    def seal_rest(self, session: str, tenant: str) -> None:
+        """What a slab has after its last full block becomes a short one."""
+        held = self.state.session(session)
+        if (rest := rest_to_seal(self.state, held)) is not None:
+            key = short_block_key(
+                secret=SECRETS[tenant],
+                fingerprint=self.fingerprint,
+                tenant=tenant,
+                parent=held.slab_keys[-1] if held.slab_keys else None,
+                ids=slab_ids(held, *rest),
+            )
+            self.seal(session, key, rest[0], rest[1])
+
+    def seal(
+        self, session: str, key: str, start: int | None = None, end: int | None = None
+    ) -> None:
         """
         A chunk of a slab, or its last one, becomes a block; room is made for it if possible.
         """
         rows = self.slabs[session].rows
         start = len(rows) - self.chunk if start is None else start
-        block = tuple(rows[start : start + self.chunk])
+        end = start + self.chunk if end is None else end
+        block = tuple(rows[start:end])
         known = self.state.blocks.get(key)
         held = self.state.session(session).slab_keys
         if key not in self.store and len(self.store) >= self._blocks_kept and self.evictable():
@@ -1656,7 +1890,7 @@ class Driver:
                 parent=held[-1] if held else None,
                 digest=digest_of(block),
                 start=start,
-                end=start + self.chunk,
+                end=end,
                 bytes=BLOCK_BYTES,
                 resealed=known is not None,
                 stored=stored,
@@ -1664,6 +1898,11 @@ class Driver:
             ),
             undo=lambda: self.store.pop(key, None) if fresh else None,
         )
+        for other in superseded(self.state, self.state.session(session), key):
+            del self.store[other]
+            self.propose(
+                ev.BlockEvicted(key=other, bytes=BLOCK_BYTES, **self._kept(), reason="superseded")
+            )
 
     # what a session does: at each yield, other sessions may run
 
@@ -1672,7 +1911,16 @@ class Driver:
     ) -> Generator[None, None, None]:
         held = self.state.session(session).request
         assert held is not None
-        assert held.path is not None
+        while held.path is None:
+            if session in self.cancelled:
+                yield from self._cancel(session, request, talk.tenant, "prefill")
+                return
+            if not paths.waits(self.state, self.state.session(session)):
+                self.propose(self.decided(session))
+                held = self.state.session(session).request
+                assert held is not None
+                continue
+            yield
         path, ids = held.path, held.prompt_ids
         kept = path.tokens_from_slab
         yield
@@ -1700,8 +1948,11 @@ class Driver:
                     return
                 self.share(session, request, part)
                 yield
+        if path.partial_key is not None:
+            self.share_part(session, request, path.partial_key, path.tokens_from_partial)
+            yield
         rows = self.slabs[session].rows
-        checks = path.tokens_from_slab % self.chunk > 0
+        checks = path.reused_tokens % self.chunk > 0
         while len(rows) < len(ids):
             if session in self.cancelled:
                 yield from self._cancel(session, request, talk.tenant, "prefill")
@@ -1845,6 +2096,8 @@ class Driver:
                 break
             self.settle_to(session, ids, end, keys)
             yield
+        if session in self.slabs and session not in self.hurried:
+            self.seal_rest(session, tenant)
         self.propose(
             ev.SessionSettled(
                 session=session,
@@ -1898,6 +2151,8 @@ class Driver:
                 tokens_from_slab=reuse.tokens,
                 blocks_from_slab=kept,
                 blocks_from_pool=shared,
+                partial_key=reuse.partial,
+                tokens_from_partial=reuse.rows,
             )
         )
         yield
@@ -1910,6 +2165,9 @@ class Driver:
                 )
                 return False
             self.share(session, None, part)
+            yield
+        if reuse.partial is not None:
+            self.share_part(session, None, reuse.partial, reuse.rows)
             yield
         computed = 0
         while len(slab.rows) < len(ids):
@@ -1944,8 +2202,20 @@ class Driver:
 
     def finish(self, session: str) -> None:
         """A session works until it is idle."""
+        self.until_selected(session)
         while session in self.work:
             self.step(session)
+
+    def until_selected(self, session: str) -> None:
+        """Those that a session waits for work, until its own path is selected."""
+        while session in self.work and (request := self.state.session(session).request) is not None:
+            if request.path is not None:
+                break
+            held = self.state.session(session)
+            if request.joined is not None and paths.waits(self.state, held):
+                self.step(self.state.requests[request.joined.leader])
+            else:
+                self.step(session)
 
     def serve(self, talk: Talk, **kwargs: Any) -> str:
         """Serve a request from its arrival until the session is idle."""

@@ -185,6 +185,8 @@ def test_token_ids_of_prompts_are_shared():
         tokens_from_slab=0,
         blocks_from_slab=0,
         blocks_from_pool=0,
+        partial_key=None,
+        tokens_from_partial=0,
     )
     one, other = (decode(encode(placed(begun), HASH)).event for _ in range(2))
     assert begun == one == other

@@ -8,12 +8,14 @@ from typing import Any
 
 import attrs
 import pytest
+from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.base import base_of, forgotten, state_of
 from cairn.journal.keys import ids_hash
 from cairn.journal.paths import RULES_VERSION, Reuse
+from cairn.journal.retention import NeededIds
 from cairn.journal.state import Session
 from tests.journal.model import CHUNKS, LAYERS, Driver, Talk, Violated, rendered
 
@@ -50,8 +52,15 @@ def last_path(driver: Driver) -> ev.PathSelected:
 def reused(driver: Driver) -> tuple[int, int, int]:
     """(tokens from the slab, blocks from the slab, blocks from the pool) of the last decision."""
     path = last_path(driver)
-    assert path.tokens_from_slab + C * path.blocks_from_pool == path.reused_tokens
+    whole = path.tokens_from_slab + C * path.blocks_from_pool
+    assert whole + path.tokens_from_partial == path.reused_tokens
     return path.tokens_from_slab, path.blocks_from_slab, path.blocks_from_pool
+
+
+def partly(driver: Driver) -> tuple[str | None, int]:
+    """The block that the last decision matches in part, and how many tokens of it."""
+    path = last_path(driver)
+    return path.partial_key, path.tokens_from_partial
 
 
 def asked(driver: Driver, *parts: tuple[str, tuple[int, ...]], **how: Any) -> tuple[int, int, int]:
@@ -111,8 +120,9 @@ def test_a_prompt_that_differs_within_a_block_keeps_its_first_rows(same: int):
     served(driver)
     other = ("user", (*HELLO[1][:same], 99, *HELLO[1][same + 1 :]))
     asked(driver, HELLO, SAID, MORE)
-    driver.serve(talk(other, name="s1x"))  # a control: another session reuses whole blocks only
-    assert ((1 + same) // C, 0) == (last_path(driver).blocks_from_pool, reused(driver)[0])
+    driver.serve(talk(other, name="s1x"))  # another session: of the last block, its first rows
+    assert (0, 0, (1 + same) // C) == reused(driver)
+    assert (1 + same) % C == partly(driver)[1] or (1 + same) % C == 1
 
     driver = driver_of()
     driver.serve(talk(HELLO, name="n"), answer=SAID[1])
@@ -158,10 +168,10 @@ def test_a_full_block_that_was_not_sealed_is_not_kept():
     assert 2 * C < session.canonical_tokens
     assert 0 == paths.canonical_end(driver.state, session)
     ids = rendered((HELLO,))
-    assert Reuse(0, 0, 2) == paths.reusable_prewarm(
-        driver.state, session, ids, driver.keys("t1", ids)
-    )
-    assert Reuse() == paths.reusable_prewarm(driver.state, session, ids, ())
+    keys = driver.keys("t1", ids)
+    third = driver.state.session("s1").slab_keys[2]
+    assert Reuse(0, 0, 2, third, 2) == paths.reusable_prewarm(driver.state, session, ids, keys)
+    assert Reuse(0, 0, 0, keys[0], C - 1) == paths.reusable_prewarm(driver.state, session, ids, ())
 
     driver = driver_of(min_cache_tokens=100)
     session = served(driver)
@@ -170,15 +180,21 @@ def test_a_full_block_that_was_not_sealed_is_not_kept():
 
 
 def test_too_short_to_be_cached_is_not_reused():
-    """A sequence below the minimum reuses no row, though the slab has some."""
+    """
+    A sequence below the minimum reuses no row of its slab; of a block that a longer one cached, it
+    does.
+    """
     driver = driver_of()
     session = served(driver)
     ids = rendered((HELLO,))[: C - 1]
-    for least, tokens in ((0, C - 1), (C - 1, C - 1), (C, 0)):
+    kept = Reuse(C - 1)
+    for least, due in ((0, kept), (C - 1, kept), (C, Reuse(0, 0, 0, session.slab_keys[0], C - 1))):
         assert driver.state.model is not None
         model = attrs.evolve(driver.state.model, min_cache_tokens=least)
         state = attrs.evolve(driver.state, model=model)
-        assert Reuse(tokens) == paths.reusable_prewarm(state, session, ids, ())
+        assert due == paths.reusable_prewarm(state, session, ids, ())
+        nothing = attrs.evolve(state, children=Map())
+        assert Reuse(due.tokens) == paths.reusable_prewarm(nothing, session, ids, ())
 
 
 def test_a_slab_that_is_too_small_is_not_reused():
@@ -214,7 +230,7 @@ def test_a_base_keeps_no_ids_of_a_slab():
     """Without them a session reuses whole blocks."""
     driver = driver_of()
     session = served(driver)
-    kept = state_of(base_of(forgotten(driver.state), "h")).session("s1")
+    kept = state_of(base_of(forgotten(driver.state, NeededIds()), "h")).session("s1")
     assert (session.slab_keys, session.canonical_tokens) == (kept.slab_keys, kept.canonical_tokens)
     assert ((), ()) != (session.slab_ids, kept.slab_ids)
     assert () == kept.slab_ids
@@ -350,6 +366,8 @@ def test_a_pass_continues_rows_of_its_own_tokens():
             tokens_from_slab=reuse.tokens,
             blocks_from_slab=reuse.blocks,
             blocks_from_pool=0,
+            partial_key=None,
+            tokens_from_partial=0,
         )
     )
     end = min(prompt - prompt % C + C, len(other))

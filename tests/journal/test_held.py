@@ -25,7 +25,7 @@ def test_a_token_counts_once():
                 model=MODEL,
                 blocks=Map({block.key: block for block in blocks}),
                 sessions=Map({one.id: one for one in sessions}),
-                pool=Pool(blocks=2, block_bytes=20),
+                pool=Pool(blocks=2, block_bytes=20, block_tokens=8),
             )
         )
 

@@ -171,6 +171,8 @@ def _begun(_: Any, e: Any) -> ev.PrewarmStarted:
         tokens_from_slab=0,
         blocks_from_slab=0,
         blocks_from_pool=0,
+        partial_key=None,
+        tokens_from_partial=0,
     )
 
 
@@ -797,6 +799,8 @@ def _prewarm_of_other_tokens(driver: Driver) -> ev.PrewarmStarted:
         tokens_from_slab=0,
         blocks_from_slab=0,
         blocks_from_pool=0,
+        partial_key=None,
+        tokens_from_partial=0,
     )
 
 
@@ -854,6 +858,8 @@ def test_no_prewarm_without_an_answer():
                 tokens_from_slab=0,
                 blocks_from_slab=0,
                 blocks_from_pool=0,
+                partial_key=None,
+                tokens_from_partial=0,
             )
         )
 
@@ -982,6 +988,8 @@ def test_a_block_that_is_there_stays_what_it_was():
             tokens_from_slab=0,
             blocks_from_slab=0,
             blocks_from_pool=0,
+            partial_key=None,
+            tokens_from_partial=0,
         )
     )
     for place, key in enumerate((first, second)):
@@ -1489,6 +1497,8 @@ def test_a_prewarm_seals_no_block_past_its_prompt():
             tokens_from_slab=from_slab * 4,
             blocks_from_slab=from_slab,
             blocks_from_pool=from_pool,
+            partial_key=None,
+            tokens_from_partial=0,
         )
     )
     assert builder.bug is None

@@ -20,6 +20,7 @@ from tests.journal.model import (
     World,
     chosen,
     decided,
+    joined,
     played,
     profile,
     rendered,
@@ -50,6 +51,7 @@ def started(**kwargs: Any) -> Driver:
 def path_of(driver: Driver, name: str | None) -> ev.PathSelected:
     """The decision on the current request of a session."""
     assert name is not None
+    driver.until_selected(name)
     request = driver.state.session(name).request
     assert request is not None
     assert request.path is not None
@@ -194,12 +196,19 @@ def test_every_decision_of_a_history_is_the_models(data: bytes):
             held = world.sessions[event.session]["request"]
             found = decided(world, event.session, OpenRequest(**held))
             assert found == {name: getattr(event, name) for name in found}
+            assert joined(world, event.session, OpenRequest(**held)) is None
+        if isinstance(event, ev.PrefixJoined):
+            held = world.sessions[event.session]["request"]
+            whom = joined(world, event.session, OpenRequest(**held))
+            assert whom == {name: getattr(event, name) for name in whom or ()}
         if isinstance(event, ev.PrewarmStarted):
             there = stones_ahead(world, event.session, event)
             assert there == (
                 event.tokens_from_slab,
                 event.blocks_from_slab,
                 event.blocks_from_pool,
+                event.partial_key,
+                event.tokens_from_partial,
             )
         opened = event.session if isinstance(event, ev.SessionOpened) else opened
         world.take(recorded)
@@ -455,7 +464,7 @@ PATHS: dict[str, tuple[Callable[[Driver], str | None], str, str | None, dict[str
     "tools for the first time": (_tools_new, "n", "diverged", {"diverged_part": "tools_changed"}),
     "nothing is left": (_evicted, "s1", "evicted", {"reused_tokens": 0, "nearest": "s1"}),
     "after a restart": (_after_a_restart, "s1", "evicted", {"nearest": "s1"}),
-    "the session works": (_busy, "s2", "session_busy", {"nearest": "s1", "blocks_from_pool": 3}),
+    "the session works": (_busy, "s2", "session_busy", {"nearest": "s1", "blocks_from_pool": 5}),
     "the session broke": (_quarantined, "s2", "quarantined", {"nearest": "s1"}),
     "another model": (_other_model, "s2", "fingerprint_changed", {"nearest": "s1"}),
     "no cache wanted": (_disabled, "s2", "cache_disabled", {"reused_tokens": 0}),

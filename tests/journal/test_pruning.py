@@ -21,7 +21,7 @@ from cairn.journal.pruning import (
     prepare_prune,
 )
 from cairn.journal.replay import Report, replay
-from cairn.journal.retention import Survey
+from cairn.journal.retention import NeededIds, Survey
 from cairn.journal.state import State
 from cairn.journal.store import MemoryStore
 from tests.support.journals import (
@@ -215,12 +215,12 @@ def test_another_state_is_refused(monkeypatch: pytest.MonkeyPatch):
         from_cache=False,
     )
 
-    def too_much(state: State, kept: set[str]) -> State:
+    def too_much(state: State, kept: NeededIds) -> State:
         return attrs.evolve(forgotten(state, kept), self_tests=state.self_tests.set("x", test))
 
     for wrong, what in (
         (too_much, "another state"),
-        (lambda state, _: forgotten(state), "another decision"),
+        (lambda state, _: forgotten(state, NeededIds()), "another decision"),
     ):
         monkeypatch.setattr(pruning, "forgotten", wrong)
         with pytest.raises(StoreError, match=rf"\({what}\). This is a bug in Cairn"):

@@ -12,6 +12,7 @@ from cairn.journal.base import base_of, forgotten
 from cairn.journal.codec import Row, decode
 from cairn.journal.export import read_export
 from cairn.journal.replay import Finding, replay
+from cairn.journal.retention import NeededIds
 from cairn.journal.stories import (
     RequestStory,
     bug_story,
@@ -174,7 +175,7 @@ def test_a_bug_after_a_base():
     """The base has the model. If it is damaged, that is a finding of its own."""
     rows, bug_id = broken("INV-7")
     cut = 10
-    base = base_of(forgotten(replay(rows, until=cut).state), rows[cut - 1].hash)
+    base = base_of(forgotten(replay(rows, until=cut).state, NeededIds()), rows[cut - 1].hash)
     found = attrs.evolve(finding(rows, bug_id), bug_id="unknown")
     assert FINGERPRINT == bug_story(rows[cut:], found, base).fingerprint
     damaged = attrs.evolve(base, state=b"{}")
@@ -187,7 +188,7 @@ def test_what_was_pruned():
     """Sessions and bugs without a row that is left, and none if no base or a damaged one is."""
     rows, bug_id = broken("INV-7")
     state = replay(rows).state
-    base = base_of(forgotten(state), rows[-1].hash)
+    base = base_of(forgotten(state, NeededIds()), rows[-1].hash)
     report = replay([], base=base)
     assert {"s1": "Session", bug_id: "Bug"} == pruned_names(report, base)
     assert {} == pruned_names(replay(rows), None)

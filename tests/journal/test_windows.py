@@ -118,5 +118,5 @@ def test_what_is_loaded_is_what_would_be_copied(gone: tuple[int, ...], loaded: b
         cache_mode="full",
     )
     copied = tuple(keys[place] for place in POLICY.copied(0, 20, 4))
-    found = chain_to_load(state, None, ask, keys, 81, 90)
+    found = chain_to_load(state, None, ask, keys, (0,) * 81, 90)
     assert (copied if loaded else ()) == found

@@ -152,16 +152,24 @@ class FakeEngine(Engine):
         )
 
     def share(
-        self, slab: int, keys: Sequence[str], start: int, places: Sequence[int] | None = None
+        self,
+        slab: int,
+        keys: Sequence[str],
+        start: int,
+        places: Sequence[int] | None = None,
+        *,
+        rows: int | None = None,
     ) -> ShareReport:
         held = self._get(slab)
         blocks = [self._block(key) for key in keys]
         if len(held) != start:
             raise EngineFault(f"blocks at {start} on a slab that ends at {len(held)}")
+        if rows is not None and not (len(blocks) == 1 and 0 < rows <= len(blocks[0].ids)):
+            raise EngineFault(f"no first {rows} rows of {len(blocks)} blocks")
         digests = []
         for block in blocks:
-            held.extend(block.ids)
-            digests.append(ids_hash(held))
+            held.extend(block.ids[:rows])
+            digests.append(ids_hash((*held, *(block.ids[rows:] if rows is not None else ()))))
         return ShareReport(
             digests=tuple(digests),
             coverage=self._coverage(slab),

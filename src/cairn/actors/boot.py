@@ -322,7 +322,7 @@ async def _run(
         writer.observe(agents.see)
         await nursery.start(writer.run)
         await nursery.start(engine.run)
-        sequencer = Sequencer(ledger, writer)
+        sequencer = Sequencer(ledger, writer, lambda: activity.changed())
 
         stalls = Stalls(sequencer, writer)
 
@@ -330,6 +330,7 @@ async def _run(
             state = sequencer.state
             return not (writer.stalled or state.admission_bug is not None or state.requests)
 
+        activity = Activity(upkeep_allowed)
         run = Run(
             sequencer=sequencer,
             writer=writer,
@@ -343,7 +344,7 @@ async def _run(
             ),
             stalls=stalls,
             admission=Admission(sequencer, writer, stalls),
-            activity=Activity(upkeep_allowed),
+            activity=activity,
             secret=secret,
             boot=new_id(),
             earlier=runs.boots,

@@ -36,7 +36,7 @@ from cairn.engine.reports import (
     UnwrittenReport,
 )
 from cairn.journal import events as ev
-from cairn.journal import eviction
+from cairn.journal import eviction, short_blocks
 from cairn.journal.checkpoints import STATES_A_SLAB
 from cairn.journal.errors import BugError
 from cairn.journal.state import SessionId
@@ -276,6 +276,19 @@ class Memory:
                     await self._engine.call(lambda mlx: mlx.evict(key), _noop)
                 raise
 
+    async def remove_superseded(self, session: str, key: str) -> None:
+        """Evict the short blocks that a block which the session has sealed makes needless."""
+        while True:
+            state = self._sequencer.state
+            needless = short_blocks.superseded(state, self._sequencer.session(session), key)
+            if not needless:
+                return
+            async with self.eviction_lock, self._blocks:
+                state = self._sequencer.state
+                # Another session may be working with it by now.
+                if not state.is_pinned(needless[0]) and state.blocks[needless[0]].present:
+                    await self._evict(needless[0], reason="superseded")
+
     async def load(self, chain: Collection[str], still_needed: Callable[[], bool]) -> None:
         """
         Load the blocks of a chain that are only in files, one after the other, as far as there is
@@ -505,6 +518,8 @@ class Memory:
         state = self._sequencer.state
         block, budget = state.blocks.get(key), state.disk_budget
         if block is None or not block.usable or block.file_bytes is not None or not budget:
+            return True
+        if block.short:  # it is replaced soon
             return True
         expires_us = self._sequencer.order.expires_us(block)
         now_us = eviction.moment_us(state, self._sequencer.now_us())

@@ -28,9 +28,21 @@ if TYPE_CHECKING:
 class Sequencer:
     """Decides and appends."""
 
-    def __init__(self, ledger: Ledger, writer: JournalWriter) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        writer: JournalWriter,
+        on_wait_ended: Callable[[], object] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            on_wait_ended: called after an append with which a request waits no longer for the one
+                that it joined.
+        """
         self._ledger = ledger
         self._writer = writer
+        self._on_wait_ended = on_wait_ended
+        self._following: set[SessionId] = set()  # sessions whose requests wait for another one
         _ = ledger.order  # computed now, before there are requests
 
     @property
@@ -69,7 +81,8 @@ class Sequencer:
         around: Callable[[int], str],
     ) -> int:
         """
-        Have a session take a request, and select its path: one append.
+        Have a session take a request, and decide: it joins another one, or its path is selected.
+        One append.
 
         Args:
             opened: the opening of its session, if that is new.
@@ -85,13 +98,33 @@ class Sequencer:
         outcome = self._ledger.propose(first)
         try:
             if outcome.bug is None:
-                selected = self._selected(received, around)
-                outcome = _joined(outcome, self._ledger.propose((selected,)))
+                decided = self._decided(received.session, around)
+                outcome = _joined(outcome, self._ledger.propose((decided,)))
         except BaseException:
             # What the ledger has taken in must reach the store, whatever comes after it.
             self._submit(outcome)
             raise
         return self._submit(outcome)
+
+    def go_on(self, session: str, around: Callable[[int], str], expected_seq: int) -> int:
+        """
+        Decide again for a request that waits no longer for the one that it joined. As ``begin``.
+
+        Args:
+            expected_seq: as for ``append``.
+        """
+        return self.append(self._decided(session, around), expected_seq=expected_seq)
+
+    def waits(self, session: str) -> bool:
+        """
+        Whether the request of a session waits for the one that it joined. If so, ``on_wait_ended``
+        is called when it waits no longer.
+        """
+        held = self.session(session)
+        waits = paths.waits(self._ledger.state, held)
+        if waits:
+            self._following.add(held.id)
+        return waits
 
     def choose(self, ask: paths.Ask) -> SessionId | None:
         """The session that is to serve a request as things are now, or None for a new one."""
@@ -103,6 +136,7 @@ class Sequencer:
         message = f"{type(error).__name__}: {error}"
         outcome = self._ledger.record_crash(session=session, message=message, trace=trace)
         self._writer.submit(outcome.rows, outcome.recorded)
+        self._end_waits()
         assert outcome.bug is not None
         return outcome.bug
 
@@ -110,17 +144,26 @@ class Sequencer:
         """A session as the journal has it."""
         return self._ledger.state.session(session)
 
-    def _selected(
-        self, received: ev.RequestReceived, around: Callable[[int], str]
-    ) -> ev.PathSelected:
+    def _decided(
+        self, name: str, around: Callable[[int], str]
+    ) -> ev.PrefixJoined | ev.PathSelected:
         state = self._ledger.state
-        session = state.session(received.session)
+        session = state.session(name)
         assert session.request is not None
-        decision = paths.select(state, session, session.request)
+        request = session.request.ask.request
+        decision = paths.decide(state, session, session.request)
+        if isinstance(decision, paths.Join):
+            return ev.PrefixJoined(
+                session=name,
+                request=request,
+                rules_version=paths.RULES_VERSION,
+                decided_at=state.position,
+                **attrs.asdict(decision),
+            )
         token = decision.diverged_token
         return ev.PathSelected(
-            session=received.session,
-            request=received.request,
+            session=name,
+            request=request,
             rules_version=paths.RULES_VERSION,
             decided_at=state.position,
             diverged_text=None if token is None else around(token),
@@ -129,9 +172,22 @@ class Sequencer:
 
     def _submit(self, outcome: Outcome) -> int:
         receipt = self._writer.submit(outcome.rows, outcome.recorded)
+        self._end_waits()
         if outcome.bug is not None:
             raise outcome.bug
         return receipt
+
+    def _end_waits(self) -> None:
+        """Tell those that wait if one of them waits no longer."""
+        state = self._ledger.state
+        ended = [
+            name
+            for name in self._following
+            if (held := state.sessions.get(name)) is None or not paths.waits(state, held)
+        ]
+        if ended:
+            self._following.difference_update(ended)
+            self._on_wait_ended()
 
 
 def _joined(one: Outcome, other: Outcome) -> Outcome:

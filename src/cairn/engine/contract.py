@@ -202,7 +202,13 @@ class Engine(Protocol):
 
     @abstractmethod
     def share(
-        self, slab: int, keys: Sequence[str], start: int, places: Sequence[int] | None = None
+        self,
+        slab: int,
+        keys: Sequence[str],
+        start: int,
+        places: Sequence[int] | None = None,
+        *,
+        rows: int | None = None,
     ) -> ShareReport:
         """
         Copy sealed blocks into a slab, in order, and report the digests of the copies.
@@ -210,10 +216,12 @@ class Engine(Protocol):
         Args:
             start: the position of the first block; it is where the slab ends.
             places: the position of each block, where there are gaps between them (``sink_window``).
+            rows: copy no more than the first rows of the only block (grain 1). The digest is that
+                of the copied rows and the block's other rows together.
 
         Raises:
-            EngineFault: the slab is not open or ends elsewhere, or a block is not in memory. The
-                slab is as it was.
+            EngineFault: the slab is not open or ends elsewhere, a block is not in memory, or it
+                has not so many rows, or there is not exactly one. The slab is as it was.
         """
 
     @abstractmethod

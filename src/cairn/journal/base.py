@@ -17,7 +17,7 @@ Rules of this module:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, get_args
 
@@ -27,7 +27,9 @@ from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal.errors import UnknownEvent
-from cairn.journal.state import Fault, State
+from cairn.journal.keys import ID_BYTES
+from cairn.journal.retention import NeededIds
+from cairn.journal.state import Block, Fault, State
 
 VERSION = 1
 """The version of what ``Base.state`` holds."""
@@ -162,17 +164,12 @@ def base_fault(base: Base | None, pruned: ev.JournalPruned | None) -> tuple[str,
     return None
 
 
-def forgotten(state: State, kept: Collection[str] = ()) -> State:
-    """
-    A state without the texts and token ids that no later decision needs: what a base holds.
-
-    Args:
-        kept: the sessions whose token ids a later decision did compare with.
-    """
+def forgotten(state: State, kept: NeededIds) -> State:
+    """A state without the texts and token ids that no later row needs: what a base holds."""
     sessions = state.sessions
     for name, session in state.sessions.items():
         last, request = session.last, session.request
-        if last is not None and name not in kept:
+        if last is not None and name not in kept.sessions:
             last = attrs.evolve(last, prompt_ids=(), answer_ids=())
         if request is not None:
             # A cut leaves none open. If one were, its texts would be no less private.
@@ -188,8 +185,20 @@ def forgotten(state: State, kept: Collection[str] = ()) -> State:
         forgot = attrs.evolve(session, last=last, request=request, prewarm=None, slab_ids=())
         sessions = sessions.set(name, forgot)
     return attrs.evolve(
-        state, sessions=sessions, faults=forgotten_faults(state.faults, state.position)
+        state,
+        sessions=sessions,
+        faults=forgotten_faults(state.faults, state.position),
+        blocks=forgotten_ids(state.blocks, kept.blocks),
     )
+
+
+def forgotten_ids(blocks: Map[str, Block], kept: Mapping[str, int]) -> Map[str, Block]:
+    """The blocks with no more than these token ids of each; the others match whole only."""
+    for key, block in blocks.items():
+        ids = block.ids[: ID_BYTES * kept.get(key, 0)]
+        if ids != block.ids:
+            blocks = blocks.set(key, attrs.evolve(block, ids=ids))
+    return blocks
 
 
 def with_ids(state: State) -> set[str]:

@@ -41,7 +41,7 @@ CancelStage = Literal[
     "journal_full",
     "bug",
 ]
-RemovalReason = Literal["space", "expired", "window"]
+RemovalReason = Literal["space", "expired", "window", "superseded"]
 FileFault = Literal["missing", "unreadable", "foreign", "digest"]
 NextRole = Literal["user", "tool"]
 AbandonReason = Literal[
@@ -372,6 +372,30 @@ class RequestReceived(Event):
 
 
 @attrs.frozen(kw_only=True)
+class PrefixJoined(Event):
+    """
+    A request waits for blocks of its prompt that another request computes now. Its path is selected
+    when these are sealed, or will not be; until then it holds no more than it held before, and
+    these blocks stay in memory once they are there. See ``paths.join``.
+
+    Attributes:
+        decided_at: the position of the journal that the decision was made on.
+        leader: the other request.
+        blocks: how many blocks of the prompt are to be reusable then.
+        reused_blocks: how many are reusable now.
+    """
+
+    kind: ClassVar[str] = "prefix_joined"
+    session: str
+    request: str
+    rules_version: int
+    decided_at: int = natural()
+    leader: str
+    blocks: int = natural()
+    reused_blocks: int = natural()
+
+
+@attrs.frozen(kw_only=True)
 class PathSelected(Event):
     """
     The decision of ``paths.select``: which path, why, and what is reused. From here on the session
@@ -382,7 +406,10 @@ class PathSelected(Event):
         tokens_from_slab: the tokens whose KV the session's own slab already holds.
         blocks_from_slab: the sealed blocks among them.
         blocks_from_pool: sealed blocks that are copied in from the pool, after those of the slab.
-        reused_tokens: tokens_from_slab + blocks_from_pool * C.
+        partial_key: the block whose first rows are copied in after all these (grain 1); None if
+            there is none.
+        tokens_from_partial: how many rows that are.
+        reused_tokens: tokens_from_slab + blocks_from_pool * C + tokens_from_partial.
         prewarmed_tokens: how many of the reused tokens were prewarmed and are reused for the first
             time.
         rerendered_tokens: tokens of the session that the template now renders differently.
@@ -402,6 +429,8 @@ class PathSelected(Event):
     tokens_from_slab: int = natural()
     blocks_from_slab: int = natural()
     blocks_from_pool: int = natural()
+    partial_key: str | None
+    tokens_from_partial: int = natural()
     reused_tokens: int = natural()
     prewarmed_tokens: int = natural()
     rerendered_tokens: int = natural()
@@ -450,13 +479,15 @@ class SlabReleased(Event):
 class BlocksRestored(Event):
     """
     Sealed blocks were copied into a session's slab, which now covers ``[0, end)``: all that were
-    decided, or the next part of them.
+    decided, or the next part of them. A partial match has an event of its own, which ends within
+    the block: only its first rows were copied.
 
     Attributes:
         request: the request whose prompt they belong to; None for a prewarm.
         keys: the blocks that were copied, in order of their tokens; under ``sink_window`` those
             with the sinks and those of the window at the end.
-        digests: measured: of the bytes that the slab holds of each after the copy.
+        digests: measured: of the bytes that the slab holds of each after the copy; of a partial
+            match with the rows of the block that were not copied, so that the whole is checked.
         coverage: measured: what each layer holds after it.
     """
 
@@ -474,8 +505,8 @@ class BlocksRestored(Event):
 @attrs.frozen(kw_only=True)
 class RowChecked(Event):
     """
-    The first pass of a request that continues a slab (grain 1) computed the slab's last row again,
-    in other company than before. INV-3 compares the bits.
+    The first pass of a request that reuses the first rows of a block (grain 1) computed the last of
+    them again, in other company than before. INV-3 compares the bits.
 
     Attributes:
         row: the position of the token.
@@ -539,7 +570,9 @@ class CacheTrimmed(Event):
 @attrs.frozen(kw_only=True)
 class BlockSealed(Event):
     """
-    A full block of canonical KV was sealed: it never changes.
+    A full block of canonical KV was sealed: it never changes. With the grain 1 a session that is
+    about to be idle also seals what it holds after its last full block, as a short block of fewer
+    than C tokens.
 
     Attributes:
         digest: measured: a hash over the bytes of its KV.
@@ -570,7 +603,8 @@ class BlockEvicted(Event):
 
     Attributes:
         reason: ``space``: another block needed its space; ``expired``: its TTL is over;
-            ``window``: it is in the attention window of no idle conversation.
+            ``window``: it is in the attention window of no idle conversation; ``superseded``: a
+            short block, and another block has its tokens and more.
     """
 
     kind: ClassVar[str] = "block_evicted"
@@ -881,8 +915,8 @@ class PrewarmStarted(Event):
         tokens: its tokens.
         tokens_from_slab: the tokens of it whose KV the session's slab already holds.
         blocks_from_slab: the sealed blocks among them.
-        blocks_from_pool: sealed blocks of it that are copied in from the pool. The rest is
-            computed.
+        blocks_from_pool: sealed blocks of it that are copied in from the pool.
+        partial_key, tokens_from_partial: as in ``PathSelected``. The rest is computed.
     """
 
     kind: ClassVar[str] = "prewarm_started"
@@ -897,6 +931,8 @@ class PrewarmStarted(Event):
     tokens_from_slab: int = natural()
     blocks_from_slab: int = natural()
     blocks_from_pool: int = natural()
+    partial_key: str | None
+    tokens_from_partial: int = natural()
 
 
 @attrs.frozen(kw_only=True)
@@ -1142,6 +1178,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     RequestRejected,
     SessionOpened,
     RequestReceived,
+    PrefixJoined,
     PathSelected,
     SlabAcquired,
     SlabReleased,

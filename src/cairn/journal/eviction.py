@@ -207,7 +207,7 @@ def blocks_to_write(state: State, order: Order | None = None) -> tuple[str, ...]
     unwritten = {
         block.key: block
         for block in state.blocks.values()
-        if block.usable and block.file_bytes is None
+        if block.usable and block.file_bytes is None and not block.short
     }
     chosen: dict[str, None] = {}
     for block in sorted(

@@ -10,7 +10,7 @@ from cairn.journal.state import State
 def tokens_held(state: State) -> int:
     """
     The tokens whose KV is in memory: those of blocks, and those in slabs of sessions that are in no
-    block in memory. Unused capacity and the slab of a shadow check do not count.
+    full block in memory. Unused capacity and the slab of a shadow check do not count.
     """
     if state.model is None:
         return 0
@@ -27,7 +27,7 @@ def tokens_held(state: State) -> int:
                     gone = min(end, let_go.stop) - max(begin, let_go.start)
                     twice += chunk - max(0, gone)
             alone += session.cached_tokens - len(let_go) - twice
-    return state.pool.blocks * chunk + alone
+    return state.pool.block_tokens + alone
 
 
 def states_held(state: State) -> int:

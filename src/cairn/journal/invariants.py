@@ -285,10 +285,15 @@ def _row(state: State, event: ev.RowChecked) -> Iterator[Violation]:
     if event.digest != event.held_digest:
         yield _broken(
             "INV-3",
-            f"row {event.row} of the slab computed again is another",
+            f"row {event.row} of {_origin(session.request.path)} computed again is another",
             event.held_digest,
             event.digest,
         )
+
+
+def _origin(path: ev.PathSelected) -> str:
+    """What the last row that a request reuses was taken from."""
+    return "the slab" if path.partial_key is None else f"block {path.partial_key}"
 
 
 def _on_own_rows(session: Session, event: ev.CacheExtended, chunk: int) -> Iterator[Violation]:
@@ -313,7 +318,9 @@ def _on_prewarm(session: Session, event: ev.CacheExtended, chunk: int) -> Iterat
     """A pass of a prewarm comes after all that it reuses."""
     if session.prewarm is None:
         return
-    reused = session.prewarm.tokens_from_slab + session.prewarm.blocks_from_pool * chunk
+    prewarm = session.prewarm
+    reused = prewarm.tokens_from_slab + prewarm.blocks_from_pool * chunk
+    reused += prewarm.tokens_from_partial
     if event.start < reused:
         yield _broken("INV-4", "other reuse than decided", reused, event.start)
 
@@ -343,10 +350,17 @@ def _restored(state: State, event: ev.BlocksRestored) -> Iterator[Violation]:
 def _as_decided(state: State, session: Session, event: ev.BlocksRestored) -> Iterator[Violation]:
     """
     The copied blocks are those that were decided, or the next part of them. A part ends where it
-    can be continued.
+    can be continued. Rows of a partial match are copied after all blocks, in a part of their own.
     """
     kept, shared = _decided_reuse(session)
     chunk = _block_tokens(state)
+    partial, rows = _decided_part(session)
+    if partial is not None and (event.keys == (partial,) or event.end % chunk):
+        at = (kept + shared) * chunk
+        due_part, found = ((partial,), at, at + rows), (event.keys, event.start, event.end)
+        if found != due_part:
+            yield _broken("INV-4", "other rows were restored than decided", due_part, found)
+        return
     decided = _to_copy(state, session)
     # The places from its start to its end: a long copy has many parts.
     first, after = (bisect_left(decided, -(-at // chunk)) for at in (event.start, event.end))
@@ -383,6 +397,14 @@ def _decided_reuse(session: Session) -> tuple[int, int]:
     return session.request.path.blocks_from_slab, session.request.path.blocks_from_pool
 
 
+def _decided_part(session: Session) -> tuple[str | None, int]:
+    """The block that was decided to be matched in part, and how many rows of it."""
+    if session.prewarm is not None:
+        return session.prewarm.partial_key, session.prewarm.tokens_from_partial
+    assert session.request is not None and session.request.path is not None
+    return session.request.path.partial_key, session.request.path.tokens_from_partial
+
+
 def _trimmed(state: State, event: ev.CacheTrimmed) -> Iterator[Violation]:
     session = state.session(event.session)
     if event.cached_tokens != session.cached_tokens or event.end > event.cached_tokens:
@@ -417,7 +439,9 @@ def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
     chunk = state.model.block_tokens if state.model else 0
     grain = state.model.grain if state.model else 1
     ended = event.end <= session.cached_tokens if grain == 1 else event.end == session.cached_tokens
-    if not ended or event.end - event.start != chunk:
+    rests = session.state is SessionState.SETTLING and session.prewarm is None
+    short = grain == 1 and rests and 0 < event.end - event.start < chunk
+    if not ended or not (short or event.end - event.start == chunk):
         yield _broken(
             "INV-1",
             "a sealed block that the slab does not have, or has no longer as its last",
@@ -428,13 +452,17 @@ def _sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
         yield _broken(
             "INV-1", "a block of KV that is not canonical", session.canonical_tokens, event.end
         )
+    elif short and event.end != session.canonical_tokens:
+        yield _broken(
+            "INV-1", "a short block that is not the last", session.canonical_tokens, event.end
+        )
     parent = session.slab_keys[-1] if session.slab_keys else None
     if event.parent != parent or event.start != len(session.slab_keys) * chunk:
         yield _broken("INV-3", "a block sealed on another one", parent, event.parent)
     # Only the engine can compute the keys of an answer's chunks: they need the tenant's secret.
     keys = session.work_keys
     place = event.start // chunk if chunk else 0
-    if place < len(keys) and keys[place] != event.key:
+    if not short and place < len(keys) and keys[place] != event.key:
         yield _broken("INV-3", "a block under another key", keys[place], event.key)
     if place >= len(keys) and (session.request is not None or session.prewarm is not None):
         yield _broken("INV-3", "a block past the prompt", len(keys), place)
@@ -579,7 +607,7 @@ def _received(state: State, event: ev.RequestReceived) -> Iterator[Violation]:
         yield _broken("INV-4", "another session serves than the rules choose", chosen, session.id)
 
 
-def _selected(state: State, event: ev.PathSelected) -> Iterator[Violation]:
+def _decided(state: State, event: ev.PrefixJoined | ev.PathSelected) -> Iterator[Violation]:
     session = state.session(event.session)
     assert session.request is not None
     if event.rules_version != paths.RULES_VERSION:
@@ -587,9 +615,14 @@ def _selected(state: State, event: ev.PathSelected) -> Iterator[Violation]:
         return
     if event.decided_at != state.position:
         yield _broken("INV-4", "decided on another state", state.position, event.decided_at)
-    decided = paths.select(state, session, session.request)
-    recorded = {field.name: getattr(event, field.name) for field in attrs.fields(paths.Decision)}
-    if attrs.asdict(decided) != recorded:
+    if paths.waits(state, session):
+        joined = session.request.joined
+        yield _broken("INV-4", "decided during a wait for another request", joined, event.kind)
+        return
+    decided = paths.decide(state, session, session.request)
+    of = paths.Join if isinstance(event, ev.PrefixJoined) else paths.Decision
+    recorded = {field.name: getattr(event, field.name) for field in attrs.fields(of)}
+    if not isinstance(decided, of) or attrs.asdict(decided) != recorded:
         yield _broken("INV-4", "another decision", attrs.asdict(decided), recorded)
 
 
@@ -619,7 +652,13 @@ def _prewarm_started(state: State, event: ev.PrewarmStarted) -> Iterator[Violati
         room = session.slab.capacity_tokens
         yield _broken("INV-4", "a prewarm longer than the slab", room, event.tokens)
     decided = paths.reusable_prewarm(state, session, prewarm.ids, prewarm.keys)
-    recorded = paths.Reuse(event.tokens_from_slab, event.blocks_from_slab, event.blocks_from_pool)
+    recorded = paths.Reuse(
+        event.tokens_from_slab,
+        event.blocks_from_slab,
+        event.blocks_from_pool,
+        event.partial_key,
+        event.tokens_from_partial,
+    )
     if decided != recorded:
         yield _broken("INV-4", "other reuse for a prewarm than the rules give", decided, recorded)
 
@@ -809,7 +848,8 @@ def _finished(state: State, event: ev.RequestFinished) -> Iterator[Violation]:
 
 CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation]], ...]] = {
     ev.RequestReceived: (_received,),  # type: ignore[dict-item]  # each takes the key's type
-    ev.PathSelected: (_selected,),  # type: ignore[dict-item]  # likewise, down to the end
+    ev.PrefixJoined: (_decided,),  # type: ignore[dict-item]  # likewise, down to the end
+    ev.PathSelected: (_decided,),  # type: ignore[dict-item]
     ev.SlabAcquired: (_acquired,),  # type: ignore[dict-item]
     ev.SlabReleased: (_released,),  # type: ignore[dict-item]
     ev.BlocksRestored: (_restored,),  # type: ignore[dict-item]

@@ -19,12 +19,23 @@ def framed(fields: Iterable[bytes]) -> bytes:
     return b"".join(len(field).to_bytes(8, "little") + field for field in fields)
 
 
-def ids_bytes(ids: Sequence[int]) -> bytes:
+IdBytes = bytes
+"""Token ids as ``ids_bytes`` gives them."""
+ID_BYTES = 4
+"""The size of each."""
+
+
+def ids_bytes(ids: Sequence[int]) -> IdBytes:
     """Token ids as little-endian 32-bit integers."""
     packed = array("i", ids)
-    if packed.itemsize != 4:  # pragma: no cover - no platform of ours
+    if packed.itemsize != ID_BYTES:  # pragma: no cover - no platform of ours
         raise RuntimeError("array('i') is not 32 bits wide here")
     return packed.tobytes()
+
+
+def ids_of(packed: IdBytes) -> tuple[int, ...]:
+    """The token ids that ``ids_bytes`` packed."""
+    return tuple(array("i", packed))
 
 
 def ids_hash(ids: Sequence[int]) -> str:
@@ -51,17 +62,38 @@ def block_keys(
         known: keys of the first blocks of these tokens, which are then not computed again. They
             depend on the secret; if the first one is different now, none is used.
     """
-    head = framed((b"cairn block", fingerprint.encode(), tenant.encode()))
+    head = _head(fingerprint, tenant)
 
     def key_at(start: int, parent: str) -> str:
-        chunk = ids_bytes(ids[start : start + block_tokens])
-        fields = head + framed((parent.encode(), chunk))
-        return hmac.new(secret, fields, hashlib.sha256).hexdigest()
+        return _key(secret, head, parent, ids[start : start + block_tokens])
 
     keys = list(known) if known and known[0] == key_at(0, "") else []
     for start in range(len(keys) * block_tokens, len(ids) - block_tokens + 1, block_tokens):
         keys.append(key_at(start, keys[-1] if keys else ""))
     return tuple(keys)
+
+
+def short_block_key(
+    *, secret: bytes, fingerprint: str, tenant: str, parent: str | None, ids: Sequence[int]
+) -> str:
+    """
+    The key of a block of fewer than C tokens, after the last full block of a sequence. Arguments as
+    for ``block_keys``.
+
+    Args:
+        parent: the key of that block; None if there is none.
+        ids: the token ids of the short block.
+    """
+    return _key(secret, _head(fingerprint, tenant), parent or "", ids)
+
+
+def _head(fingerprint: str, tenant: str) -> bytes:
+    return framed((b"cairn block", fingerprint.encode(), tenant.encode()))
+
+
+def _key(secret: bytes, head: bytes, parent: str, ids: Sequence[int]) -> str:
+    fields = head + framed((parent.encode(), ids_bytes(ids)))
+    return hmac.new(secret, fields, hashlib.sha256).hexdigest()
 
 
 def part_hash(*, secret: bytes, tenant: str, parent: str, label: str, content: bytes) -> str:

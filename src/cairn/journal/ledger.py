@@ -234,8 +234,8 @@ class Ledger:
             broken = next((r.event for r in recorded if r.position == at_position), None)
             if isinstance(broken, ev.ShadowChecked):
                 return self._taken_out_by_check(broken, bug_id)
-            if isinstance(broken, ev.RowChecked):  # a row of its slab is in no block
-                return (ev.SessionQuarantined(session=broken.session, bug_id=bug_id),)
+            if isinstance(broken, ev.RowChecked):
+                return self._taken_out_by_row(broken, bug_id)
             keys = broken_keys(self._state, broken)
             whose = held.id if held is not None else None
             return (ev.BlocksQuarantined(session=whose, bug_id=bug_id, keys=keys),)
@@ -257,6 +257,20 @@ class Ledger:
             found.append(ev.SessionQuarantined(session=session, bug_id=bug_id))
         return tuple(found)
 
+    def _taken_out_by_row(self, broken: ev.RowChecked, bug_id: str) -> tuple[ev.Event, ...]:
+        """
+        If a row of a slab is another now, the session is quarantined, and no block: each match of a
+        short block of the slab has a row checked again. A row of a partial match is in a block,
+        whose digest shows that it is as it was sealed: either it was sealed wrong, or something
+        before it in the slab changed. Neither is known, so both are quarantined: if only the
+        session were, others would go on to copy the row.
+        """
+        found: list[ev.Event] = []
+        if keys := broken_keys(self._state, broken):
+            found.append(ev.BlocksQuarantined(session=None, bug_id=bug_id, keys=keys))
+        found.append(ev.SessionQuarantined(session=broken.session, bug_id=bug_id))
+        return tuple(found)
+
 
 def broken_keys(state: State, event: ev.Event | None) -> tuple[str, ...]:
     """The blocks to quarantine after a violation of INV-3, with all after them in their chains."""
@@ -269,6 +283,11 @@ def broken_keys(state: State, event: ev.Event | None) -> tuple[str, ...]:
             if key in state.blocks and state.blocks[key].digest != digest
         )
         roots = set(wrong)
+    elif isinstance(event, ev.RowChecked):
+        request = state.session(event.session).request
+        assert request is not None and request.path is not None
+        partial = request.path.partial_key
+        roots = {partial} if partial is not None else set()
     elif isinstance(event, ev.ShadowChecked):
         roots = {other.key for other in others(state, event) if not other.known}
     else:

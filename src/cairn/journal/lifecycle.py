@@ -63,6 +63,7 @@ STEPS: Mapping[SessionState, Mapping[str, SessionState]] = MappingProxyType(
         },
         SessionState.RESTORING: {
             **_ENDS,
+            "prefix_joined": SessionState.RESTORING,
             "path_selected": SessionState.RESTORING,
             "slab_acquired": SessionState.RESTORING,
             "slab_released": SessionState.RESTORING,
@@ -202,7 +203,10 @@ def _of_a_request(state: State, session: Session, event: ev.Event) -> Iterator[I
     chosen = session.request.path is not None
     if isinstance(event, ev.PathSelected) and chosen:
         yield "a path was selected twice", "one decision", event.path
-    if not isinstance(event, ev.PathSelected | ev.SessionQuarantined) and not chosen:
+    if isinstance(event, ev.PrefixJoined) and chosen:
+        yield "a prefix was joined after the path was selected", None, event.leader
+    early = ev.PrefixJoined | ev.PathSelected | ev.SessionQuarantined
+    if not isinstance(event, early) and not chosen:
         yield f"{event.kind} before a path was selected", "path_selected", None
 
 

@@ -12,6 +12,10 @@ Rules of this module:
 
 The conversation is found by its chain of parts. What can be reused is found by the keys of sealed
 blocks, in the prefix cache. The two are independent: a new session may reuse blocks, too.
+
+A request whose blocks another one computes now, its *leader*, joins that one (``join``): it waits,
+and its path is selected when these are sealed or will not be (``waits``). A leader's path is
+selected, and that of a request that waits is not, so no request waits for one that waits.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from typing import Literal, TypeGuard
 import attrs
 
 from cairn.journal import events as ev
+from cairn.journal.keys import ID_BYTES, ids_bytes
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import (
     Block,
     OpenRequest,
@@ -30,11 +36,20 @@ from cairn.journal.state import (
     SessionId,
     State,
     Turn,
+    beginning,
     prewarmed_rows_before,
     slab_ids,
 )
 
 RULES_VERSION = 1
+
+LEAST_PARTIAL = 2
+"""
+The fewest rows of a block that are copied: the last one is computed again, so that a single row
+would spare nothing.
+"""
+LOAD_PARTIAL = 4
+"""A file is read for a part of its block only if that spares a quarter of it."""
 
 Reason = Literal[
     "cold_start",
@@ -85,12 +100,23 @@ class Decision:
     tokens_from_slab: int
     blocks_from_slab: int
     blocks_from_pool: int
+    partial_key: str | None
+    tokens_from_partial: int
     reused_tokens: int
     prewarmed_tokens: int
     rerendered_tokens: int
     nearest: str | None
     diverged_part: str | None
     diverged_token: int | None
+
+
+@attrs.frozen(kw_only=True)
+class Join:
+    """Whose blocks a request waits for, as it is recorded in ``events.PrefixJoined``."""
+
+    leader: str
+    blocks: int
+    reused_blocks: int
 
 
 @attrs.frozen
@@ -102,15 +128,19 @@ class Reuse:
         tokens: those whose KV the session's slab holds.
         blocks: the full blocks among them.
         shared: blocks from the pool, after these.
+        partial: the block in the pool whose first rows come after all these; None if there is none.
+        rows: how many rows that are.
     """
 
     tokens: int = 0
     blocks: int = 0
     shared: int = 0
+    partial: str | None = None
+    rows: int = 0
 
     def total(self, block_tokens: int) -> int:
         """All that is reused, in tokens."""
-        return self.tokens + self.shared * block_tokens
+        return self.tokens + self.shared * block_tokens + self.rows
 
 
 def ask_of(event: ev.RequestReceived, chain: tuple[Part, ...]) -> Ask:
@@ -150,6 +180,133 @@ def choose_session(state: State, ask: Ask) -> SessionId | None:
     return None
 
 
+def decide(state: State, session: Session, request: OpenRequest) -> Join | Decision:
+    """Whom a request joins, else its path. Changes nothing."""
+    return join(state, session, request) or select(state, session, request)
+
+
+def join(state: State, session: Session, request: OpenRequest) -> Join | None:
+    """
+    The request that computes more blocks of this prompt than are reusable now; of several, the one
+    that gives the most, then the one whose path was selected first. None if there is none. Changes
+    nothing.
+    """
+    if state.model is None or not state.model.reusable or not request.ask.cache_prompt:
+        return None
+    reused = _blocks_reusable(state, session, request)
+    found: list[tuple[int, int, str]] = []
+    for name in state.requests.values():
+        leader = state.sessions[name]
+        if not _leads(state, leader) or not _can_be_joined(leader, session):
+            continue
+        assert leader.request is not None and leader.request.path is not None
+        blocks = _blocks_after(state, session, request, leader, reused)
+        if _has_more(state, leader, request.prompt_keys, reused, blocks):
+            found.append((-blocks, leader.request.path.decided_at, leader.request.ask.request))
+    if not found:
+        return None
+    fewest, _, chosen = min(found)
+    return Join(leader=chosen, blocks=-fewest, reused_blocks=reused)
+
+
+def waits(state: State, session: Session) -> bool:
+    """Whether the request of a session still waits for blocks of the request that it joined."""
+    joined = session.request.joined if session.request is not None else None
+    if session.request is None or joined is None:
+        return False
+    named = state.requests.get(joined.leader)
+    if named is None or not _leads(state, state.sessions[named]):
+        return False
+    keys, leader = session.request.prompt_keys, state.sessions[named]
+    return _has_more(state, leader, keys, joined.reused_blocks, joined.blocks)
+
+
+def followers(state: State, request: str) -> int:
+    """How many requests have joined a request and wait for it."""
+    found = [state.sessions[name].request for name in state.requests.values()]
+    joined = [one.joined for one in found if one is not None and one.joined is not None]
+    return sum(one.leader == request for one in joined)
+
+
+def _leads(state: State, leader: Session) -> bool:
+    """Whether a session's request prefills, and seals the blocks of its prompt as it does."""
+    request = leader.request
+    if request is None or request.path is None or state.model is None:
+        return False
+    if leader.state not in (SessionState.RESTORING, SessionState.PREFILLING):
+        return False
+    last = state.blocks.get(_last_key(request, _sealed_by(leader)))
+    sealing = request.ask.prompt_tokens >= state.model.min_cache_tokens
+    return sealing and (last is None or last.bug_id is None)
+
+
+def _can_be_joined(leader: Session, session: Session) -> bool:
+    """
+    Whether a session may wait for a leader. With a slab of its own it waits only for one that has
+    its slab, because the leader might wait for that slab in turn.
+    """
+    request = leader.request
+    assert request is not None
+    fits = request.ask.prompt_tokens + request.ask.max_tokens
+    return leader.tenant == session.tenant and (session.slab is None or _has_room(leader, fits))
+
+
+def _sealed_by(leader: Session) -> int:
+    """How many blocks of its prompt a leader has sealed or found: it does not seal these again."""
+    assert leader.request is not None and leader.request.path is not None
+    path = leader.request.path
+    if leader.state is SessionState.RESTORING:  # its slab may have blocks of another prompt
+        return path.blocks_from_slab + path.blocks_from_pool
+    return len(leader.slab_keys)
+
+
+def _last_key(request: OpenRequest, blocks: int) -> str:
+    return request.prompt_keys[blocks - 1] if blocks else ""
+
+
+def _has_more(
+    state: State, leader: Session, keys: tuple[str, ...], reused: int, blocks: int
+) -> bool:
+    """
+    Whether a leader is still to seal one of the first ``blocks`` blocks, of which ``reused`` were
+    reusable from the start. Not after one that it sealed was not stored, for want of room.
+    """
+    sealed = _sealed_by(leader)
+    if not reused < blocks or sealed >= blocks:
+        return False
+    last = state.blocks.get(keys[sealed - 1]) if sealed > reused else None
+    return sealed <= reused or (last is not None and last.usable)
+
+
+def _blocks_reusable(state: State, session: Session, request: OpenRequest) -> int:
+    reuse = _reusable(state, session, request, ask_of(request.ask, request.chain))
+    return reuse.blocks + reuse.shared
+
+
+def _blocks_after(
+    state: State, session: Session, request: OpenRequest, leader: Session, reused: int
+) -> int:
+    """How many blocks of a prompt are reusable when a leader has sealed what it is to seal."""
+    assert leader.request is not None
+    theirs, sealed = leader.request.prompt_keys, _sealed_by(leader)
+    same = common_length(theirs, request.prompt_keys)
+    if same <= max(reused, sealed):
+        return 0
+    blocks = state.blocks.mutate()
+    for key in theirs[sealed:same]:
+        known = blocks.get(key)
+        if known is not None and known.bug_id is not None:
+            break
+        blocks[key] = _to_come(key) if known is None else attrs.evolve(known, present=True)
+    after = _blocks_reusable(attrs.evolve(state, blocks=blocks.finish()), session, request)
+    return min(after, same)
+
+
+def _to_come(key: str) -> Block:
+    """A block that is not sealed yet, for what would be reusable if it were."""
+    return Block(key=key, parent=None, digest="", start=0, bytes=0, present=True)
+
+
 def select(state: State, session: Session, request: OpenRequest) -> Decision:
     """The path of a request that ``session`` has claimed. Changes nothing."""
     ask = ask_of(request.ask, request.chain)
@@ -169,6 +326,8 @@ def select(state: State, session: Session, request: OpenRequest) -> Decision:
         tokens_from_slab=reuse.tokens,
         blocks_from_slab=reuse.blocks,
         blocks_from_pool=reuse.shared,
+        partial_key=reuse.partial,
+        tokens_from_partial=reuse.rows,
         reused_tokens=reused,
         prewarmed_tokens=_first_used(state, request.prompt_keys[: reuse.blocks + reuse.shared])
         + prewarmed_rows_before(session, reuse.tokens),
@@ -245,10 +404,11 @@ def _reason(
             return "fingerprint_changed"
         if not goes_on:
             return "session_busy"
-        if reused:
+        if reused >= _chunk(state):
             return None
-        if _too_short(state, nearest.last):
+        if not reused and _too_short(state, nearest.last):
             return "too_short"
+        # Less than a block may be of another conversation that begins with the same words.
         return "evicted" if _all_gone(state, nearest.last) else None
     if nearest.last.chain[: len(ask.chain)] == ask.chain:
         return "shorter_history"
@@ -287,14 +447,16 @@ def _reusable(state: State, session: Session, request: OpenRequest, ask: Ask) ->
     ids, tokens = request.prompt_ids[:-1], len(request.prompt_ids)
     fits = request.ask.prompt_tokens + request.ask.max_tokens
     mine = session if ask.goes_on else None
-    return _reuse(state, mine, ids, request.prompt_keys, fits, tokens)
+    first = beginning(ask.fingerprint, ask.tenant)
+    return _reuse(state, mine, ids, request.prompt_keys, fits, tokens, first)
 
 
 def reusable_prewarm(
     state: State, session: Session, ids: tuple[int, ...], keys: tuple[str, ...]
 ) -> Reuse:
     """What a prewarm reuses. Changes nothing. A decision by the same rules as a path."""
-    return _reuse(state, session, ids, keys, 0, len(ids))
+    first = beginning(session.fingerprint, session.tenant)
+    return _reuse(state, session, ids, keys, 0, len(ids), first)
 
 
 def _reuse(
@@ -304,26 +466,57 @@ def _reuse(
     keys: tuple[str, ...],
     fits: int,
     tokens: int,
+    first: str,
 ) -> Reuse:
     """
     What is reused of a sequence: from the slab, and then from the pool. Blocks of the pool replace
-    the rows of a block that the slab has only the first of.
+    the rows of a block that the slab has only the first of. So do the first rows of a block of the
+    pool if these are more.
 
     Args:
         session: whose slab may be used; None for none.
         ids: the tokens whose KV may be reused.
         keys: of the blocks; more than ``ids`` fill are ignored.
         tokens: the length of the whole sequence.
+        first: the name of the first blocks of sequences, see ``state.beginning``.
     """
     chunk = _chunk(state)
     keys = keys[: len(ids) // chunk]
     kept = _in_slab(state, session, keys, fits)
-    if shared := _in_store(state, keys, kept):
-        return Reuse(kept * chunk, kept, shared)
+    shared = _in_store(state, keys, kept)
     rows = 0
-    if state.model is not None and tokens >= state.model.min_cache_tokens:
+    if not shared and state.model is not None and tokens >= state.model.min_cache_tokens:
         rows = _rows_in_slab(state, session, ids, kept, fits)
-    return Reuse(kept * chunk + rows, kept)
+    whole = kept + shared
+    parent = keys[whole - 1] if whole else first
+    partial, most = _in_part(state, parent, ids[whole * chunk : (whole + 1) * chunk - 1], rows)
+    if partial is not None:
+        return Reuse(kept * chunk, kept, shared, partial, most)
+    return Reuse(kept * chunk + rows, kept, shared)
+
+
+def _in_part(
+    state: State,
+    parent: str,
+    ids: tuple[int, ...],
+    least: int,
+    there: Callable[[Block], bool] = lambda block: block.usable,
+) -> tuple[str | None, int]:
+    """
+    The block after ``parent`` that begins with the most of these tokens, and with how many: more
+    than ``least``. Among equals, the one that was sealed or matched in part last. (None, 0) if
+    there is none, as always with the grain C: recurrent states and the rows of a window are those
+    at the end of a block.
+    """
+    wanted = ids_bytes(ids)
+    partial, most = None, max(least, LEAST_PARTIAL - 1)
+    for key in reversed(state.children.get(parent, ())):
+        block = state.blocks[key]
+        # Most are no better than the best so far, and are not compared any further.
+        more = wanted[: ID_BYTES * (most + 1)]
+        if len(more) > ID_BYTES * most and block.ids.startswith(more) and there(block):
+            partial, most = key, common_length(block.ids, wanted) // ID_BYTES
+    return (partial, most) if partial is not None else (None, 0)
 
 
 def _in_store(state: State, keys: tuple[str, ...], kept: int) -> int:
@@ -434,11 +627,12 @@ def _rows_in_slab(
 def row_to_check(state: State, path: ev.PathSelected) -> int | None:
     """
     The row that the first pass of a request computes again: with the grain 1 the last one that it
-    reuses of the slab, if it is in a block that the pass continues. None if there is none.
+    reuses, of the slab or of a partial match, if it is in a block that the pass continues. None if
+    there is none.
     """
-    if state.model is None or path.tokens_from_slab % state.model.block_tokens == 0:
+    if state.model is None or path.reused_tokens % state.model.block_tokens == 0:
         return None
-    return path.tokens_from_slab - 1
+    return path.reused_tokens - 1
 
 
 def canonical_end(state: State, session: Session) -> int:
@@ -491,12 +685,13 @@ def chain_to_load(
     session: Session | None,
     ask: Ask,
     keys: tuple[str, ...],
-    prompt_tokens: int,
+    prompt_ids: tuple[int, ...],
     fits: int,
 ) -> tuple[str, ...]:
     """
     The blocks that a decision could reuse if those that are only in files were in memory, from the
-    first one that the session's slab does not have. Empty if none needs to be loaded.
+    first one that the session's slab does not have. The last one may be reused in part, if that
+    spares at least a quarter of it. Empty if none needs to be loaded.
 
     Loading is an event before the decision, so that the decision depends only on the state.
 
@@ -509,7 +704,8 @@ def chain_to_load(
         return ()
     if not ask.cache_prompt:
         return ()
-    keys = keys[: (prompt_tokens - 1) // state.model.block_tokens]
+    chunk, ids = state.model.block_tokens, prompt_ids[:-1]
+    keys = keys[: len(ids) // chunk]
     kept = _in_slab(state, session, keys, fits) if ask.goes_on else 0
     if (policy := state.model.policy) is not None:
         found = _by_window(state, keys, kept, lambda block: block.usable or block.loadable)
@@ -523,6 +719,18 @@ def chain_to_load(
             break
         chain.append(block)
     del chain[_up_to_a_checkpoint(state, kept, len(chain)) :]
+    rows = 0
+    if not chain and ask.goes_on and len(prompt_ids) >= state.model.min_cache_tokens:
+        rows = _rows_in_slab(state, session, ids, kept, fits)
+    whole = kept + len(chain)
+    parent = keys[whole - 1] if whole else beginning(ask.fingerprint, ask.tenant)
+    ids = ids[whole * chunk : (whole + 1) * chunk - 1]
+    _, now = _in_part(state, parent, ids, rows)
+    partial, then = _in_part(
+        state, parent, ids, max(rows, now), lambda block: block.usable or block.loadable
+    )
+    if partial is not None and LOAD_PARTIAL * (then - max(rows, now)) >= chunk:
+        chain.append(state.blocks[partial])
     return () if all(block.present for block in chain) else tuple(block.key for block in chain)
 
 
@@ -540,7 +748,7 @@ def _diverged_part(held: tuple[Part, ...], chain: tuple[Part, ...]) -> str:
     return "messages_changed"
 
 
-def common_length(one: tuple[object, ...], other: tuple[object, ...]) -> int:
+def common_length(one: tuple[object, ...] | bytes, other: tuple[object, ...] | bytes) -> int:
     """The length of the longest common beginning."""
     length = min(len(one), len(other))
     if one[:length] == other[:length]:

@@ -17,12 +17,20 @@ from itertools import chain, takewhile
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal.base import Base, base_of, forgotten, forgotten_faults, loaded_of, with_ids
+from cairn.journal.base import (
+    Base,
+    base_of,
+    forgotten,
+    forgotten_faults,
+    forgotten_ids,
+    loaded_of,
+    with_ids,
+)
 from cairn.journal.codec import Row, decode
 from cairn.journal.errors import StoreError
 from cairn.journal.ledger import Clock, Ledger
 from cairn.journal.replay import Replay, Report, replay
-from cairn.journal.retention import Plan, Span, Survey, compared_with
+from cairn.journal.retention import NAMING, NeededIds, Plan, Span, Survey, keys_in
 from cairn.journal.runs import Runs
 from cairn.journal.state import Block, State
 from cairn.journal.store import Store
@@ -124,7 +132,7 @@ def prepare_prune(
     plan = survey.plan(closed)
     base = None
     if plan.cut > begins:
-        base, ids_of, first_us, last_us = _base_at(passes, plan.cut)
+        base, kept, first_us, last_us = _base_at(passes, plan.cut)
         pruned = ev.JournalPruned(
             cut=base.position,
             head=base.head,
@@ -136,7 +144,7 @@ def prepare_prune(
             base_digest=base.digest,
         )
         rows += ledger.propose([pruned]).rows
-        _prove(passes.rows("check", base.position), base, ids_of, rows, ledger)
+        _prove(passes.rows("check", base.position), base, kept, rows, ledger)
     end = base.position if base is not None else begins
     return PreparedPrune(
         state=report.state,
@@ -215,16 +223,16 @@ def _close_sessions(
     return tuple(rows), spans
 
 
-def _base_at(passes: _Passes, cut: int) -> tuple[Base, set[str], int, int]:
+def _base_at(passes: _Passes, cut: int) -> tuple[Base, NeededIds, int, int]:
     """
-    The base for a cut: (base, sessions whose token ids it keeps, time of the first removed row,
-    time of the last one).
+    The base for a cut: (base, the token ids that it keeps, time of the first removed row, time of
+    the last one).
     """
     old = passes.base
     fold = Replay(old)
     times: list[int] = []
     loaded = loaded_of(old) if old is not None else None
-    ids_of: set[str] = set()
+    kept = NeededIds()
     state, head = fold.state, ""
     for row in passes.rows("fold", fold.state.position):
         if row.position <= cut:
@@ -233,20 +241,20 @@ def _base_at(passes: _Passes, cut: int) -> tuple[Base, set[str], int, int]:
             state, head = fold.state, row.hash
             if recorded is not None and isinstance(recorded.event, ev.ModelLoaded):
                 loaded = recorded.event
-        elif row.kind == ev.PathSelected.kind:
-            ids_of.update(compared_with([decode(row).event]))
-    return base_of(forgotten(state, ids_of), head, loaded), ids_of, times[0], times[-1]
+        elif row.kind in NAMING:
+            kept.see(decode(row).event)
+    return base_of(forgotten(state, kept), head, loaded), kept, times[0], times[-1]
 
 
 def _prove(
-    left: Iterable[Row], base: Base, ids_of: set[str], rows: Sequence[Row], ledger: Ledger
+    left: Iterable[Row], base: Base, kept: NeededIds, rows: Sequence[Row], ledger: Ledger
 ) -> None:
     """
     Read what would be left, and compare.
 
     Args:
         left: the rows after the cut.
-        ids_of: the sessions whose token ids the base may have.
+        kept: the token ids that the base may have.
         rows: what would be appended.
 
     Raises:
@@ -258,12 +266,16 @@ def _prove(
         fold.feed(row)
     report = fold.report()
     faults = forgotten_faults(ledger.state.faults, base.position)
-    due = attrs.evolve(ledger.state, faults=faults)
+    # A block that no later row names as one of its conversation matches whole only, from here on.
+    blocks = forgotten_ids(ledger.state.blocks, kept.blocks)
+    due = attrs.evolve(ledger.state, faults=faults, blocks=blocks)
     broken = [found for found in report.findings if not found.recorded]
     what = broken[0].message if broken else None
     if what is None and (report.state != due or report.head != ledger.head):
         what = "another state"
-    if what is None and (begins.requests or not with_ids(begins) <= ids_of):
+    private = not with_ids(begins) <= kept.sessions
+    private = private or begins.blocks != forgotten_ids(begins.blocks, kept.blocks)
+    if what is None and (begins.requests or private):
         what = "texts would be left in the base"
     if what is not None:
         raise StoreError(
@@ -284,23 +296,9 @@ def orphaned_blocks(rows: Iterable[Row], base: Base) -> tuple[Report, dict[str, 
     """
     named = set[str]()
     report = replay(
-        rows, base=base, watch=lambda recorded, _: named.update(_keys_in(recorded.event))
+        rows, base=base, watch=lambda recorded, _: named.update(keys_in(recorded.event))
     )
     return report, {key: block for key, block in report.state.blocks.items() if key not in named}
-
-
-def _keys_in(event: ev.Event) -> Sequence[str]:
-    """
-    The blocks of a conversation that an event names: those of prompts, and those of answers and
-    prewarms, whose keys no prompt may ever have had. What a conversation shares is one of these.
-    """
-    match event:
-        case ev.RequestReceived() | ev.PrewarmStarted():
-            return event.new_keys
-        case ev.BlockSealed():
-            return (event.key,)
-        case _:
-            return ()
 
 
 def files_removed(

@@ -26,7 +26,7 @@ Rules of this module:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -222,10 +222,50 @@ class Survey:
         return len(self._open), len(self._spans) - len(self._open)
 
 
-def compared_with(events: Iterable[ev.Event]) -> Collection[str]:
-    """The sessions whose token ids the path decisions among these events compared with a prompt."""
-    return {
-        event.nearest
-        for event in events
-        if isinstance(event, ev.PathSelected) and event.nearest is not None
-    }
+WHOLE = 1 << 62
+"""All token ids of a block."""
+
+
+@attrs.define
+class NeededIds:
+    """
+    The token ids that a base must keep for the rows after a cut. No others may stay in it: their
+    conversations were pruned.
+
+    Attributes:
+        sessions: whose token ids a later decision compared with a prompt.
+        blocks: key of a block to how many of its first ids: ``WHOLE`` if a later row names it as a
+            block of its own conversation, else as many as a later decision matched in part.
+    """
+
+    sessions: set[str] = attrs.field(factory=set)
+    blocks: dict[str, int] = attrs.field(factory=dict)
+
+    def see(self, event: ev.Event) -> None:
+        """Apply a row after the cut."""
+        self.blocks.update(dict.fromkeys(keys_in(event), WHOLE))
+        if isinstance(event, ev.PathSelected) and event.nearest is not None:
+            self.sessions.add(event.nearest)
+        if isinstance(event, ev.PathSelected | ev.PrewarmStarted) and event.partial_key is not None:
+            most = max(event.tokens_from_partial, self.blocks.get(event.partial_key, 0))
+            self.blocks[event.partial_key] = most
+
+
+NAMING = frozenset(
+    kind.kind for kind in (ev.RequestReceived, ev.PathSelected, ev.PrewarmStarted, ev.BlockSealed)
+)
+"""The kinds of rows that ``NeededIds`` needs to see."""
+
+
+def keys_in(event: ev.Event) -> Sequence[str]:
+    """
+    The blocks of a conversation that an event names: those of prompts, and those of answers and
+    prewarms, whose keys no prompt may ever have had. What a conversation shares is one of these.
+    """
+    match event:
+        case ev.RequestReceived() | ev.PrewarmStarted():
+            return event.new_keys
+        case ev.BlockSealed():
+            return (event.key,)
+        case _:
+            return ()

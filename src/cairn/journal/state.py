@@ -23,6 +23,7 @@ from immutables import Map
 from cairn.journal import events as ev
 from cairn.journal import speculation
 from cairn.journal.checkpoints import Checkpoints
+from cairn.journal.keys import ID_BYTES, IdBytes, framed, ids_bytes
 from cairn.journal.lifecycle import SessionState, next_state, trigger
 from cairn.journal.windows import SinkWindow
 
@@ -30,6 +31,12 @@ SessionId = NewType("SessionId", str)
 Part = tuple[str, str]
 """(name of the part, its hash over all parts up to it)"""
 Pins = Map[SessionId, tuple[str, ...]]
+
+CHILDREN = 64
+"""
+The most blocks after one that are compared with a prompt, so that a decision takes no longer if
+thousands of conversations have the same beginning.
+"""
 
 
 @attrs.frozen(kw_only=True)
@@ -118,6 +125,7 @@ class OpenRequest:
         ask: the event that opened it.
         sampled: the tokens sampled so far; the last one has no KV yet.
         emitted: how many of them were released for delivery.
+        joined: whose blocks it waits for, until its path is selected.
         path: the decision, once it is made.
         row_checked: whether the last row of the slab was computed again.
     """
@@ -128,6 +136,7 @@ class OpenRequest:
     prompt_keys: tuple[str, ...]
     sampled: tuple[int, ...] = ()
     emitted: int = 0
+    joined: ev.PrefixJoined | None = None
     path: ev.PathSelected | None = None
     row_checked: bool = False
 
@@ -149,6 +158,8 @@ class OpenPrewarm:
         tokens_from_slab: those that the slab has from before.
         blocks_from_slab: the full blocks among these.
         blocks_from_pool: the blocks to be copied in from the pool.
+        partial_key: the block whose first rows are to be copied in after these; None for none.
+        tokens_from_partial: how many rows that are.
         computed_tokens: the tokens computed since.
     """
 
@@ -157,6 +168,8 @@ class OpenPrewarm:
     tokens_from_slab: int
     blocks_from_slab: int
     blocks_from_pool: int
+    partial_key: str | None = None
+    tokens_from_partial: int = 0
     computed_tokens: int = 0
 
 
@@ -253,6 +266,9 @@ class Block:
         previous_use: position of the use before that, see ``Use``; None if there was none.
         expires_us: the latest expiry that a session sealed it with, in microseconds since 1970;
             None for never.
+        short: whether it has fewer than C tokens, see ``short_blocks``.
+        ids: its token ids, see ``keys.ids_bytes``, while it can be matched in part; private. Empty
+            if it is neither in memory nor in a file, with the grain C, and if a prune removed them.
     """
 
     key: str
@@ -261,12 +277,19 @@ class Block:
     start: int
     bytes: int
     present: bool
+    short: bool = False
+    ids: IdBytes = b""
     prewarmed: int = 0
     file_bytes: int | None = None
     last_used: int = 0
     previous_use: int | None = None
     expires_us: int | None = None
     bug_id: str | None = None
+
+    @property
+    def there(self) -> bool:
+        """Whether it is in memory or in a file."""
+        return self.present or self.file_bytes is not None
 
     @property
     def usable(self) -> bool:
@@ -315,12 +338,16 @@ class Fault:
 
 @attrs.frozen(kw_only=True)
 class Pool:
-    """How many slabs, blocks in memory and block files there are, and their bytes."""
+    """
+    How many slabs, blocks in memory and block files there are, their bytes, and the tokens of the
+    blocks in memory.
+    """
 
     slabs: int = 0
     slab_bytes: int = 0
     blocks: int = 0
     block_bytes: int = 0
+    block_tokens: int = 0
     disk_blocks: int = 0
     disk_bytes: int = 0
 
@@ -360,7 +387,11 @@ class State:
         uses: key of a chain's last block to the last two uses of that chain. One entry for a whole
             chain, so that using a long one costs no more than a short one;
             ``eviction_order.Order`` derives the uses of each block.
-        pins: session to the blocks that must not leave memory while it works with them.
+        children: key of a block to the blocks that were sealed on it, those sealed or matched in
+            part last at the end; the latest ``CHILDREN`` of those in memory or in files. The first
+            blocks of sequences are under ``beginning``. With the grain C there are none.
+        pins: session to the blocks that must not leave memory while it works with them, or waits
+            for them: such a block may not be sealed yet.
         requests: open request to its session.
         self_tests: fingerprint without its row class to what its self-test found.
         shadow: the shadow check that is running, if any.
@@ -378,6 +409,7 @@ class State:
     parts: Map[str, tuple[SessionId, ...]] = Map()
     blocks: Map[str, Block] = Map()
     uses: Map[str, Use] = Map()
+    children: Map[str, tuple[str, ...]] = Map()
     pins: Map[SessionId, tuple[str, ...]] = Map()
     faults: Map[str, Fault] = Map()
     self_tests: Map[str, ev.SelfTestFinished] = Map()
@@ -472,6 +504,8 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return _session_opened(state, event)
         case ev.RequestReceived():
             return _request_received(state, event)
+        case ev.PrefixJoined():
+            return _prefix_joined(state, event)
         case ev.PathSelected():
             return _path_selected(state, event)
         case ev.SlabAcquired():
@@ -571,6 +605,19 @@ def _chain_used(state: State, session: Session, keys: tuple[str, ...]) -> State:
     return _pinned(attrs.evolve(state, uses=state.uses.set(keys[-1], use)), session.id, keys)
 
 
+def _reused(
+    state: State, session: Session, keys: tuple[str, ...], partial_key: str | None
+) -> State:
+    """
+    A session starts to use the chain of these blocks and, after them, a part of another block. That
+    one counts as used and is pinned like the others.
+    """
+    if partial_key is None:
+        return _chain_used(state, session, keys)
+    state = _with_child(state, session, state.blocks[partial_key])
+    return _chain_used(state, session, (*keys, partial_key))
+
+
 def _previous_use(state: State, session: Session, key: str) -> int | None:
     """The use before the one that a session makes of a chain now, by the chain's last block."""
     if session.previous_use is not None:
@@ -627,6 +674,28 @@ def _prewarm_used(state: State, keys: tuple[str, ...], tokens: int) -> State:
             blocks = blocks.set(key, attrs.evolve(blocks[key], prewarmed=0))
             tokens -= prewarmed
     return attrs.evolve(state, blocks=blocks)
+
+
+def beginning(fingerprint: str, tenant: str) -> str:
+    """
+    The name in ``State.children`` for the first blocks of sequences, which are built on none. The
+    key of a block covers both, so blocks after the first need no name of their own.
+    """
+    return framed((b"cairn beginning", fingerprint.encode(), tenant.encode())).hex()
+
+
+def _with_child(state: State, session: Session, block: Block) -> State:
+    """The state with a block as the latest one that was sealed on another or matched in part."""
+    name = block.parent or beginning(session.fingerprint, session.tenant)
+    known = state.children.get(name, ())
+    there = [key for key in known if key != block.key and state.blocks[key].there]
+    latest = (*there[-(CHILDREN - 1) :], block.key)
+    return attrs.evolve(state, children=state.children.set(name, latest))
+
+
+def _forgotten_ids(block: Block) -> Block:
+    """A block without its token ids if it is neither in memory nor in a file."""
+    return block if block.there else attrs.evolve(block, ids=b"")
 
 
 _Sessions = Map[str, tuple[SessionId, ...]]
@@ -691,7 +760,7 @@ def _memory_gone(state: State) -> State:
     blocks = state.blocks
     for block in state.blocks.values():
         if block.present:
-            blocks = blocks.set(block.key, attrs.evolve(block, present=False))
+            blocks = blocks.set(block.key, _forgotten_ids(attrs.evolve(block, present=False)))
     pool = Pool(disk_blocks=state.pool.disk_blocks, disk_bytes=state.pool.disk_bytes)
     return attrs.evolve(
         state,
@@ -791,6 +860,15 @@ def opened_request(session: Session, event: ev.RequestReceived) -> OpenRequest:
     )
 
 
+def _prefix_joined(state: State, event: ev.PrefixJoined) -> State:
+    session = state.session(event.session)
+    assert session.request is not None
+    request = attrs.evolve(session.request, joined=event)
+    # Those that are not sealed yet, too: they are pinned from the moment at which they are there.
+    state = _pinned(state, session.id, request.prompt_keys[: event.blocks])
+    return _stepped(state, session, event, request=request)
+
+
 def _path_selected(state: State, event: ev.PathSelected) -> State:
     session = state.session(event.session)
     assert session.request is not None
@@ -798,8 +876,8 @@ def _path_selected(state: State, event: ev.PathSelected) -> State:
     if event.prewarmed_tokens:
         rows = prewarmed_rows_before(session, event.tokens_from_slab)
         state = _prewarm_used(state, keys, event.prewarmed_tokens - rows)
-    state = _chain_used(state, session, keys)
-    request = attrs.evolve(session.request, path=event)
+    state = _reused(state, session, keys, event.partial_key)
+    request = attrs.evolve(session.request, joined=None, path=event)
     return _stepped(state, session, event, request=request, prewarmed_rows=0)
 
 
@@ -922,6 +1000,7 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
     session = state.session(event.session)
     known = state.blocks.get(event.key)
     present = known if known is not None and known.present else None
+    short = state.model is not None and event.end - event.start < state.model.block_tokens
     added = event.stored and present is None
     block = Block(
         key=event.key,
@@ -930,8 +1009,11 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
         start=event.start,
         bytes=event.bytes,
         present=event.stored,
-        # Computing it again does not change why the one in memory was computed.
-        prewarmed=present.prewarmed if present is not None else session.prewarmed_rows,
+        short=short,
+        ids=_ids_to_match(state, session, event),
+        # Computing it again does not change why the one in memory was computed. The rows of a short
+        # block stay in the slab, where they count.
+        prewarmed=present.prewarmed if present else 0 if short else session.prewarmed_rows,
         file_bytes=known.file_bytes if known else None,
         last_used=state.position,
         previous_use=_previous_use(state, session, event.key),
@@ -941,13 +1023,26 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
     pool = state.pool
     if added:
         pool = attrs.evolve(
-            pool, blocks=pool.blocks + 1, block_bytes=pool.block_bytes + event.bytes
+            pool,
+            blocks=pool.blocks + 1,
+            block_bytes=pool.block_bytes + event.bytes,
+            block_tokens=pool.block_tokens + event.end - event.start,
         )
     state = _pinned(state, session.id, (event.key,))
-    state = _stepped(
-        state, session, event, slab_keys=(*session.slab_keys, event.key), prewarmed_rows=0
-    )
-    return attrs.evolve(state, blocks=state.blocks.set(event.key, block), pool=pool)
+    chain: dict[str, Any] = {}
+    if not short:
+        chain = {"slab_keys": (*session.slab_keys, event.key), "prewarmed_rows": 0}
+    state = _stepped(state, session, event, **chain)
+    block = _forgotten_ids(block)
+    state = attrs.evolve(state, blocks=state.blocks.set(event.key, block), pool=pool)
+    return _with_child(state, session, block) if block.ids else state
+
+
+def _ids_to_match(state: State, session: Session, event: ev.BlockSealed) -> IdBytes:
+    """The token ids of a block that is sealed; empty with the grain C, as nothing uses them."""
+    if state.model is None or state.model.grain != 1:
+        return b""
+    return ids_bytes(slab_ids(session, event.start, event.end))
 
 
 def _block_evicted(state: State, event: ev.BlockEvicted) -> State:
@@ -956,9 +1051,10 @@ def _block_evicted(state: State, event: ev.BlockEvicted) -> State:
         state.pool,
         blocks=state.pool.blocks - 1,
         block_bytes=state.pool.block_bytes - event.bytes,
+        block_tokens=state.pool.block_tokens - _tokens_of(state, block),
     )
-    blocks = state.blocks.set(event.key, attrs.evolve(block, present=False))
-    return attrs.evolve(state, blocks=blocks, pool=pool)
+    block = _forgotten_ids(attrs.evolve(block, present=False))
+    return attrs.evolve(state, blocks=state.blocks.set(event.key, block), pool=pool)
 
 
 def _block_loaded(state: State, event: ev.BlockLoaded) -> State:
@@ -970,8 +1066,15 @@ def _block_loaded(state: State, event: ev.BlockLoaded) -> State:
         state.pool,
         blocks=state.pool.blocks + 1,
         block_bytes=state.pool.block_bytes + event.bytes,
+        block_tokens=state.pool.block_tokens + _tokens_of(state, block),
     )
     return attrs.evolve(state, blocks=state.blocks.set(event.key, block), pool=pool)
+
+
+def _tokens_of(state: State, block: Block) -> int:
+    """The tokens of a block in memory. A short one has its ids then."""
+    assert state.model is not None
+    return len(block.ids) // ID_BYTES if block.short else state.model.block_tokens
 
 
 def _with_file(state: State, key: str, file_bytes: int | None) -> State:
@@ -982,7 +1085,8 @@ def _with_file(state: State, key: str, file_bytes: int | None) -> State:
         count, size = count - 1, size - block.file_bytes
     if file_bytes is not None:
         count, size = count + 1, size + file_bytes
-    blocks = state.blocks.set(key, attrs.evolve(block, file_bytes=file_bytes))
+    block = _forgotten_ids(attrs.evolve(block, file_bytes=file_bytes))
+    blocks = state.blocks.set(key, block)
     pool = attrs.evolve(state.pool, disk_blocks=count, disk_bytes=size)
     return attrs.evolve(state, blocks=blocks, pool=pool)
 
@@ -999,7 +1103,7 @@ def _prewarm_started(state: State, event: ev.PrewarmStarted) -> State:
     assert session.last is not None
     prewarm = prewarmed(session.last, event)
     keys = prewarm.keys[: event.blocks_from_slab + event.blocks_from_pool]
-    state = _chain_used(state, session, keys)
+    state = _reused(state, session, keys, event.partial_key)
     return _stepped(state, session, event, prewarm=prewarm)
 
 
@@ -1011,6 +1115,8 @@ def prewarmed(last: Turn, event: ev.PrewarmStarted) -> OpenPrewarm:
         tokens_from_slab=event.tokens_from_slab,
         blocks_from_slab=event.blocks_from_slab,
         blocks_from_pool=event.blocks_from_pool,
+        partial_key=event.partial_key,
+        tokens_from_partial=event.tokens_from_partial,
     )
 
 

@@ -29,7 +29,9 @@ class RequestStory:
     Attributes:
         position: the row that received it.
         path: empty if none was selected.
-        prompt, reused, prefilled, generated: in tokens.
+        joined: the requests whose blocks it waited for, in order.
+        prompt, reused, prefilled, generated: in tokens; ``tokens_from_partial`` are among those
+            reused.
         end: its finish reason, ``cancelled (STAGE)``, the invariant that broke, ``lost`` if its
             server ended during it; ``open`` if it goes on.
     """
@@ -38,9 +40,11 @@ class RequestStory:
     position: int
     path: str = ""
     reason: str | None = None
+    joined: tuple[str, ...] = ()
     prompt: int = 0
     blocks_from_slab: int = 0
     blocks_from_pool: int = 0
+    tokens_from_partial: int = 0
     sealed_blocks: int = 0
     reused: int = 0
     prefilled: int = 0
@@ -76,10 +80,13 @@ def request_stories(rows: Iterable[Row], state: State) -> list[RequestStory]:
 def _continue(story: RequestStory, event: ev.Event) -> None:
     """Add an event to the story of the request before it."""
     match event:
+        case ev.PrefixJoined():
+            story.joined = (*story.joined, event.leader)
         case ev.PathSelected():
             story.path, story.reason = event.path, event.reason
             story.blocks_from_slab = event.blocks_from_slab
             story.blocks_from_pool = event.blocks_from_pool
+            story.tokens_from_partial = event.tokens_from_partial
             story.reused = event.reused_tokens
         case ev.CacheExtended(step="prefill"):
             story.prefilled += event.end - event.start

@@ -254,7 +254,7 @@ async def test_a_new_agent_has_nothing_of_an_earlier_one(model_directory: Path):
 
 async def test_a_fork_reuses_the_blocks_of_its_agent(model_directory: Path):
     """
-    A fork at an earlier turn, at the last one and before the first reuses the full blocks that the
+    A fork at an earlier turn, at the last one and before the first reuses the tokens that the
     agent itself would reuse, and its answer equals the one on the cold path. Afterwards the two
     diverge.
     """
@@ -277,9 +277,10 @@ async def test_a_fork_reuses_the_blocks_of_its_agent(model_directory: Path):
 
         request = await command(server, "two", "And the wood?")
         said = await ask(server, request)
-        # It reuses as many blocks as the agent's own third turn, whose prompt is as long.
+        # It reuses what the agent's own third turn reused, whose prompt is as long, and the first
+        # words that both questions have.
         assert third.accepted.prompt_tokens == said.accepted.prompt_tokens
-        assert third.accepted.cached_tokens // 16 * 16 == said.accepted.cached_tokens
+        assert third.accepted.cached_tokens <= said.accepted.cached_tokens
         assert said.accepted.cached_tokens > 96
         assert ("agent/two", "cold_start") == (said.accepted.session, said.accepted.reason)
         plain: Any = {"keep": None, "session_name": None, "cache_prompt": False}

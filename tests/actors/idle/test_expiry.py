@@ -88,7 +88,8 @@ async def test_everything_expires_after_a_day(filed: Journaled, tmp_path: Path) 
         await ask(server, question())
         await later(server, 23 * HOUR_S)
         held = server.statistics()
-        assert held.blocks == held.disk_blocks > 2
+        # The short block that ends the conversation has no file.
+        assert held.blocks - 1 == held.disk_blocks > 2
         assert [] == filed.events(ev.SessionClosed)
 
         await later(server, 25 * HOUR_S)
@@ -106,7 +107,7 @@ async def test_everything_expires_after_a_day(filed: Journaled, tmp_path: Path) 
         starts = {event.key: event.start for event in filed.events(ev.BlockSealed)}
         order = [starts[event.key] for event in found]
         assert sorted(order, reverse=True) == order
-        assert held.blocks == len(order)
+        assert (held.blocks if kind is ev.BlockEvicted else held.disk_blocks) == len(order)
     assert filed.is_valid()
 
 
@@ -119,7 +120,8 @@ async def test_a_ttl_of_zero_is_never_written(filed: Journaled, tmp_path: Path) 
         await ask(server, question(1))
         await done(server)
         before = server.statistics()
-        assert before.blocks == before.disk_blocks > 0
+        # The short block that ends the conversation has no file.
+        assert before.blocks - 1 == before.disk_blocks > 0
         await ask(server, question(5, ttl_s=0))
         await done(server)
         await later(server, 0)

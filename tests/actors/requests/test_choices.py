@@ -232,7 +232,9 @@ async def test_answers_of_several_requests_wait_for_slabs(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Generation, "prefill", both_have_slabs)
     store = MemoryStore()
-    both = [attrs.evolve(HOT, choices=3, seed=seed) for seed in (1, 2)]
+    # Otherwise one would join the other, and open no slab until that has prefilled.
+    alone = attrs.evolve(HOT, cache_prompt=False)
+    both = [attrs.evolve(alone, choices=3, seed=seed) for seed in (1, 2)]
     async with (
         serving_fake(store, pool_slabs=2) as server,
         trio.open_nursery() as nursery,

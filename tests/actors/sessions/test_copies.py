@@ -327,9 +327,9 @@ class Order:
         thread: Any = self.server.loaded.engine
         share, decode, begin = device.share, device.decode, thread.decode
 
-        def shared(*given: Any) -> Any:
+        def shared(*given: Any, **named: Any) -> Any:
             self.did.append("part")
-            return share(*given)
+            return share(*given, **named)
 
         def decoded(rows: Any) -> Any:
             self.did.append(DECODE)

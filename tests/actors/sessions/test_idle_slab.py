@@ -311,7 +311,7 @@ async def test_files_are_written_before_the_slab_is_released(
         await ask(server, story(1))
         await without_slabs(server)
         now = server.statistics()
-        assert now.blocks == now.disk_blocks > 2
+        assert now.blocks == now.disk_blocks + 1 > 3  # its short block has no file
 
     found = [decode(row).event for row in store.rows]
     kinds = [type(event) for event in found]

@@ -13,6 +13,7 @@ from cairn.actors.threads.scheduling import (
     Waiting,
     drafts_in_turn,
     next_job,
+    prefill_in_turn,
     rows_in_turn,
     rows_needed,
 )
@@ -131,3 +132,37 @@ def test_drafts_get_the_rows_that_no_answer_needs(
     """In turn, so that each answer has some of them."""
     given = drafts_in_turn([tuple(draft) for draft in drafts], rows)
     assert [tuple(draft[:length]) for draft, length in zip(drafts, lengths, strict=True)] == given
+
+
+@pytest.mark.parametrize(
+    ("passes", "place"),
+    [
+        ([(0, 0), (0, 0)], 0),
+        ([(0, 0), (3, 0)], 1),
+        ([(0, 2), (3, 0)], 1),
+        ([(0, 3), (3, 0)], 0),
+        ([(2, 0), (0, 0), (2, 0)], 0),
+        ([(0, 0), (1, 0), (2, 0)], 2),
+    ],
+)
+def test_a_pass_that_others_wait_for_has_their_turns(
+    passes: list[tuple[int, int]], place: int
+) -> None:
+    """It goes first as often as they would have, and then the first one has its turn."""
+    assert prefill_in_turn(passes) == place
+
+
+def test_a_leader_has_a_turn_for_each_that_waits() -> None:
+    """In a round of three others a leader of two has three passes, and each of them has one."""
+    ran: list[str] = []
+    waiting = [[name, 0] for name in ("a", "b", "leader", "c")]
+    while len(ran) < 60:
+        joined = [(2 if name == "leader" else 0, over) for name, over in waiting]
+        place = prefill_in_turn([(count, int(over)) for count, over in joined])
+        for one in waiting[:place]:
+            one[1] = int(one[1]) + 1
+        name = str(waiting.pop(place)[0])
+        ran.append(name)
+        waiting.append([name, 0])
+    assert {name: ran.count(name) for name in "abc"} == {"a": 10, "b": 10, "c": 10}
+    assert ran.count("leader") == 30

@@ -44,6 +44,38 @@ def test_rows_in_a_slab_have_the_digest_of_their_copy(
     assert mlx_blocks.digest(block) != mlx_blocks.digest(other)
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_the_digest_of_a_part_covers_the_whole_block(dtype: mx.Dtype) -> None:
+    """Of the first rows what the slab has, of the others what the block has."""
+    shape = LayerShape(kv_heads=2, key_dim=16, value_dim=8, dtype=dtype)
+    pool = SlabPool((shape, shape), own_classes=True, growing=list)
+    slab, rows = pool.open(3 * C), 5
+    for place, layer in enumerate(slab.attending):
+        key = mx.random.key(place)
+        layer.keys = mx.random.normal(layer.keys.shape, key=key).astype(dtype)
+        layer.values = mx.random.normal(layer.values.shape, key=key).astype(dtype)
+    block = mlx_blocks.cut(slab, C, 2 * C)
+    other = pool.open(3 * C)
+    for layer in other.attending:
+        layer.offset = C
+    assert C + rows == mlx_blocks.paste(other, [mlx_blocks.first_rows(block, rows)], C)
+
+    def found() -> str:
+        return mlx_blocks.digest(mlx_blocks.pasted_in_part(other, block, C, rows))
+
+    assert mlx_blocks.digest(block) == found()
+    keys = other.attending[1].keys
+    keys[0, 0, C + rows] = 1  # the first row that was not copied
+    assert mlx_blocks.digest(block) == found()
+    keys[0, -1, C + rows - 1, -1] = 1  # the last one that was
+    assert mlx_blocks.digest(block) != found()
+    changed = block.values[0]
+    changed[0, C - 1, 0] = 1
+    keys[0, -1, C + rows - 1, -1] = block.keys[1][-1, rows - 1, -1]
+    sealed = mlx_blocks.cut(slab, C, 2 * C)
+    assert mlx_blocks.digest(sealed) != found()
+
+
 def test_a_copy_takes_no_memory_besides(model_directory: Path, tmp_path: Path) -> None:
     """
     While 15 MiB are copied and hashed, the process takes less than 1 MiB more: nothing is

@@ -21,6 +21,7 @@ from cairn.journal.events import (
     Event,
     InvariantViolated,
     PathSelected,
+    PrefixJoined,
     PrewarmAbandoned,
     PrewarmFinished,
     PrewarmStarted,
@@ -82,6 +83,8 @@ def selected(path: Any, reason: str | None, request: str = "r1", reused: int = 0
         tokens_from_slab=0,
         blocks_from_slab=0,
         blocks_from_pool=0,
+        partial_key=None,
+        tokens_from_partial=0,
         reused_tokens=reused,
         prewarmed_tokens=reused,
         rerendered_tokens=0,
@@ -316,6 +319,8 @@ def begun_and_run(session: str, passes: int) -> list[Any]:
         tokens_from_slab=0,
         blocks_from_slab=0,
         blocks_from_pool=0,
+        partial_key=None,
+        tokens_from_partial=0,
     )
     return [begun, *[settling(session)] * passes]
 
@@ -481,6 +486,22 @@ def test_reuse_by_tier():
     )
 
 
+def test_joins_are_counted():
+    """Each time that a request waits for blocks of another one counts, also of one request."""
+    joined = PrefixJoined(
+        session="s1",
+        request="r1",
+        rules_version=1,
+        decided_at=1,
+        leader="r0",
+        blocks=3,
+        reused_blocks=0,
+    )
+    assert 0 == values(received())("cairn_prefix_joined_total")
+    read = values(received(), joined, joined, selected("new_session", None, reused=192))
+    assert 2 == read("cairn_prefix_joined_total")
+
+
 def test_gauges_are_read_at_the_scrape():
     """Gauges are the server's statistics at the time of the scrape."""
     service = FakeService()
@@ -536,6 +557,7 @@ async def test_scrape():
         "cairn_prefix_cache_ratio": "gauge",
         "cairn_prefix_match_depth_tokens": "histogram",
         "cairn_prefix_cache_too_short_total": "counter",
+        "cairn_prefix_joined_total": "counter",
         "cairn_rerendered_tokens_total": "counter",
         "cairn_prewarmed_tokens_total": "counter",
         "cairn_prewarmed_tokens_used_total": "counter",

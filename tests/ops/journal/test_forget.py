@@ -202,6 +202,8 @@ def anticipating(made: Builder, name: str, request: str, ids: tuple[int, ...]) -
                 tokens_from_slab=0,
                 blocks_from_slab=0,
                 blocks_from_pool=1,
+                partial_key=None,
+                tokens_from_partial=0,
             ),
             made.trimmed(name, event.canonical_tokens, 0),
             ev.BlocksRestored(

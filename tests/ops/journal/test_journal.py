@@ -32,7 +32,7 @@ from cairn.journal.export import (
     read_export,
 )
 from cairn.journal.replay import replay
-from cairn.journal.retention import Survey
+from cairn.journal.retention import NeededIds, Survey
 from cairn.journal.store_sql import SqlStore, journal_url
 from cairn.ops import doctor
 from cairn.ops.common.locations import bytes_on_disk
@@ -341,7 +341,7 @@ def test_what_would_not_read_the_same(run, stored, monkeypatch: pytest.MonkeyPat
     def too_much(state, kept):
         return attrs.evolve(forget(state, kept), self_tests=state.self_tests.set("x", 1))
 
-    for wrong in (lambda state, _: forget(state), too_much):
+    for wrong in (lambda state, _: forget(state, NeededIds()), too_much):
         monkeypatch.setattr(pruning, "forgotten", wrong)
         result = run("journal", "prune", *BEFORE, "--close-idle")
         assert (2, "") == (result.exit_code, result.stdout)

@@ -14,18 +14,20 @@ Admission: whether a request is admitted; and the list of all places where a req
  7. For the session to leave its idle-time work: ``sessions/inbox.py``.
  8. For blocks that are read from files, and for other sessions that load or evict
     (``eviction_lock``): ``sessions/claim.py`` and ``Memory.load`` in ``memory.py``.
- 9. For a slab, while others are evicted: ``memory.py``; a further answer (``n``) also in
+ 9. For blocks of its prompt that another request computes at that moment, which it has joined:
+    ``Claim.follow`` in ``sessions/claim.py``.
+10. For a slab, while others are evicted: ``memory.py``; a further answer (``n``) also in
     ``sessions/generate.py``.
-10. For the engine's thread, between the passes of other sessions: ``threads/scheduling.py``.
-11. For room for each block that its prompt seals, while others are written to files and evicted:
+11. For the engine's thread, between the passes of other sessions: ``threads/scheduling.py``.
+12. For room for each block that its prompt seals, while others are written to files and evicted:
     ``Memory.seal`` in ``memory.py``.
-12. For the journal, because a reply leaves after its events are committed:
+13. For the journal, because a reply leaves after its events are committed:
     ``requests/replies.py`` and ``threads/writer.py``.
 
 Before all of them, a request that continues stored turns waits until these are read from the
 journal: ``agents/stored_turns.py``.
 
-The twelve places together last ``Limits.request_s`` at most. Places 1 to 6 are bounded in number,
+The thirteen places together last ``Limits.request_s`` at most. Places 1 to 6 are bounded in number,
 by the functions here: a request that finds no place is refused at once, as is one that arrives
 while the server stops, the journal is full or a bug has closed admission. A request for a busy
 agent is refused in ``agents/``, and one for whose slab there is no room in

@@ -25,10 +25,11 @@ from cairn.engine.reports import (
     TrimReport,
 )
 from cairn.journal import events as ev
+from cairn.journal import paths, short_blocks
 from cairn.journal.errors import BugError
-from cairn.journal.keys import block_keys, ids_hash
+from cairn.journal.keys import block_keys, ids_hash, short_block_key
 from cairn.journal.lifecycle import SessionState
-from cairn.journal.state import OpenRequest, Session, SessionId, State
+from cairn.journal.state import OpenRequest, Session, SessionId, State, slab_ids
 from cairn.journal.tenants import tenant_secret
 
 
@@ -42,12 +43,14 @@ class Copy:
         end: the end of the slab after it.
         keys: of the blocks, in their order.
         places: the first token of each.
+        rows: how many rows of the only block are copied (a partial match); None for all.
     """
 
     start: int
     end: int
     keys: tuple[str, ...]
     places: tuple[int, ...]
+    rows: int | None = None
 
 
 class SessionCache:
@@ -224,10 +227,16 @@ class SessionCache:
 
         await self._context.engine.call(lambda mlx: mlx.trim(slab, end), record)
 
-    def copies(self, keys: Sequence[str], start: int) -> list[Copy]:
+    def copies(
+        self, keys: Sequence[str], start: int, partial: str | None = None, rows: int = 0
+    ) -> list[Copy]:
         """
         The parts in which sealed blocks are copied into the slab from ``start`` on. Blocks that the
         window does not need at the end are left out.
+
+        Args:
+            partial: the block whose first rows come after these; None if there is none.
+            rows: how many rows that are.
         """
         size, first = self.block_tokens, start // self.block_tokens
         found = []
@@ -242,10 +251,14 @@ class SessionCache:
                 )
             )
             start = end
+        if partial is not None:
+            found.append(
+                Copy(start=start, end=start + rows, keys=(partial,), places=(start,), rows=rows)
+            )
         return found
 
     async def share(
-        self, request: str, keys: Sequence[str], start: int, still_needed: Callable[[], bool]
+        self, request: str, copies: Sequence[Copy], still_needed: Callable[[], bool]
     ) -> bool:
         """
         Copy sealed blocks into the slab for a request, in parts. False if they were no longer
@@ -254,7 +267,7 @@ class SessionCache:
         Args:
             still_needed: called on the engine's thread.
         """
-        parts = [self._copying(request, copy) for copy in self.copies(keys, start)]
+        parts = [self._copying(request, copy) for copy in copies]
         done = await self._context.engine.copy(parts, still_needed)
         if not done:
             await self.end_copy()
@@ -287,7 +300,7 @@ class SessionCache:
         slab = self.slab_id
 
         def run(engine: Engine) -> ShareReport:
-            return engine.share(slab, copy.keys, copy.start, copy.places)
+            return engine.share(slab, copy.keys, copy.start, copy.places, rows=copy.rows)
 
         def record(report: ShareReport) -> int:
             return self.append(
@@ -323,7 +336,9 @@ class SessionCache:
             BugError: that row has other bits now.
         """
         return await self._context.engine.prefill(
-            self._pass_over(ids, draw, again), partial(self._extended, "prefill", request)
+            self._pass_over(ids, draw, again),
+            partial(self._extended, "prefill", request),
+            lambda: paths.followers(self._context.sequencer.state, request),
         )
 
     async def settle(self, ids: Sequence[int], still_needed: Callable[[], bool]) -> bool:
@@ -372,7 +387,24 @@ class SessionCache:
                 )
             )
 
-        await self._context.memory.seal(self.slab_id, key, start, end, record, prewarmed=prewarmed)
+        memory = self._context.memory
+        await memory.seal(self.slab_id, key, start, end, record, prewarmed=prewarmed)
+        await memory.remove_superseded(self.id, key)
+
+    async def seal_rest(self) -> None:
+        """Make a short block of what the slab holds after its last full block, if that helps."""
+        session = self.session
+        rest = short_blocks.rest_to_seal(self._context.sequencer.state, session)
+        if rest is None:
+            return
+        key = short_block_key(
+            secret=self._secret,
+            fingerprint=self._context.facts.fingerprint,
+            tenant=self.tenant,
+            parent=session.slab_keys[-1] if session.slab_keys else None,
+            ids=slab_ids(session, *rest),
+        )
+        await self.seal(key, *rest, prewarmed=True)
 
     def decoded(self, batch: Sequence[PassReport], request: str) -> None:
         """

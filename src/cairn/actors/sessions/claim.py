@@ -1,11 +1,13 @@
 """
 Claim, the first step of a request in its session: load blocks that it could reuse, then record that
-the session takes the request and which path it is served by, in one append.
+the session takes the request and which path it is served by, in one append. If another request
+computes blocks of its prompt at that moment, it joins that one instead, and its path is selected
+when it has waited for these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -14,6 +16,7 @@ from cairn.actors.requests.messages import Accepted
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.cache import SessionCache
 from cairn.actors.sessions.context import SessionContext
+from cairn.actors.sessions.generate import Gone
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.tenants import session_name
@@ -34,13 +37,13 @@ class Claim:
     group: str | None
     named: bool
 
-    async def claim(self, ticket: Ticket) -> tuple[int, Accepted] | None:
+    async def claim(self, ticket: Ticket) -> int | None:
         """
         Claim a request if it is still this session's to serve.
 
         Returns:
-            The receipt and the first reply to its client. None for a request that was refused, that
-            its client has left, or that another session is to serve (``ticket.rerouted``).
+            The receipt. None for a request that was refused, that its client has left, or that
+            another session is to serve (``ticket.rerouted``).
         """
         async with self.context.memory.eviction_lock:
             await self._load_blocks(ticket)
@@ -54,26 +57,68 @@ class Claim:
         ticket.rerouted = claimed is None
         return claimed
 
+    async def follow(self, ticket: Ticket, receipt: int) -> tuple[int, Accepted]:
+        """
+        Wait for the requests that this one joins, until its path is selected.
+
+        Args:
+            receipt: of the claim.
+
+        Returns:
+            The receipt of the decision, and the first reply to the client.
+
+        Raises:
+            Gone: no client waits for the answer any more.
+            BugError: a bug found elsewhere has quarantined the session.
+        """
+        context, cache = self.context, self.cache
+        while (bug := cache.quarantined_meanwhile()) is None and cache.request.path is None:
+            if ticket.gone is not None:
+                raise Gone.of(ticket.gone, "prefill")
+            if context.sequencer.waits(cache.id):
+                # There is no await between the look and this, so that no change is missed.
+                await context.activity.wait_change()
+                continue
+            async with context.memory.eviction_lock:
+                await self._load(ticket)
+                if self._may_decide(ticket):
+                    receipt = context.sequencer.go_on(
+                        cache.id, self._around(ticket), expected_seq=cache.seq + 1
+                    )
+                    cache.seq += 1
+        if bug is not None:
+            raise bug
+        ticket.prefilled_tokens = cache.path.reused_tokens
+        return receipt, self._accepted(ticket)
+
+    def _may_decide(self, ticket: Ticket) -> bool:
+        """Whether nothing has come between the end of a wait and the next decision."""
+        meanwhile = ticket.gone is not None or self.cache.quarantined_meanwhile() is not None
+        return not meanwhile and not self.context.sequencer.waits(self.cache.id)
+
     async def _load_blocks(self, ticket: Ticket) -> None:
+        """Load blocks for a request that is still to be claimed."""
+        ended = ticket.gone is not None or self.context.sequencer.state.admission_bug is not None
+        if not ended and self._serves(ticket):
+            await self._load(ticket)
+
+    async def _load(self, ticket: Ticket) -> None:
         """Load blocks from files that the decision could reuse."""
         context, prepared = self.context, ticket.prepared
         state = context.sequencer.state
-        ended = ticket.gone is not None or state.admission_bug is not None
-        if ended or not self._serves(ticket):
-            return
         tokens = len(prepared.prompt_ids)
         chain = paths.chain_to_load(
             state,
             self.cache.held,
             prepared.ask,
             prepared.keys,
-            tokens,
+            prepared.prompt_ids,
             tokens + prepared.max_tokens,
         )
         await context.memory.load(chain, lambda: ticket.gone is None)
 
-    def _take(self, ticket: Ticket) -> tuple[int, Accepted] | None:
-        """Record the request and select its path. None for another session's request."""
+    def _take(self, ticket: Ticket) -> int | None:
+        """Record the request and the decision. None for another session's request."""
         context, cache, prepared = self.context, self.cache, ticket.prepared
         if not self._serves(ticket) or cache.is_quarantined:
             return None
@@ -87,17 +132,19 @@ class Claim:
                 named=self.named,
             )
         cache.opened = True
-        ids = prepared.prompt_ids
-
-        def around(token: int) -> str:
-            return context.tokenizer.decode(ids[max(0, token - 8) : token + 8])
-
-        receipt = context.sequencer.begin(self._received(ticket), opened, around)
+        receipt = context.sequencer.begin(self._received(ticket), opened, self._around(ticket))
         cache.seq += 2 if opened is None else 3
         ticket.accepted = True
-        path = cache.path
-        ticket.prefilled_tokens = path.reused_tokens
-        return receipt, Accepted(
+        return receipt
+
+    def _around(self, ticket: Ticket) -> Callable[[int], str]:
+        """A function that returns the text of a prompt around a token."""
+        ids, tokenizer = ticket.prepared.prompt_ids, self.context.tokenizer
+        return lambda token: tokenizer.decode(ids[max(0, token - 8) : token + 8])
+
+    def _accepted(self, ticket: Ticket) -> Accepted:
+        context, cache, prepared, path = self.context, self.cache, ticket.prepared, self.cache.path
+        return Accepted(
             request=ticket.id,
             session=session_name(cache.id),
             model=context.facts.name,

@@ -42,6 +42,15 @@ class Gone(Exception):
     def __init__(self, stage: ev.CancelStage) -> None:
         self.stage: ev.CancelStage = stage
 
+    @classmethod
+    def of(cls, why: str, stage: ev.CancelStage) -> Gone:
+        """
+        Args:
+            why: a ticket's ``gone``.
+            stage: where the request was.
+        """
+        return cls(_STAGES.get(why, stage))
+
 
 @attrs.frozen
 class Generation:
@@ -72,15 +81,17 @@ class Generation:
             await self._acquire_slab(prepared.capacity_tokens)
         if cache.session.cached_tokens > keep:
             await cache.trim(keep, "not shared with this request")
-        if path.blocks_from_pool:
-            keys = cache.request.prompt_keys[path.blocks_from_slab :][: path.blocks_from_pool]
+        keys = cache.request.prompt_keys[path.blocks_from_slab :][: path.blocks_from_pool]
+        copies = cache.copies(keys, keep, path.partial_key, path.tokens_from_partial)
+        if copies:
+            last = copies[-1].keys
 
             def still_needed() -> bool:
-                return self.ticket.gone is None and cache.chain_bug(keys) is None
+                return self.ticket.gone is None and cache.chain_bug(last) is None
 
-            if not await cache.share(self.ticket.id, keys, keep, still_needed):
+            if not await cache.share(self.ticket.id, copies, still_needed):
                 self._check_client("prefill")
-                bug = cache.chain_bug(keys)
+                bug = cache.chain_bug(last)
                 assert bug is not None
                 raise bug
 
@@ -102,8 +113,8 @@ class Generation:
         start = cache.session.cached_tokens
         while start < len(prompt):
             self._check_client("prefill")
-            alone, again = self.context.activity.in_flight <= 1, start - 1 == checked
-            end = self.context.facts.pass_end(start, len(prompt), alone=alone, again=again)
+            again = start - 1 == checked
+            end = self.context.facts.pass_end(start, len(prompt), alone=self._alone(), again=again)
             try:
                 report = await cache.prefill(
                     prompt[start:end],
@@ -122,6 +133,15 @@ class Generation:
         self._check_client("prefill")
         return drawn
 
+    def _alone(self) -> bool:
+        """
+        Whether no other request waits for the next pass to end in order to have one itself: those
+        that have joined this one wait for all its passes, and without a free row no other runs.
+        """
+        joined = paths.followers(self.context.sequencer.state, self.ticket.id)
+        runnable = min(self.context.activity.in_flight, self.context.facts.decode_rows)
+        return runnable - joined <= 1
+
     async def _seal(self, start: int, end: int) -> None:
         """Seal the blocks that a pass over ``[start, end)`` has made full."""
         cache, size = self.cache, self.cache.block_tokens
@@ -129,7 +149,8 @@ class Generation:
             key, begin = cache.request.prompt_keys[place], place * size
             if cache.can_seal(key, begin):
                 await cache.seal(key, begin, begin + size)
-                self.ticket.sealed_tokens += size
+                # Its first rows may be those of a partial match.
+                self.ticket.sealed_tokens += begin + size - max(begin, cache.path.reused_tokens)
 
     async def decode(self, first: Drawn) -> Answer:
         """
@@ -251,7 +272,7 @@ class Generation:
     def _check_client(self, stage: ev.CancelStage) -> None:
         """Go on only while the client waits."""
         if self.ticket.gone is not None:
-            raise Gone(_STAGES.get(self.ticket.gone, stage))
+            raise Gone.of(self.ticket.gone, stage)
 
 
 def _rows(slab: int, draw: DrawSpec) -> Callable[[Sequence[int]], DecodeRow]:

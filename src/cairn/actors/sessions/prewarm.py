@@ -161,6 +161,8 @@ class Prewarm:
                     tokens_from_slab=reuse.tokens,
                     blocks_from_slab=reuse.blocks,
                     blocks_from_pool=reuse.shared,
+                    partial_key=reuse.partial,
+                    tokens_from_partial=reuse.rows,
                 )
             )
         return True
@@ -178,7 +180,8 @@ class Prewarm:
         if cache.session.cached_tokens > held:
             await cache.trim(held, "not part of the next prompt")
         keys = prewarm.keys[prewarm.blocks_from_slab :][: prewarm.blocks_from_pool]
-        for copy in cache.copies(keys, held):
+        part = prewarm.partial_key, prewarm.tokens_from_partial
+        for copy in cache.copies(keys, held, *part):
             done = await idle_time.run(partial(self._copied, copy))
             if not done:
                 await cache.end_copy()

@@ -6,13 +6,15 @@ Rules of this module and of those that hold its steps:
 1. A session does things in the order of ``lifecycle.STEPS``, and everything that it does to its
    cache goes through ``SessionCache`` as an event that carries what the engine measured.
 2. It knows of its cache what the journal's fold says, and keeps no second account.
-3. While it serves a request it waits for nothing but the engine and memory. For idle-time work it
-   waits until no request is in flight, and does none while a request is in its inbox. Replies carry
-   the receipt that they wait for.
+3. While it serves a request it waits for nothing but the engine, memory, and a request that
+   computes the beginning of the same prompt. For idle-time work it waits until no request is in
+   flight, and does none while a request is in its inbox. Replies carry the receipt that they wait
+   for.
 
-``_serve`` has the way of a request: claim, restore the prefix, prefill, decode, finish, and prewarm
-what the next request will begin with. An idle session releases its slab after a while if all of it
-is in blocks, so that memory holds an idle conversation once.
+``_serve`` has the way of a request: claim, follow a request that computes the same prefix, restore
+it, prefill, decode, finish, and prewarm what the next request will begin with. An idle session
+releases its slab after a while if all of it is in blocks, so that memory holds an idle conversation
+once.
 """
 
 from __future__ import annotations
@@ -107,9 +109,10 @@ class SessionActor:
         self.inbox.keep_slab()
         generation, message = Generation(self._context, self.cache, ticket), None
         try:
+            accepted = await self._claim.follow(ticket, claimed)
             await generation.restore_prefix()
             # Not before there is a slab: until then the request may still be refused.
-            ticket.reply(*claimed)
+            ticket.reply(*accepted)
             first = await generation.prefill()
             answer = await generation.decode(first)
             message = answer.finish()
@@ -121,6 +124,7 @@ class SessionActor:
         command.done.set()
         await self._settle.cut_back()
         complete = await self._prewarm.next_turn(ticket, message)
+        await self._settle.share_rest()
         await self.cache.rest(complete)
         await self._settle.write_through()
 

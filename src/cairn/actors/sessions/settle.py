@@ -42,6 +42,14 @@ class Settle:
             else:
                 await self.cache.trim(0, "the window has moved on from what is canonical")
 
+    async def share_rest(self) -> None:
+        """
+        Seal what the slab holds after its last full block, so that other sessions can match it. Not
+        if a command is waiting.
+        """
+        if self.inbox.is_empty and not self.cache.is_quarantined:
+            await self.cache.seal_rest()
+
     async def write_through(self) -> None:
         """
         Write the blocks of this conversation to files while the inbox is empty, so that little is

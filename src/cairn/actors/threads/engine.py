@@ -27,6 +27,7 @@ from cairn.actors.threads.scheduling import (
     Waiting,
     drafts_in_turn,
     next_job,
+    prefill_in_turn,
     rows_in_turn,
     rows_needed,
 )
@@ -52,6 +53,9 @@ class _Job:
         still_needed: called on the engine's thread before the job runs, and for copies and work in
             idle time before every choice; if it returns False, the job is dropped.
         goes_first: whether it runs before the jobs of its kind that wait already.
+        joined: how many requests wait for what a prefill pass computes besides its own; called on
+            the engine's thread.
+        passed_over: how often such a pass went before it.
     """
 
     run: Callable[[Engine], Any]
@@ -59,6 +63,8 @@ class _Job:
     kind: JobKind
     still_needed: Callable[[], bool]
     goes_first: bool = False
+    joined: Callable[[], int] = lambda: 0
+    passed_over: int = 0
     done: trio.Event = attrs.field(factory=trio.Event)
     result: outcome.Outcome[Any] | None = None
 
@@ -263,9 +269,20 @@ class EngineThread:
         """
         return await self._do(run, record, JobKind.COPY, goes_first=True)
 
-    async def prefill(self, run: Callable[[Engine], T], record: Callable[[T], R]) -> R:
-        """One prefill pass. Raises as ``call`` does."""
-        return await self._do(run, record, JobKind.PREFILL)
+    async def prefill(
+        self,
+        run: Callable[[Engine], T],
+        record: Callable[[T], R],
+        joined: Callable[[], int] = lambda: 0,
+    ) -> R:
+        """
+        One prefill pass. Raises as ``call`` does.
+
+        Args:
+            joined: how many requests wait for what it computes besides its own; called on the
+                engine's thread.
+        """
+        return await self._do(run, record, JobKind.PREFILL, joined=joined)
 
     async def settle(
         self, run: Callable[[Engine], T], record: Callable[[T], R], still_needed: Callable[[], bool]
@@ -334,8 +351,9 @@ class EngineThread:
         still_needed: Callable[[], bool] = lambda: True,
         *,
         goes_first: bool = False,
+        joined: Callable[[], int] = lambda: 0,
     ) -> R:
-        job = _Job(run, record, kind, still_needed, goes_first)
+        job = _Job(run, record, kind, still_needed, goes_first, joined)
         if self._ended.is_set():
             raise EngineGone("the engine has ended")
         self._inbox.put(job)
@@ -407,7 +425,7 @@ class EngineThread:
                 if chosen is JobKind.DECODE:
                     self._decode_pass(decoding, token)
                 else:
-                    self._run(jobs[chosen].popleft(), token)
+                    self._run(_next_of(jobs[chosen], chosen), token)
                 decoded_last = chosen is JobKind.DECODE or (chosen is JobKind.CALL and decoded_last)
                 if chosen is JobKind.COPY:
                     copies_since_prefill += 1
@@ -496,6 +514,18 @@ class EngineThread:
                 decoding.remove(one)
                 token.run_sync_soon(one.reports.send_nowait, None)
         decoding[:] = [*left, *(one for one in in_pass if one in decoding)]
+
+
+def _next_of(jobs: deque[_Job], kind: JobKind) -> _Job:
+    """Take the job of a kind that is to run next."""
+    if kind is not JobKind.PREFILL or len(jobs) == 1:
+        return jobs.popleft()
+    place = prefill_in_turn([(job.joined(), job.passed_over) for job in jobs])
+    chosen = jobs[place]
+    for job in list(jobs)[:place]:
+        job.passed_over += 1
+    del jobs[place]
+    return chosen
 
 
 def _identity(value: T) -> T:

@@ -12,7 +12,8 @@ Rules of this module:
 4. Between two decode passes at most one prefill pass runs, or one part of a copy into a slab, or
    one block is loaded from its file, which counts as a part of a copy.
    Sessions have their prefill passes in turn, because each asks for one at a time and jobs of a
-   kind run in the order in which they were asked for.
+   kind run in the order in which they were asked for. Those that wait for blocks of another
+   request have joined it, ask for none, and lend it their turns (``prefill_in_turn``).
 5. Copies go before prefill passes, because a copy takes a fraction of the passes that it spares.
    After ``COPIES_PER_PREFILL`` parts a prefill pass that waits has its turn, so that the first
    token of one request does not wait for the whole history of another.
@@ -82,6 +83,23 @@ def _prompt_job(waiting: Waiting) -> JobKind | None:
     if waiting.copies and has_turn:
         return JobKind.COPY
     return JobKind.PREFILL if waiting.prefills else None
+
+
+def prefill_in_turn(passes: Sequence[tuple[int, int]]) -> int:
+    """
+    The index of the prefill pass that is to run next: the first one, or one that so many requests
+    wait for that these would have had their turns before it.
+
+    Args:
+        passes: in the order in which they were asked for, for each: how many requests have joined
+            the one that it is of, and how often another one went before it, as below.
+
+    Returns:
+        The index; those before it have been passed over once more.
+    """
+    most = max(joined for joined, _ in passes)
+    place = next(place for place, (joined, _) in enumerate(passes) if joined == most)
+    return place if passes[0][1] < most else 0
 
 
 def rows_in_turn(answers: Sequence[T], rows: int) -> tuple[Sequence[T], Sequence[T]]:

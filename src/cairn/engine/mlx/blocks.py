@@ -104,6 +104,30 @@ def pasted(slab: HeldSlab, block: SealedBlock, start: int) -> SealedBlock:
     )
 
 
+def first_rows(block: SealedBlock, rows: int) -> SealedBlock:
+    """The first rows of a block without states. Not a copy."""
+    return SealedBlock(
+        keys=tuple(array[:, :rows, :] for array in block.keys),
+        values=tuple(array[:, :rows, :] for array in block.values),
+    )
+
+
+def pasted_in_part(slab: HeldSlab, block: SealedBlock, start: int, rows: int) -> SealedBlock:
+    """
+    A block whose first rows are those of a slab from ``start`` on, where they were copied to, and
+    whose other rows are its own. So its digest is the block's if the copy and the rest are right.
+    """
+    part = pasted(slab, first_rows(block, rows), start)
+
+    def joined_with(copied: tuple[mx.array, ...], whole: tuple[mx.array, ...]) -> list[mx.array]:
+        both = zip(copied, whole, strict=True)
+        return [mx.concatenate([one, other[:, rows:, :]], axis=1) for one, other in both]
+
+    keys, values = joined_with(part.keys, block.keys), joined_with(part.values, block.values)
+    mx.eval(keys, values)
+    return SealedBlock(keys=tuple(keys), values=tuple(values))
+
+
 def _rows(cache: Any, start: int, end: int) -> slice:
     """
     The rows of tokens in the arrays of a layer.

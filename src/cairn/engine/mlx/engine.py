@@ -212,7 +212,13 @@ class MlxEngine(Engine):
         return TrimReport(cached_tokens=before, coverage=held.coverage())
 
     def share(
-        self, slab: int, keys: Sequence[str], start: int, places: Sequence[int] | None = None
+        self,
+        slab: int,
+        keys: Sequence[str],
+        start: int,
+        places: Sequence[int] | None = None,
+        *,
+        rows: int | None = None,
     ) -> ShareReport:
         """
         Copy sealed blocks into a slab, and hash what the slab then holds. The digest shows a block
@@ -222,13 +228,28 @@ class MlxEngine(Engine):
             start: where the slab ends.
             places: the position of each block, if there are gaps between them (``sink_window``
                 only).
+            rows: copy only so many of the first rows of the block. The digest is that of the copied
+                rows and the block's other rows together, so that it shows both.
 
         Raises:
-            EngineFault: a block is not in memory, or the slab does not end at ``start``.
+            EngineFault: a block is not in memory, the slab does not end at ``start``, or ``rows``
+                are not the first of one block of a model that can begin a pass anywhere.
         """
         began = time.perf_counter_ns()
         held = self.pool.get(slab)
         blocks = [self.blocks.get(key) for key in keys]
+        if rows is not None:
+            if (
+                len(blocks) != 1
+                or not 0 < rows <= blocks[0].tokens
+                or self.without_cuts is not None
+            ):
+                raise EngineFault(f"no first {rows} rows of {len(blocks)} blocks")
+            mlx_blocks.paste(held, [mlx_blocks.first_rows(blocks[0], rows)], start)
+            found = mlx_blocks.digest(mlx_blocks.pasted_in_part(held, blocks[0], start, rows))
+            return ShareReport(
+                digests=(found,), coverage=held.coverage(), duration_us=_since_us(began)
+            )
         size = self._at_once or len(blocks)
         digests: list[str] = []
         for place in range(0, len(blocks), size):

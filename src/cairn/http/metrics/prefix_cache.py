@@ -23,6 +23,7 @@ from cairn.journal.events import (
     CacheExtended,
     Event,
     PathSelected,
+    PrefixJoined,
     RequestReceived,
 )
 
@@ -91,6 +92,11 @@ class ReuseMetrics:
             "Prompts that were not cached because they are shorter than --min-cache-tokens",
         )
 
+        self._joined = counter(
+            "cairn_prefix_joined_total",
+            "Times that a request waited for blocks of its prompt that another one computed",
+        )
+
     def observe(self, event: Event) -> None:
         """Count a committed event."""
         match event:
@@ -98,6 +104,8 @@ class ReuseMetrics:
                 self._begun[event.request] = _Query(event.prompt_tokens)
                 if event.prompt_tokens < self._min_cache_tokens:
                     self._short.inc()
+            case PrefixJoined():
+                self._joined.inc()
             case PathSelected():
                 self._select(event)
             case BlockLoaded():

@@ -258,17 +258,17 @@ def _show_requests(source: Source, report: Report, session: str) -> int:
     table(
         (
             *("request", "row", "path", "reason", "prompt", "reused", "prefilled", "generated"),
-            *("from slab", "from pool", "sealed", "end"),
+            *("from slab", "from pool", "in part", "joined", "sealed", "end"),
         ),
         (
             (
                 *(one.request, one.position, one.path, one.reason, one.prompt, one.reused),
                 *(one.prefilled, one.generated, one.blocks_from_slab, one.blocks_from_pool),
-                *(one.sealed_blocks, one.end),
+                *(one.tokens_from_partial, len(one.joined), one.sealed_blocks, one.end),
             )
             for one in stories
         ),
-        spare=("sealed", "from pool", "from slab", "generated", "prefilled"),
+        spare=("sealed", "joined", "in part", "from pool", "from slab", "generated", "prefilled"),
     )
     broken = findings_of(report, session, rows[-1].position if rows else 0)
     if broken:
@@ -326,7 +326,9 @@ def _reached(state: State, at: int) -> str:
     return str(at) if state.position >= at else f"{state.position} (the last one)"
 
 
-def _path(path: ev.PathSelected | None) -> str:
+def _path(path: ev.PathSelected | None, joined: ev.PrefixJoined | None) -> str:
+    if joined is not None:
+        return f"not selected yet: waits for blocks of request {joined.leader}"
     if path is None:
         return "not selected yet"
     return f"{path.path} ({path.reason})" if path.reason else path.path
@@ -340,7 +342,7 @@ def _of_session(state: State, session: Session) -> Iterator[tuple[str, object]]:
     if (request := session.request) is not None:
         yield "request", request.ask.request
         yield "prompt tokens", len(request.prompt_ids)
-        yield "path", _path(request.path)
+        yield "path", _path(request.path, request.joined)
         yield "sampled tokens", len(request.sampled)
         yield "emitted tokens", request.emitted
     if (last := session.last) is not None:

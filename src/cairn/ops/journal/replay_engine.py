@@ -45,9 +45,9 @@ from cairn.journal import events as ev
 from cairn.journal.base import Base, loaded_of
 from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
-from cairn.journal.keys import ids_hash
+from cairn.journal.keys import ids_hash, ids_of
 from cairn.journal.replay import replay
-from cairn.journal.state import Session, SessionId
+from cairn.journal.state import Session, SessionId, State
 from cairn.ops.common.output import progress
 
 SAME = 0
@@ -62,10 +62,16 @@ _ENDS = (ev.ModelUnloaded, ev.ServerStopped, ev.ServerLost)
 
 @attrs.frozen
 class _Step:
-    """An event of the session, with the session as it was after it."""
+    """
+    An event of the session, with the session as it was after it.
+
+    Attributes:
+        ids: if a block was copied in part: the token ids of all of it, as far as they are known.
+    """
 
     recorded: ev.Recorded
     session: Session | None
+    ids: Sequence[int] = ()
 
 
 @attrs.frozen
@@ -118,14 +124,15 @@ def rerun(
     loaded: list[ev.ModelLoaded] = [before] if before is not None else []
     parts: dict[str, _Part] = {}
 
-    def watch(recorded: ev.Recorded, state: Any) -> None:
+    def watch(recorded: ev.Recorded, state: State) -> None:
         event = recorded.event
         if isinstance(event, ev.ModelLoaded):
             loaded.append(event)
         mine = getattr(event, "session", None) == session_id
         if loaded and (mine or isinstance(event, _ENDS)):
             part = parts.setdefault(loaded[-1].fingerprint, _Part(loaded[-1]))
-            part.steps.append(_Step(recorded, state.sessions.get(SessionId(session_id))))
+            ids = _ids_in_part(event, state)
+            part.steps.append(_Step(recorded, state.sessions.get(SessionId(session_id)), ids))
 
     replay(rows, base=base, watch=watch)
     used = [part for part in parts.values() if part.runs]
@@ -152,6 +159,14 @@ def rerun(
                 f"{elsewhere} under fingerprint {part.model.fingerprint}"
             )
     return SAME if passes else _nothing(session_id)
+
+
+def _ids_in_part(event: ev.Event, state: State) -> tuple[int, ...]:
+    """The token ids of a block that an event says was copied in part, as far as known."""
+    if not isinstance(event, ev.BlocksRestored) or state.model is None:
+        return ()
+    known = [state.blocks[key] for key in event.keys[-1:] if key in state.blocks]
+    return ids_of(known[0].ids) if known and event.end % state.model.block_tokens else ()
 
 
 def _rerun(part: _Part, model: str | None, adapter: str | None) -> list[_Again] | int:
@@ -399,6 +414,9 @@ class _Again:
             case ev.CacheTrimmed():
                 trimmed = self._engine.trim(self._held, event.end)
                 _same("coverage", event.coverage, trimmed.coverage)
+            case ev.BlocksRestored() if event.end % self._chunk:
+                assert session is not None
+                self._share_in_part(event, session, step.ids)
             case ev.BlocksRestored():
                 assert session is not None
                 self._share(event, session)
@@ -482,6 +500,21 @@ class _Again:
             # A copy leaves out tokens that nothing attends to; passes drop them later. Passes over
             # the blocks of any part but the last attend to the tokens before them.
             self._engine.let_go(self._held, session.window_start)
+
+    def _share_in_part(
+        self, event: ev.BlocksRestored, session: Session, ids: Sequence[int]
+    ) -> None:
+        """
+        Compute the tokens of the block whose first rows the server copied. Of a block whose
+        conversation was pruned only these are known.
+        """
+        self._pass(ids or _sequence(session)[event.start : event.end], None)
+        if len(ids) == self._chunk:
+            self.blocks += 1
+            found = self._seal(event.start, event.start + len(ids)).digest
+            _same("digest", event.digests[-1], found)
+        trimmed = self._engine.trim(self._held, event.end)
+        _same("coverage", event.coverage, trimmed.coverage)
 
     def _decode(self, event: ev.CacheExtended, session: Session) -> None:
         sequence = _sequence(session)

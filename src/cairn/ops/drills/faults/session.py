@@ -15,11 +15,11 @@ async def stale_decision(damage: Damage) -> None:
     """A path is decided on a state that does not know what is in the session's slab."""
     sequencer = damage.server.loaded.sequencer
 
-    def around(selected: Method) -> Method:
-        def deciding(received: ev.RequestReceived, around_token: Any) -> Any:
+    def around(decided: Method) -> Method:
+        def deciding(name: str, around_token: Any) -> Any:
             session = damage.session
-            if received.session != damage.victim or session is None:
-                return selected(received, around_token)
+            if name != damage.victim or session is None:
+                return decided(name, around_token)
             damage.strike()
             ledger = sequencer._ledger
             forgetful = attrs.evolve(session, slab_keys=())
@@ -27,13 +27,13 @@ async def stale_decision(damage: Damage) -> None:
             stale = attrs.evolve(ledger.state, sessions=sessions)
             sequencer._ledger = SimpleNamespace(state=stale)  # type: ignore[assignment]
             try:
-                return selected(received, around_token)
+                return decided(name, around_token)
             finally:
                 sequencer._ledger = ledger
 
         return deciding
 
-    wrap(sequencer, "_selected", around)
+    wrap(sequencer, "_decided", around)
 
 
 async def sequence_gap(damage: Damage) -> None:

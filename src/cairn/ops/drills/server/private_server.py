@@ -24,9 +24,10 @@ from cairn.ops.drills.server.client import Client
 from cairn.ops.serve.data_dir import make_home, root_secret
 
 _MIB = 1024 * 1024
+BLOCK_TOKENS = 16
 _SMALL: dict[str, Any] = {
     # Small blocks give a short conversation several of them; two rows serve two sessions at once.
-    "block_tokens": 16,
+    "block_tokens": BLOCK_TOKENS,
     "decode_rows": 2,
     "pool_slabs": 6,
     "pool_bytes": 64 * _MIB,

@@ -197,7 +197,7 @@ def _matched(index: Index) -> tuple[list[float], SessionId | None, paths.Decisio
     marks.append(time.perf_counter())
     chosen = paths.choose_session(state, ask)
     marks.append(time.perf_counter())
-    paths.chain_to_load(state, session, ask, keys, len(ids), len(ids) + answer_tokens)
+    paths.chain_to_load(state, session, ask, keys, tuple(ids), len(ids) + answer_tokens)
     marks.append(time.perf_counter())
     event = received(index, keys, answer_tokens)
     request = OpenRequest(ask=event, chain=index.chain, prompt_ids=ids, prompt_keys=keys)

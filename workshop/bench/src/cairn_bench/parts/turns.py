@@ -165,6 +165,8 @@ class Conversation:
                 tokens_from_slab=kept * self._chunk,
                 blocks_from_slab=kept,
                 blocks_from_pool=0,
+                partial_key=None,
+                tokens_from_partial=0,
             ),
         )
         for place in range(kept, full):
