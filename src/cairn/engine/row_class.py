@@ -32,6 +32,8 @@ class RowClass:
         product: queries x keys x head_dim of an attention is at least this number, if necessary
             with dummies; 0 if an attention always has all C queries of its segment, each at its
             place.
+        low_rank: how many rows the low-rank layers of an adapter have at least; 0 if as many as the
+            pass.
     """
 
     segment: int
@@ -39,11 +41,12 @@ class RowClass:
     least: int
     most: int
     product: int
+    low_rank: int = 0
 
     def __attrs_post_init__(self) -> None:
         whole = not self.most % self.quantum and not self.least % self.quantum
         ascending = 1 <= self.quantum <= self.least <= self.most
-        if self.segment < 1 or self.product < 0 or not (whole and ascending):
+        if self.segment < 1 or min(self.product, self.low_rank) < 0 or not (whole and ascending):
             raise EngineFault(f"not a row class: {attrs.astuple(self)}")
 
     @classmethod
@@ -63,7 +66,7 @@ class RowClass:
 
     @property
     def fields(self) -> tuple[int, ...]:
-        """``segment``, ``quantum``, ``least``, ``most`` and ``product``, for the journal."""
+        """All attributes in their order, for the journal."""
         found: tuple[int, ...] = attrs.astuple(self)
         return found
 

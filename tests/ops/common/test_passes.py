@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from cairn.engine.row_class import RowClass
@@ -22,6 +23,11 @@ def row_class(quantum: int, least: int, most: int) -> RowClass:
             row_class(12, 12, 252),
             "",
             "reuse to the token with passes of 12 to 252 rows in steps of 12",
+        ),
+        (
+            attrs.evolve(row_class(1, 8, 256), low_rank=256),
+            "",
+            "reuse to the token with passes of 8 to 256 rows, an adapter's layers over 256",
         ),
         (
             row_class(64, 64, 64),

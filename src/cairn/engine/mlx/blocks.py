@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import attrs
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
 from cairn.engine.errors import EngineFault
@@ -143,17 +142,18 @@ def _rows(cache: Any, start: int, end: int) -> slice:
 
 
 def digest(block: SealedBlock) -> str:
-    """A strong hash over shapes, types and bytes of a block's arrays."""
-    found = blake3()
+    """
+    A strong hash over shapes, types and bytes of a block's arrays. Their bytes are copied first,
+    which takes less time than hashing them row by row where they are in a slab.
+    """
+    arrays = (*block.keys, *block.values, *block.states)
+    header = "".join(f"{array.shape}{array.dtype}" for array in arrays)
     if block.state_tokens:
-        found.update(f"{block.state_tokens} tokens, {len(block.states)} of states".encode())
-    for array in (*block.keys, *block.values, *block.states):
-        found.update(f"{array.shape}{array.dtype}".encode())
-        if array.size:
-            # numpy knows no bfloat16; bytes are bytes.
-            octets: Any = array.view(mx.uint8)
-            for run in _runs(np.asarray(memoryview(octets))):
-                found.update(run)
+        header = f"{block.state_tokens} tokens, {len(block.states)} of states{header}"
+    found = blake3(header.encode())
+    if filled := [array for array in arrays if array.size]:
+        octets: Any = joined(filled)
+        found.update(np.asarray(memoryview(octets)).data)
     return found.hexdigest()
 
 
@@ -175,18 +175,6 @@ def octets_digest(octets: mx.array) -> str:
     """A strong hash over an array of bytes."""
     buffer: Any = octets
     return blake3(np.asarray(memoryview(buffer)).data).hexdigest()
-
-
-def _runs(octets: npt.NDArray[np.uint8]) -> Iterator[memoryview]:
-    """
-    The bytes in order, in contiguous runs. Rows in a slab are read in place: the rows of each head
-    are such a run.
-    """
-    if octets.flags.c_contiguous:
-        yield octets.data.cast("B")
-    else:
-        for part in octets:
-            yield from _runs(part)
 
 
 def paste(slab: HeldSlab, blocks: Sequence[SealedBlock], start: int) -> int:

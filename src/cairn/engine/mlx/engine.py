@@ -35,6 +35,7 @@ from cairn.engine.mlx.block_files import BlockFiles, NoRoom, Rejected
 from cairn.engine.mlx.blocks import BlockStore
 from cairn.engine.mlx.cache import HeldSlab, SlabPool
 from cairn.engine.mlx.passes.head import heads, over
+from cairn.engine.mlx.passes.low_rank import low_rank_layers, padded
 from cairn.engine.mlx.passes.rows import row_caches
 from cairn.engine.mlx.passes.segments import Cut, segment_caches, unsupported
 from cairn.engine.mlx.sampling import adjusted, draw_token, likeliest, log_probabilities, only
@@ -100,6 +101,7 @@ class MlxEngine(Engine):
         self._checkpoints = checkpoints
         self._model = loaded.model
         self._heads = heads(loaded.model)
+        self._low_rank = low_rank_layers(loaded.model)
         self._rows = decode_rows
         self._shapes: Sequence[int] = (decode_rows,)
         self._row_class: RowClass | None = None
@@ -136,6 +138,11 @@ class MlxEngine(Engine):
         if not (ascending and 1 <= shapes[0] <= shapes[-1] == self._rows):
             raise EngineFault(f"decode passes of {shapes} rows, and not of 1 to {self._rows}")
         self._shapes = tuple(shapes)
+
+    @property
+    def has_low_rank(self) -> bool:
+        """Whether the model has low-rank layers that a prefill pass can pad."""
+        return bool(self._low_rank)
 
     @property
     def row_class(self) -> RowClass | None:
@@ -306,7 +313,8 @@ class MlxEngine(Engine):
         last, wanted = end - 1, None
         if self._row_class is not None:
             wanted = self._row_class.rows_for_one(last, rows)
-        with over(self._heads, wanted):
+        least = self._row_class.low_rank if self._row_class is not None else 0
+        with over(self._heads, wanted), padded(self._low_rank, least):
             logits = self._model(tokens[None], cache=caches)
         if wanted is not None and logits.shape[1] < rows:
             last -= wanted.start

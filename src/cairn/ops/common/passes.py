@@ -22,6 +22,8 @@ def prefill_text(row_class: RowClass | None, reason: str) -> str:
         rows = f"{row_class.most} rows"
     elif row_class.quantum > 1:
         rows = f"{rows} in steps of {row_class.quantum}"
+    if row_class.low_rank:
+        rows = f"{rows}, an adapter's layers over {row_class.low_rank}"
     return f"reuse to the token with passes of {rows}{why}"
 
 

@@ -18,6 +18,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from itertools import product as product_of
 from typing import TYPE_CHECKING
 
 import attrs
@@ -72,19 +73,25 @@ class _OutOfTime(Exception):
     """The limit of time is exceeded."""
 
 
-def candidates(block_tokens: int) -> Iterator[RowClass]:
+def candidates(block_tokens: int, *, has_low_rank: bool = False) -> Iterator[RowClass]:
     """
     The classes to try, from the cheapest. Each has passes of C tokens from every multiple of C on.
 
     Args:
         block_tokens: C.
+        has_low_rank: whether the model has low-rank layers, which can be padded.
     """
     most = _MOST_SEGMENTS * block_tokens
-    for product in (PRODUCT, 0):
+    for low_rank, product in product_of((0, most) if has_low_rank else (0,), (PRODUCT, 0)):
         for least in _LEAST:
             if least <= block_tokens:
                 yield RowClass(
-                    segment=block_tokens, quantum=1, least=least, most=most, product=product
+                    segment=block_tokens,
+                    quantum=1,
+                    least=least,
+                    most=most,
+                    product=product,
+                    low_rank=low_rank,
                 )
     for quantum in _QUANTA:
         if quantum < block_tokens:
@@ -135,7 +142,7 @@ def measured_row_class(
     try:
         try:
             search.until = clock() + limit_s
-            classes = list(candidates(block_tokens))
+            classes = list(candidates(block_tokens, has_low_rank=engine.has_low_rank))
             for tried, candidate in enumerate(classes):
                 progress(tried, len(classes))
                 if search.agrees(candidate):
@@ -221,14 +228,15 @@ class _Search:
             start = spans[-1][1] if spans else 0
             spans.append((start, min(start + row_class.most_tokens(start), self._tokens)))
         shapes = [row_class.rows(start, end - start, _FAR) for start, end in spans]
-        if self._reference_shapes != (row_class.product, shapes):
+        computed = (row_class.product, row_class.low_rank, shapes)
+        if self._reference_shapes != computed:
             if self._reference is not None:
                 self._engine.close_slab(self._reference)
                 self._reference = self._reference_shapes = None
             self._engine.positions = _FAR
             self._reference = self._engine.open_slab(self._whole(self._tokens)).slab
             self._first = {end: self._run(self._reference, start, end) for start, end in spans}
-            self._reference_shapes = (row_class.product, shapes)
+            self._reference_shapes = computed
         return dict(self._first)
 
     def _passes(self, row_class: RowClass) -> list[tuple[int, int]]:
