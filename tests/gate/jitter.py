@@ -36,6 +36,12 @@ C = 64
 BLOCK_BYTES = 256 * 1024
 """A chunk's KV in the model of random weights."""
 
+ROUND = 150
+"""
+The most requests of one history. Larger numbers are several histories, each with its own seed.
+"""
+Window = tuple[int, int] | None
+
 SAMPLINGS = (
     Sampling(temperature=0.0),
     Sampling(temperature=0.9, top_p=0.95, top_k=200, min_p=0.001),
@@ -555,3 +561,50 @@ class Setup:
                 case _:
                     pass
         return counts
+
+
+def begun(model: Path, **changes: Any) -> list[Row]:
+    """The journal of a server that has served nothing, with these settings."""
+    store = MemoryStore()
+
+    async def main() -> None:
+        async with serving(model, store, decode_rows=4, **changes):
+            pass
+
+    trio.run(main)
+    return store.rows
+
+
+def written(
+    model: Path, empty: list[Row], seed: int, requests: int, window: Window = None
+) -> list[Act]:
+    """A history, and the expected answer to each of its requests."""
+
+    async def main() -> list[Act]:
+        store = MemoryStore(empty)
+        serves = serving(model, store, decode_rows=4, prewarm=False, window=window)
+        async with serves as cold:
+            return await Script(seed, Truth(cold)).acts(requests)
+
+    return trio.run(main)
+
+
+def lived(
+    model: Path,
+    empty: list[Row],
+    folder: Path,
+    acts: Sequence[Act],
+    seed: int,
+    window: Window = None,
+    block_bytes: int = BLOCK_BYTES,
+) -> Setup:
+    """A setup after a history."""
+    setup = Setup(model, folder, empty, seed, window, block_bytes)
+    trio.run(setup.live, acts)
+    return setup
+
+
+def wrong(setup: Setup) -> list[str]:
+    """Answers that differ from the cold ones or from the journal, and the journal's findings."""
+    found = [f"row {one.position}: {one.invariant}: {one.message}" for one in setup.findings()]
+    return [*setup.differences(), *setup.unexplained(), *found]

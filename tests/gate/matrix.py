@@ -27,8 +27,8 @@ from cairn.engine.machine.blas import loaded_blas
 from cairn.engine.row_class import RowClass
 from cairn.journal import events as ev
 from cairn.journal.codec import Row, decode
+from tests.gate.jitter import ROUND, begun, lived, written, wrong
 from tests.gate.kernels import has_avx512, on_kernels
-from tests.gate.test_jitter import ROUND, begun, lived, written, wrong
 from tests.support.random_model import make_random_model
 from tests.support.self_tests import self_tests_run_once, without_row_class
 
@@ -100,7 +100,8 @@ def ran(cell: Cell, requests: int, seed: int) -> Result:
         empty = begun(model)
         result = Result(core=blas.core, row_class=class_of(empty))
         if (cell.grain == "1") != bool(result.row_class):
-            return attrs.evolve(result, wrong=(f"the grain is not {cell.grain}",))
+            why = self_test_of(empty).row_class_reason
+            return attrs.evolve(result, wrong=(f"the grain is not {cell.grain}: {why}",))
         for number, first in enumerate(range(0, requests, ROUND)):
             some = min(ROUND, requests - first)
             acts = written(model, empty, seed + number, some)
@@ -125,6 +126,14 @@ def class_of(rows: Sequence[Row]) -> tuple[int, ...]:
     event = decode(loaded).event
     assert isinstance(event, ev.ModelLoaded)
     return tuple(event.fields["row_class"])
+
+
+def self_test_of(rows: Sequence[Row]) -> ev.SelfTestFinished:
+    """The self-test of that model."""
+    *_, tested = (row for row in rows if row.kind == ev.SelfTestFinished.kind)
+    event = decode(tested).event
+    assert isinstance(event, ev.SelfTestFinished)
+    return event
 
 
 # --- in the process of the table ------------------------------------------------------------------

@@ -29,19 +29,23 @@ from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.reports import SlabReport, TrimReport
 from cairn.journal import events as ev
 from cairn.journal.codec import Row
-from cairn.journal.store import MemoryStore
 from tests.gate.jitter import (
     BLOCK_BYTES,
+    ROUND,
     Act,
     Asked,
     C,
     Heard,
     Rest,
-    Script,
     Setup,
     Together,
     Truth,
+    Window,
+    begun,
     difference,
+    lived,
+    written,
+    wrong,
 )
 from tests.support.in_process_server import serving
 from tests.support.model_families import config_of, make_family_model
@@ -50,10 +54,6 @@ pytestmark = [pytest.mark.gate, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SEED = int(os.environ.get("CAIRN_JITTER_SEED", "11"))
 REQUESTS = int(os.environ.get("CAIRN_JITTER_REQUESTS", "100"))
-ROUND = 150
-"""
-The most requests of one history. Larger numbers are several histories, each with its own seed.
-"""
 ROUNDS = -(-REQUESTS // ROUND)
 HAPPENS = (
     *("block_evicted", "block_spilled", "block_loaded", "block_file_removed", "blocks_restored"),
@@ -69,7 +69,6 @@ MOVES = ("block_evicted", "block_spilled", "block_loaded", "blocks_restored", "c
 """What must have happened under a window and over states."""
 HISTORIES_MAX = 4
 """The most short histories in which ``MOVES`` must have happened."""
-Window = tuple[int, int] | None
 WINDOW = (4, 256)
 STATE_BLOCK_BYTES = {"qwen3_next": 64 * 1024, "rwkv7": 8 * 1024}
 """A chunk's KV in models with states, with its share of a state: next to attention, and alone."""
@@ -94,57 +93,10 @@ def in_all() -> Counter[str]:
     return Counter()
 
 
-def begun(model: Path, **changes: Any) -> list[Row]:
-    """The same of a server with different settings."""
-    store = MemoryStore()
-
-    async def main() -> None:
-        async with serving(model, store, decode_rows=4, **changes):
-            pass
-
-    trio.run(main)
-    return store.rows
-
-
-def written(
-    model: Path, empty: list[Row], seed: int, requests: int, window: Window = None
-) -> list[Act]:
-    """A history, and the expected answer to each of its requests."""
-
-    async def main() -> list[Act]:
-        store = MemoryStore(empty)
-        serves = serving(model, store, decode_rows=4, prewarm=False, window=window)
-        async with serves as cold:
-            return await Script(seed, Truth(cold)).acts(requests)
-
-    return trio.run(main)
-
-
 @pytest.fixture(scope="module")
 def short(model_directory: Path, empty: list[Row]) -> list[Act]:
     """A history for the controls."""
     return written(model_directory, empty, SEED, 25)
-
-
-def lived(
-    model: Path,
-    empty: list[Row],
-    folder: Path,
-    acts: Sequence[Act],
-    seed: int,
-    window: Window = None,
-    block_bytes: int = BLOCK_BYTES,
-) -> Setup:
-    """A setup after a history."""
-    setup = Setup(model, folder, empty, seed, window, block_bytes)
-    trio.run(setup.live, acts)
-    return setup
-
-
-def wrong(setup: Setup) -> list[str]:
-    """Answers that differ from the cold ones or from the journal, and the journal's findings."""
-    found = [f"row {one.position}: {one.invariant}: {one.message}" for one in setup.findings()]
-    return [*setup.differences(), *setup.unexplained(), *found]
 
 
 def shortest(acts: Sequence[Act], fails: Callable[[Sequence[Act]], bool]) -> Sequence[Act]:
