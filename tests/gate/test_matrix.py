@@ -19,7 +19,7 @@ def test_each_cell_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
         assert (40, 7) == (requests, seed)
         if cell.core == "SkylakeX":
             return Result(skipped="this processor has no AVX-512")
-        row_class = (64, 12, 12, 252, 0) if cell.grain == "1" else ()
+        row_class = (64, 12, 12, 252, 0, 0) if cell.grain == "1" else ()
         return attrs.evolve(FINE, row_class=row_class)
 
     assert 0 == main(40, 7, run)

@@ -37,7 +37,7 @@ PASSED = ev.SelfTestFinished(
     passed=True,
     error_max=1e-6,
     decode_shapes=(1, 4),
-    row_class=(64, 1, 16, 256, 1_100_000),
+    row_class=(64, 1, 16, 256, 1_100_000, 0),
     row_class_reason="",
     without_drafts="",
     duration_us=7,
@@ -120,7 +120,7 @@ def test_a_file_of_another_fingerprint_is_not_used(kept: StoredSelfTests) -> Non
     assert "it is of another fingerprint" == refused(kept, other)
     kept.write(other, PASSED)  # with the name of another fingerprint
     assert "it is not of a passed test" == refused(kept, other)
-    kept.write(FIELDS, attrs.evolve(PASSED, row_class=(64, 3, 2, 1, 0)))
+    kept.write(FIELDS, attrs.evolve(PASSED, row_class=(64, 3, 2, 1, 0, 0)))
     assert refused(kept).startswith("not a row class")
     kept.write(FIELDS, attrs.evolve(PASSED, error_max="much"))  # type: ignore[arg-type]
     assert refused(kept).startswith("Expected `float`")
