@@ -507,7 +507,7 @@ def self_test(**fields: Any) -> ev.SelfTestFinished:
         "passed": True,
         "error_max": 0.0,
         "decode_shapes": (2, 4),
-        "row_class": (64, 12, 12, 252, 0),
+        "row_class": (64, 12, 12, 252, 0, 0),
         "row_class_reason": "",
         "without_drafts": "",
         "duration_us": 1,
