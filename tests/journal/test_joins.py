@@ -165,7 +165,7 @@ def test_a_story_names_each_leader():
     mine = [row for row in driver.rows if row.stream == f"session/{other}"]
     (story,) = request_stories(mine, driver.state)
     assert (event.leader,) == story.joined
-    assert story.blocks_from_pool == event.blocks
+    assert story.from_pool == event.blocks * 4
 
 
 @pytest.mark.parametrize("end", ["cancelled", "crashed", "quarantined blocks"])

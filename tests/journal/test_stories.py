@@ -66,7 +66,7 @@ def test_requests():
         position=18,
         path="continuation",
         prompt=18,
-        blocks_from_slab=2,
+        from_slab=8,
         reused=8,
         prefilled=10,
         generated=2,

@@ -30,8 +30,9 @@ class RequestStory:
         position: the row that received it.
         path: empty if none was selected.
         joined: the requests whose blocks it waited for, in order.
-        prompt, reused, prefilled, generated: in tokens; ``tokens_from_partial`` are among those
-            reused.
+        prompt, reused, prefilled, generated: in tokens.
+        from_slab, in_part: of the reused tokens, those that the slab held, and those of a partial
+            match. The others are those of whole blocks from the pool.
         end: its finish reason, ``cancelled (STAGE)``, the invariant that broke, ``lost`` if its
             server ended during it; ``open`` if it goes on.
     """
@@ -42,14 +43,18 @@ class RequestStory:
     reason: str | None = None
     joined: tuple[str, ...] = ()
     prompt: int = 0
-    blocks_from_slab: int = 0
-    blocks_from_pool: int = 0
-    tokens_from_partial: int = 0
-    sealed_blocks: int = 0
     reused: int = 0
+    from_slab: int = 0
+    in_part: int = 0
+    sealed_blocks: int = 0
     prefilled: int = 0
     generated: int = 0
     end: str = "open"
+
+    @property
+    def from_pool(self) -> int:
+        """The reused tokens of whole blocks that were copied in."""
+        return self.reused - self.from_slab - self.in_part
 
 
 def request_stories(rows: Iterable[Row], state: State) -> list[RequestStory]:
@@ -84,10 +89,9 @@ def _continue(story: RequestStory, event: ev.Event) -> None:
             story.joined = (*story.joined, event.leader)
         case ev.PathSelected():
             story.path, story.reason = event.path, event.reason
-            story.blocks_from_slab = event.blocks_from_slab
-            story.blocks_from_pool = event.blocks_from_pool
-            story.tokens_from_partial = event.tokens_from_partial
             story.reused = event.reused_tokens
+            story.from_slab = event.tokens_from_slab
+            story.in_part = event.tokens_from_partial
         case ev.CacheExtended(step="prefill"):
             story.prefilled += event.end - event.start
             story.generated += len(event.sampled)

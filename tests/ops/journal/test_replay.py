@@ -85,7 +85,7 @@ def test_a_session(run, stored):
     first, second = (line.split("\t") for line in result.stdout.splitlines()[1:3])
     assert ["r1", "4", "new_session", "cold_start", "10", "0", "10", "3"] == first[:8]
     assert ["r2", "18", "continuation", "", "18", "8", "10", "2", *second[8:]] == second
-    assert ["2", "0", "0", "2", "stop"] == second[8:]
+    assert ["8", "0", "0", "0", "2", "stop"] == second[8:]
     assert result.stdout.endswith("same: 2 path decisions made again, all checks pass\n")
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cairn.journal import events as ev
 from cairn.ops.journal.tail import Log, show_pretty
-from tests.support.journals import healthy
+from tests.support.journals import FINGERPRINT, TENANT, Builder, healthy
 
 LINES = [
     {
@@ -139,6 +140,20 @@ def test_every_field_of_an_event_can_be_filtered_by(run, stored):
     names = {name for event in events for name in (*event, *event["payload"])}
     for name in names - {"payload", "private", "kind"}:
         assert 0 == run("tail", "--journal", f"{name}=").exit_code
+
+
+def test_an_id_as_a_terminal_shows_it(run, stored):
+    """Its first eight digits are enough; any other beginning of a value is not."""
+    whole = "3f2a1b4c-0000-4000-8000-000000000001"
+    made = Builder()
+    made.propose(
+        ev.SessionOpened(
+            session=whole, tenant=TENANT, fingerprint=FINGERPRINT, group=None, named=False
+        )
+    )
+    stored(made.rows)
+    for given, count in ((whole, 1), ("3f2a1b4c", 1), ("3f2a1b", 0)):
+        assert count == len(shown(run("tail", "--journal", f"session={given}")))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.trio
     [
         ([], 0.01, "1 % of answers computed again in idle time: 1 to 5 % more computing"),
         (["--shadow-check", "1"], 1.0, "100 % of answers computed again in idle time: 100 to 500"),
-        (["--shadow-check", "0"], 0.0, "off\n"),
+        (["--shadow-check", "0"], 0.0, "off: --shadow-check 0\n"),
         ([], 0.0, "off: the self-test failed on this device\n"),
     ],
 )

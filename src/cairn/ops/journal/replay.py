@@ -179,7 +179,8 @@ def _meant(report: Report, target: str, base: Base | None) -> tuple[Finding | No
             raise StoreError(f"{target} is an agent's name; its session is {of_agent}.")
         raise StoreError(
             f"No bug id or session {target} is in the journal{too_short_words(target)}. `ops "
-            "verify` lists the bug ids, `ops sessions` the sessions."
+            "verify` lists the bug ids, `ops sessions` the sessions, and `ops tail --journal "
+            "request=ID` shows the session of a request."
         )
     if base is not None and name in gone:
         raise StoreError(
@@ -263,8 +264,8 @@ def _show_requests(source: Source, report: Report, session: str) -> int:
         (
             (
                 *(one.request, one.position, one.path, one.reason, one.prompt, one.reused),
-                *(one.prefilled, one.generated, one.blocks_from_slab, one.blocks_from_pool),
-                *(one.tokens_from_partial, len(one.joined), one.sealed_blocks, one.end),
+                *(one.prefilled, one.generated, one.from_slab, one.from_pool, one.in_part),
+                *(len(one.joined), one.sealed_blocks, one.end),
             )
             for one in stories
         ),

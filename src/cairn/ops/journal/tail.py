@@ -91,7 +91,7 @@ class Filter:
         if self.pattern is not None and not self.pattern.search(entry.text):
             return False
         return all(
-            name in entry.fields and _text(entry.fields[name]) == value
+            name in entry.fields and _is(_text(entry.fields[name]), value)
             for name, value in self.values
         )
 
@@ -363,7 +363,7 @@ def show_pretty(entry: Entry) -> None:
     ]
     for name, value in entry.rest.items():
         text = _text(value)
-        if name in ("session", "request"):
+        if name in ("session", "request", "leader"):
             text = abbreviated(text)
         short = printable(text if len(text) <= 60 else f"{text[:57]}...")
         parts.append(f"{click.style(f'{name}=', dim=True)}{short}")
@@ -373,6 +373,11 @@ def show_pretty(entry: Entry) -> None:
 def _text(value: Any) -> str:
     """A value as written on the command line: text unchanged, everything else as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _is(text: str, given: str) -> bool:
+    """Whether a value is the given one, or an id that a terminal abbreviates to it."""
+    return text == given or (text != abbreviated(text) and given == abbreviated(text))
 
 
 def _since(text: str) -> datetime:

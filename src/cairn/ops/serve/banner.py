@@ -64,7 +64,7 @@ def _checks_of(share: float, given: float | None) -> str:
             f"{100 * share:.3g} % of answers computed again in idle time: {low} to {high} % more "
             "computing"
         )
-    return "off" if given == 0 else "off: the self-test failed on this device"
+    return "off: --shadow-check 0" if given == 0 else "off: the self-test failed on this device"
 
 
 def _bound_of(facts: ServerFacts) -> str:

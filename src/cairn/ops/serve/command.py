@@ -201,7 +201,7 @@ _option = partial(click.option, show_default=True)
     default=0,
     type=click.IntRange(0),
     metavar="TOKENS",
-    help="Do not cache shorter prompts for other requests. Parts of a block are never cached.",
+    help="Do not cache shorter prompts for other requests.",
 )
 @_option(
     "--no-prewarm",
@@ -246,11 +246,11 @@ _option = partial(click.option, show_default=True)
 @_option(
     "--shadow-check",
     type=click.FloatRange(0.0, 1.0),
-    show_default=str(SHADOW_SHARE),
     callback=_is_number,
     metavar="SHARE",
-    help="The share of answers (0.01: one in a hundred) that are computed again while the server "
-    "is idle, and compared. 0.01 costs 1 to 5 % more computing; 0 switches it off.",
+    help="The share of answers that are computed again while the server is idle, and compared. By "
+    f"default {SHADOW_SHARE}, one in a hundred, which costs 1 to 5 % more computing; 0 switches it "
+    "off.",
 )
 @_option(
     "--blas",

@@ -24,7 +24,8 @@ import attrs
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from cairn.engine.mlx.cache import SlabCache, WindowCache
+from cairn.engine.mlx.cache import SinkCache, SlabCache, WindowCache
+from cairn.engine.mlx.state import StateCache
 from cairn.engine.row_class import RowClass
 
 MASKS_BYTES = 16 << 20
@@ -140,7 +141,15 @@ class SegmentCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types
 def unsupported(caches: Sequence[Any]) -> str | None:
     """Why passes over these caches cannot be cut anywhere; None if they can."""
     other = {type(cache).__name__ for cache in caches} - {SlabCache.__name__, WindowCache.__name__}
-    return f"it keeps {' and '.join(sorted(other))}" if other else None
+    found = sorted(_IN_WORDS.get(name, name) for name in other)
+    return f"it keeps {' and '.join(found)}" if found else None
+
+
+_IN_WORDS = {
+    SinkCache.__name__: "a window of tokens (--kv-policy sink_window)",
+    StateCache.__name__: "states",
+    KVCache.__name__: "mlx-lm's own caches (--kv-cache mlx-lm)",
+}
 
 
 def segment_caches(caches: Sequence[SlabCache], cut: Cut) -> list[SegmentCache]:
