@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cairn.engine import drafts
-from cairn.engine.drafts import DRAFT_TOKENS_MAX, Drafter
-from cairn.journal.speculation import FOR_EACH, TRIED
+from cairn.engine.drafts import Drafter
+from cairn.journal.speculation import DRAFT_TOKENS_MAX, FOR_EACH, TRIED
 
 END = 0
 

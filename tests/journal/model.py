@@ -168,11 +168,7 @@ class World:
                 "slab_bytes": sum(size for _, size in self.slabs),
                 "blocks": len(here),
                 "block_bytes": sum(block["bytes"] for block in here),
-                "block_tokens": sum(
-                    len(block["ids"]) // 4 if block["short"] else self.model["block_tokens"]
-                    for block in here
-                    if self.model is not None
-                ),
+                "block_tokens": sum(block["tokens"] for block in here),
                 "disk_blocks": len(sizes),
                 "disk_bytes": sum(sizes),
             },
@@ -449,7 +445,7 @@ class World:
             "start": event.start,
             "bytes": event.bytes,
             "present": event.stored,
-            "short": short,
+            "tokens": event.end - event.start,
             "ids": b"",
             "prewarmed": known["prewarmed"] if known["present"] else prewarmed,
             "file_bytes": known["file_bytes"],
@@ -676,6 +672,12 @@ def joined(world: World, name: str, request: OpenRequest) -> dict[str, Any] | No
         world.blocks = held
         blocks = min(kept_then + shared_then, same)
         if blocks <= kept + shared or not coming & set(request.prompt_keys[:blocks]):
+            continue
+        path = theirs["path"]
+        done = path.blocks_from_slab + path.blocks_from_pool
+        if other["state"] == "prefilling":
+            done = len(other["slab_keys"])
+        if blocks - done > 2 * (blocks - kept - shared):  # it is too far behind
             continue
         found = {"leader": theirs["ask"].request, "blocks": blocks, "reused_blocks": kept + shared}
         found["since"] = theirs["path"].decided_at
@@ -2061,15 +2063,24 @@ class Driver:
     def _cancel(
         self, session: str, request: str, tenant: str, stage: ev.CancelStage
     ) -> Generator[None, None, None]:
+        open_request = self.state.session(session).request
+        assert open_request is not None
+        waited = open_request.path is None
         self.propose(ev.RequestCancelled(session=session, request=request, stage=stage))
-        yield from self._settle(session, tenant)
+        # A slab has rows of the turn before if the request never had a path.
+        yield from self._settle(session, tenant, settles=not waited)
 
     def _settle(
-        self, session: str, tenant: str, prewarm: tuple[int, ...] | None = None
+        self,
+        session: str,
+        tenant: str,
+        prewarm: tuple[int, ...] | None = None,
+        *,
+        settles: bool = True,
     ) -> Generator[None, None, None]:
         held = self.state.session(session)
         assert held.last is not None
-        ids = held.last.sequence
+        ids = held.last.sequence if settles else ()
         keys = self.keys(tenant, ids)
         if session in self.slabs and self.tape.below(12) == 11:
             self.release(session)

@@ -12,7 +12,6 @@ from hypothesis import example, given
 from immutables import Map
 
 from cairn.journal import events as ev
-from cairn.journal.keys import ids_of
 from cairn.journal.ledger import Outcome
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import EMPTY, Block, Pins, Pool, SessionId, State, apply, lengthened
@@ -108,16 +107,10 @@ def adds_up(driver: Driver, state: State) -> None:
         slab_bytes=slabs * SLAB_BYTES,
         blocks=len(there),
         block_bytes=sum(there.values()),
-        block_tokens=sum(_tokens(state, state.blocks[key]) for key in there),
+        block_tokens=sum(state.blocks[key].tokens for key in there),
         disk_blocks=len(files),
         disk_bytes=sum(files.values()),
     )
-
-
-def _tokens(state: State, block: Block) -> int:
-    """The tokens of a block in memory."""
-    assert state.model is not None
-    return len(ids_of(block.ids)) if block.short else state.model.block_tokens
 
 
 class Counting(Driver):

@@ -460,6 +460,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "no token of the prompt's last pass": but(Ext, _last_prefill, sampled=(), logprobs=()),
         "a token of a settling pass": but(Ext, of("settle"), sampled=(5,), logprobs=(-1.0,)),
         "a draft in a prefill pass": but(Ext, of("prefill"), drafted=1),
+        "more drafted than passes can": but(Ext, of("decode"), drafted=10_000),
         "more accepted than drafted": but(Ext, of("decode"), drafted=0, accepted=1),
         "all rows from drafts": but(
             Ext, of("decode"), drafted=9, accepted=lambda e: e.end - e.start

@@ -379,3 +379,25 @@ def test_a_join_after_the_path_is_illegal():
     late = attrs.evolve(event, session=leader, request=request_of(driver, leader).ask.request)
     with pytest.raises(Violated, match=r"INV-6 broken.*a prefix was joined after"):
         driver.propose(late)
+
+
+@pytest.mark.parametrize(("kept", "joins"), [(2, True), (9, False)])
+def test_a_leader_that_is_far_behind_is_not_joined(kept: int, joins: bool):
+    """
+    A request whose first blocks are in the pool waits for one that computes all of them again only
+    if it would not have the others sooner itself.
+    """
+    driver = started(blocks_kept=100, spare_tokens=100)
+    words = tuple(range(100, 148))
+    driver.serve(talk(1, system=("system", words[: 4 * kept])))
+    whole = ("system", words)
+    leader = request_of(driver, asked(driver, 1, system=whole, cache_prompt=False))
+    follower = request_of(driver, asked(driver, 2, system=whole))
+    assert leader.path is not None
+    assert leader.path.blocks_from_pool == 0
+    if joins:
+        assert follower.joined is not None
+        assert follower.joined.reused_blocks == kept
+    else:
+        assert follower.path is not None
+        assert follower.path.blocks_from_pool == kept

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import attrs
 import pytest
 
 from cairn.journal import events as ev
-from cairn.journal import eviction, paths
+from cairn.journal import eviction, paths, short_blocks
 from cairn.journal.keys import block_keys, ids_of, short_block_key
+from cairn.journal.ledger import Clock
+from cairn.journal.pruning import PruneOptions, prepare_prune
 from cairn.journal.replay import replay
 from cairn.journal.short_blocks import rest_to_seal, superseded
-from cairn.journal.state import Block
+from cairn.journal.state import Block, SessionId
+from cairn.journal.store import MemoryStore
 from tests.journal.model import CHUNKS, SECRETS, Driver, rendered
 from tests.journal.test_grain import broken, driver_of, partly, reused, talk
 from tests.journal.test_partial import LONG, say
@@ -60,7 +64,8 @@ def test_what_is_in_a_short_block():
     (block,) = short(driver)
     ids = (*rendered((("user", LONG[: C + 1]),)), 50, 51, 52, 53)
     at = len(ids) // C * C
-    assert (session.slab_keys[-1], at, True) == (block.parent, block.start, block.short)
+    assert (session.slab_keys[-1], at) == (block.parent, block.start)
+    assert 0 < block.tokens < 4
     assert ids[at:] == ids_of(block.ids)
     assert len(ids) // C == len(session.slab_keys)
     of: dict[str, Any] = {"secret": SECRETS["t1"], "fingerprint": "fp-a", "tenant": "t1"}
@@ -96,8 +101,13 @@ def test_it_is_superseded_by_a_block_with_its_tokens():
     for change in ({"bug_id": "b"}, {"present": False}, {"ids": b""}):
         changed = blocks.set(key, attrs.evolve(blocks[key], **change))
         assert () == superseded(attrs.evolve(again, blocks=changed), session, key)
-    for change in ({"ids": b""}, {"ids": b"\xff" * 12}, {"present": False}, {"short": False}):
-        changed = blocks.set(one.key, attrs.evolve(one, **change))
+    for other in (
+        attrs.evolve(one, ids=b""),
+        attrs.evolve(one, ids=b"\xff" * 12),
+        attrs.evolve(one, present=False),
+        attrs.evolve(one, tokens=C),
+    ):
+        changed = blocks.set(one.key, other)
         assert () == superseded(attrs.evolve(again, blocks=changed), session, key)
     pins = state.pins.set(session.id, (one.key,))
     assert () == superseded(attrs.evolve(again, pins=pins), session, key)
@@ -228,3 +238,50 @@ def test_the_rows_are_matched_after_the_slab_is_released():
     assert (0, 0, len(session.slab_keys)) == reused(driver)
     assert (block.key, session.canonical_tokens % C) == partly(driver)
     assert paths.RULES_VERSION == 1
+
+
+def test_a_prune_within_a_run_knows_how_long_it_is():
+    """Its ids are pruned with its conversation, and its tokens still count until it is evicted."""
+    driver = driver_of(blocks_kept=100)
+    driver.serve(SAID, answer=(50, 51, 52, 53))
+    (block,) = short(driver)
+    if driver.state.session("s1").slab is not None:
+        driver.release("s1")
+    driver.propose(ev.SessionClosed(session="s1", reason="expired"))
+    cut_us = driver.recorded[-1].time_us + 1
+    driver.serve(say(97, 96, 95), answer=(60,))
+    driver.evict(block.key)
+    count = itertools.count()
+    clock = Clock(new_id=lambda: f"p{next(count)}", now_us=lambda: 10**12, version="test")
+    store = MemoryStore(list(driver.rows))
+    prepared = prepare_prune(store, PruneOptions(before_us=cut_us), clock)
+    assert prepared.removed > 0
+    assert sum(one.tokens for one in driver.state.blocks.values() if one.present) == (
+        driver.state.pool.block_tokens
+    )
+
+
+def test_a_block_that_was_matched_is_superseded_when_the_session_is_idle():
+    """
+    While the session works with it, it stays. Then it is needless if another one begins with its
+    tokens; a full block, or one that alone has its tokens, is not.
+    """
+    driver = driver_of(blocks_kept=100)
+    driver.serve(SAID, answer=(50, 51, 52, 53))
+    (first,) = short(driver)
+    full = sealed(driver)[0].key
+    session = driver.state.session("s1")
+    needless = short_blocks.is_superseded
+    assert not needless(driver.state, session, first.key)
+    driver.serve(say(*LONG[: C + 1], name="n"), answer=(50, 51, 52, 53, 54, 55, 56))
+    state = driver.state
+    blocks = state.blocks.set(first.key, attrs.evolve(first, present=True))
+    state = attrs.evolve(state, blocks=blocks)
+    assert needless(state, session, first.key)
+    assert not needless(state, session, full)
+    pinned = attrs.evolve(state, pins=state.pins.set(SessionId("works"), (first.key,)))
+    assert not needless(pinned, session, first.key)
+    gone = attrs.evolve(
+        state, blocks=state.blocks.set(first.key, attrs.evolve(first, present=False))
+    )
+    assert not needless(gone, session, first.key)

@@ -289,6 +289,18 @@ class Memory:
                 if not state.is_pinned(needless[0]) and state.blocks[needless[0]].present:
                     await self._evict(needless[0], reason="superseded")
 
+    async def remove_if_superseded(self, session: str, key: str) -> None:
+        """Evict a short block that the session has matched, if another one makes it needless."""
+        async with self.eviction_lock, self._blocks:
+            state = self._sequencer.state
+            if short_blocks.is_superseded(state, self._sequencer.session(session), key):
+                await self._evict(key, reason="superseded")
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether a block of so many tokens fits without evicting any."""
+        size = tokens * self._facts.kv_token_bytes
+        return eviction.block_fits(self._sequencer.state, size)
+
     async def load(self, chain: Collection[str], still_needed: Callable[[], bool]) -> None:
         """
         Load the blocks of a chain that are only in files, one after the other, as far as there is
@@ -519,7 +531,7 @@ class Memory:
         block, budget = state.blocks.get(key), state.disk_budget
         if block is None or not block.usable or block.file_bytes is not None or not budget:
             return True
-        if block.short:  # it is replaced soon
+        if block.tokens < self._facts.block_tokens:  # a short one is replaced soon
             return True
         expires_us = self._sequencer.order.expires_us(block)
         now_us = eviction.moment_us(state, self._sequencer.now_us())

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from cairn.journal.speculation import pays
-
-DRAFT_TOKENS_MAX = 8
-"""The most tokens of a draft."""
+from cairn.journal.speculation import DRAFT_TOKENS_MAX, pays
 
 LENGTHS = (6, 3)
 """How many of the last tokens are looked up, the most telling first."""

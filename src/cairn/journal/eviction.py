@@ -49,6 +49,11 @@ def room_for_block(
     return tuple(chosen) if freed >= over and len(chosen) >= over_count else None
 
 
+def block_fits(state: State, size: int) -> bool:
+    """Whether a block of ``size`` bytes fits without evicting any."""
+    return state.model is not None and max(_over_budget(state, state.model, size)) <= 0
+
+
 def _over_budget(state: State, model: Model, size: int) -> tuple[int, int]:
     """
     By how many bytes, and by how many blocks, one more block of ``size`` bytes is too much. Up to 0
@@ -66,7 +71,7 @@ def room_for_prewarm(
     Like ``room_for_block``, for a block of a prewarm, which no request is waiting for. Never evicts
     a block that is held ready in a slab.
     """
-    if state.model is None or max(_over_budget(state, state.model, size)) <= 0:
+    if state.model is None or block_fits(state, size):
         return room_for_block(state, size)
     return room_for_block(state, size, held_ready(state), order=order)
 
@@ -204,10 +209,11 @@ def blocks_to_write(state: State, order: Order | None = None) -> tuple[str, ...]
         order: the order of this state.
     """
     rank_of = (order or Order(state)).rank
+    full = state.model.block_tokens if state.model is not None else 0
     unwritten = {
         block.key: block
         for block in state.blocks.values()
-        if block.usable and block.file_bytes is None and not block.short
+        if block.usable and block.file_bytes is None and block.tokens >= full
     }
     chosen: dict[str, None] = {}
     for block in sorted(

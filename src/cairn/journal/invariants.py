@@ -210,6 +210,12 @@ def _drafts(session: Session, event: ev.CacheExtended) -> Iterator[Violation]:
     counts = session.drafted_tokens, session.accepted_tokens
     if event.step != "decode" or not speculation.pays(*counts):
         yield _broken("INV-1", "a draft where there was to be none", 0, event.drafted)
+    # Each pass adds the row of one token, and those of the tokens of its draft that were accepted.
+    allowed = speculation.DRAFT_TOKENS_MAX * (event.end - event.start - event.accepted)
+    if event.drafted > allowed:
+        yield _broken(
+            "INV-1", "more tokens drafted than passes can have", f"<= {allowed}", event.drafted
+        )
     most = min(event.drafted, event.end - event.start - 1)
     if event.accepted > most:
         yield _broken(

@@ -48,6 +48,11 @@ LEAST_PARTIAL = 2
 The fewest rows of a block that are copied: the last one is computed again, so that a single row
 would spare nothing.
 """
+_JOIN_FARTHEST = 2
+"""
+How many times as many blocks a leader may still have to compute as the request that joins it would
+compute itself. Two that compute take turns, so alone it would wait for twice its own.
+"""
 LOAD_PARTIAL = 4
 """A file is read for a part of its block only if that spares a quarter of it."""
 
@@ -201,7 +206,8 @@ def join(state: State, session: Session, request: OpenRequest) -> Join | None:
             continue
         assert leader.request is not None and leader.request.path is not None
         blocks = _blocks_after(state, session, request, leader, reused)
-        if _has_more(state, leader, request.prompt_keys, reused, blocks):
+        far = blocks - _sealed_by(leader) > _JOIN_FARTHEST * (blocks - reused)
+        if not far and _has_more(state, leader, request.prompt_keys, reused, blocks):
             found.append((-blocks, leader.request.path.decided_at, leader.request.ask.request))
     if not found:
         return None

@@ -5,6 +5,9 @@ replay finds the same.
 
 from __future__ import annotations
 
+DRAFT_TOKENS_MAX = 8
+"""The most tokens of a draft."""
+
 TRIED = 48
 """How many draft tokens a session may have for nothing."""
 

@@ -23,7 +23,7 @@ from immutables import Map
 from cairn.journal import events as ev
 from cairn.journal import speculation
 from cairn.journal.checkpoints import Checkpoints
-from cairn.journal.keys import ID_BYTES, IdBytes, framed, ids_bytes
+from cairn.journal.keys import IdBytes, framed, ids_bytes
 from cairn.journal.lifecycle import SessionState, next_state, trigger
 from cairn.journal.windows import SinkWindow
 
@@ -266,7 +266,7 @@ class Block:
         previous_use: position of the use before that, see ``Use``; None if there was none.
         expires_us: the latest expiry that a session sealed it with, in microseconds since 1970;
             None for never.
-        short: whether it has fewer than C tokens, see ``short_blocks``.
+        tokens: C, or fewer in a short block, see ``short_blocks``.
         ids: its token ids, see ``keys.ids_bytes``, while it can be matched in part; private. Empty
             if it is neither in memory nor in a file, with the grain C, and if a prune removed them.
     """
@@ -277,7 +277,7 @@ class Block:
     start: int
     bytes: int
     present: bool
-    short: bool = False
+    tokens: int = 0
     ids: IdBytes = b""
     prewarmed: int = 0
     file_bytes: int | None = None
@@ -1009,7 +1009,7 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
         start=event.start,
         bytes=event.bytes,
         present=event.stored,
-        short=short,
+        tokens=event.end - event.start,
         ids=_ids_to_match(state, session, event),
         # Computing it again does not change why the one in memory was computed. The rows of a short
         # block stay in the slab, where they count.
@@ -1026,7 +1026,7 @@ def _block_sealed(state: State, event: ev.BlockSealed) -> State:
             pool,
             blocks=pool.blocks + 1,
             block_bytes=pool.block_bytes + event.bytes,
-            block_tokens=pool.block_tokens + event.end - event.start,
+            block_tokens=pool.block_tokens + block.tokens,
         )
     state = _pinned(state, session.id, (event.key,))
     chain: dict[str, Any] = {}
@@ -1051,7 +1051,7 @@ def _block_evicted(state: State, event: ev.BlockEvicted) -> State:
         state.pool,
         blocks=state.pool.blocks - 1,
         block_bytes=state.pool.block_bytes - event.bytes,
-        block_tokens=state.pool.block_tokens - _tokens_of(state, block),
+        block_tokens=state.pool.block_tokens - block.tokens,
     )
     block = _forgotten_ids(attrs.evolve(block, present=False))
     return attrs.evolve(state, blocks=state.blocks.set(event.key, block), pool=pool)
@@ -1066,15 +1066,9 @@ def _block_loaded(state: State, event: ev.BlockLoaded) -> State:
         state.pool,
         blocks=state.pool.blocks + 1,
         block_bytes=state.pool.block_bytes + event.bytes,
-        block_tokens=state.pool.block_tokens + _tokens_of(state, block),
+        block_tokens=state.pool.block_tokens + block.tokens,
     )
     return attrs.evolve(state, blocks=state.blocks.set(event.key, block), pool=pool)
-
-
-def _tokens_of(state: State, block: Block) -> int:
-    """The tokens of a block in memory. A short one has its ids then."""
-    assert state.model is not None
-    return len(block.ids) // ID_BYTES if block.short else state.model.block_tokens
 
 
 def _with_file(state: State, key: str, file_bytes: int | None) -> State:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import trio
 
 from cairn.actors.errors import Broken
+from cairn.actors.requests.limits import Limits
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
 from tests.actors.sessions.test_grain import C, serving_any_cut
-from tests.support.in_process_server import ask, chat, events_of, generate, wait_idle
+from tests.support.in_process_server import (
+    ask,
+    chat,
+    events_of,
+    generate,
+    wait_idle,
+    without_slabs,
+)
 
 pytestmark = pytest.mark.trio
 SYSTEM = "The path goes past the old bridge and on. " * 2
@@ -159,3 +169,64 @@ async def test_a_short_block_has_no_file(tmp_path: Path) -> None:
     assert short
     assert written
     assert not short & written
+
+
+@pytest.mark.parametrize("tokens", [20, 150], ids=["short block", "full block"])
+async def test_a_quarantined_block_is_not_sealed_again(tokens: int) -> None:
+    """A wrong digest is one bug, and other sessions with the tokens stay in service."""
+    store = MemoryStore()
+    wrong: list[str] = []
+    async with serving_any_cut(store, prewarm=False) as server:
+        device: Any = server.loaded.engine.device
+        plain = device.seal
+
+        def seal(slab: int, key: str, start: int, end: int, *, store: bool) -> Any:
+            report = plain(slab, key, start, end, store=store)
+            if wrong or (end - start < C) != (tokens < C):
+                return report
+            wrong.append(key)
+            return attrs.evolve(report, digest="0" * 32)
+
+        device.seal = seal
+        for place in range(4):
+            with contextlib.suppress(Broken):
+                await ask(
+                    server, generate(chat("s" * tokens), max_tokens=3, session_name=f"n{place}")
+                )
+            with trio.move_on_after(1):
+                while server.loaded.activity.at_work:  # noqa: ASYNC110  # another thread works
+                    await trio.sleep(0.01)
+        assert wrong
+        assert 1 == len(server.loaded.sequencer.state.faults)
+
+
+async def test_no_block_is_evicted_for_a_short_one() -> None:
+    """With room for full blocks alone, what an idle session has after them is not stored."""
+    store = MemoryStore()
+    async with serving_any_cut(store, prewarm=False, blocks_max=2) as server:
+        await ask(server, generate(chat("a" * (2 * C)), max_tokens=2))
+        await wait_idle(server)
+        assert 2 == server.statistics().blocks
+    assert [] == events_of(store, ev.BlockEvicted)
+    assert {C} == {one.end - one.start for one in events_of(store, ev.BlockSealed)}
+
+
+async def test_a_short_block_that_was_matched_leaves_with_the_next() -> None:
+    """A chat without a slab between its turns keeps the last of its short blocks alone."""
+    store = MemoryStore()
+    async with serving_any_cut(store, prewarm=False, limits=Limits(slab_idle_s=0)) as server:
+        said_so_far = ["a" * 100]
+        for turn in range(4):
+            answer = await ask(server, generate(chat(*said_so_far), max_tokens=6))
+            await without_slabs(server)
+            said_so_far += [answer.text, f"{turn} and then, on the path to the pass?"]
+        blocks = [one for one in server.loaded.sequencer.state.blocks.values() if one.present]
+    short = [one for one in blocks if one.tokens < C]
+    needless = [
+        one
+        for one in short
+        for other in blocks
+        if other.parent == one.parent and other.key != one.key and other.ids.startswith(one.ids)
+    ]
+    assert [] == needless
+    assert () == replay(store.read()).findings

@@ -404,7 +404,9 @@ class SessionCache:
             parent=session.slab_keys[-1] if session.slab_keys else None,
             ids=slab_ids(session, *rest),
         )
-        await self.seal(key, *rest, prewarmed=True)
+        # It saves less than a block, so no block is evicted for it.
+        if self.can_seal(key, rest[0]) and self._context.memory.has_room(rest[1] - rest[0]):
+            await self.seal(key, *rest, prewarmed=True)
 
     def decoded(self, batch: Sequence[PassReport], request: str) -> None:
         """

@@ -108,8 +108,10 @@ class SessionActor:
             return  # refused, or another session's by now
         self.inbox.keep_slab()
         generation, message = Generation(self._context, self.cache, ticket), None
+        matched = None
         try:
             accepted = await self._claim.follow(ticket, claimed)
+            matched = self.cache.path.partial_key
             await generation.restore_prefix()
             # Not before there is a slab: until then the request may still be refused.
             ticket.reply(*accepted)
@@ -126,6 +128,9 @@ class SessionActor:
         complete = await self._prewarm.next_turn(ticket, message)
         await self._settle.share_rest()
         await self.cache.rest(complete)
+        if matched is not None:
+            # Until now the session was working with it.
+            await self._context.memory.remove_if_superseded(self.id, matched)
         await self._settle.write_through()
 
     # --- the actor ------------------------------------------------------------------------------

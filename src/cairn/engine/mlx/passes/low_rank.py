@@ -29,15 +29,16 @@ class PaddedLoRA(LoRALinear):  # type: ignore[misc]  # mlx-lm has no types
     def __call__(self, hidden: mx.array) -> mx.array:
         """
         Args:
-            hidden: (1, rows, columns).
+            hidden: (..., rows, columns).
         """
         count = hidden.shape[-2]
         if count >= self.rows:
             computed: mx.array = super().__call__(hidden)
             return computed
-        padded = mx.pad(hidden, [(0, 0), (0, self.rows - count), (0, 0)])
+        unchanged = [(0, 0)] * (hidden.ndim - 2)
+        padded = mx.pad(hidden, [*unchanged, (0, self.rows - count), (0, 0)])
         beside = (self.scale * ((padded @ self.lora_a) @ self.lora_b)).astype(hidden.dtype)
-        whole: mx.array = self.linear(hidden) + beside[:, :count]
+        whole: mx.array = self.linear(hidden) + beside[..., :count, :]
         return whole
 
 
