@@ -216,6 +216,7 @@ class Books:
                     parent=None,
                     digest=report.digest,
                     start=0,
+                    tokens=CHUNK,
                     bytes=report.bytes,
                     present=report.stored,
                     last_used=used,

@@ -197,6 +197,7 @@ def state(*, slab: bool = False, present: bool = False, file: bool = False) -> S
         parent=None,
         digest="d",
         start=0,
+        tokens=4,
         bytes=1,
         present=present,
         file_bytes=1 if file else None,

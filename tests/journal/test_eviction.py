@@ -43,6 +43,7 @@ def chain(name: str, length: int, used: int) -> list[Block]:
             parent=f"{name}{place - 1}" if place else None,
             digest="d",
             start=4 * place,
+            tokens=4,
             bytes=10,
             present=True,
             file_bytes=10,
@@ -349,12 +350,19 @@ def worth_of(state: State, block: dict[str, Any]) -> int:
 @given(TAPES)
 @example(bytes(range(200)))
 def test_what_leaves_memory_is_what_the_model_says(data: bytes):
-    """The same blocks in the same order, whatever is pinned or held ready, and not one too many."""
+    """
+    The same blocks in the same order, short ones before all others, whatever is pinned or held
+    ready, and not one too many.
+    """
     for state, blocks in moments(data):
         assert state.model is not None
         there = [key for key, block in blocks.items() if block["present"]]
         held = [key for session in state.sessions.values() for key in session.slab_keys]
-        order = [key for key, _ in leaving(blocks, there, state.position)]
+        full = state.model.block_tokens
+        short = [key for key in there if blocks[key]["tokens"] < full]
+        short.sort(key=lambda key: (worth_of(state, blocks[key]), key))
+        others = (key for key, _ in leaving(blocks, there, state.position))
+        order = [*short, *(key for key in others if key not in short)]
         budget = state.model.blocks_bytes
         exactly = budget - state.pool.block_bytes + 5 * BLOCK_BYTES - budget // 10  # five are ample
         for size in (1, BLOCK_BYTES, 3 * BLOCK_BYTES, exactly, budget, budget + 1):

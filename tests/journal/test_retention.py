@@ -33,7 +33,7 @@ from tests.journal.model import TAPES, Driver, Talk, Violated, played, profile, 
 LONG_AGO = 0
 FAR = 2**60
 
-NAME_OF_FIELDS = "141dd33085e094a0"
+NAME_OF_FIELDS = "2d716307898db401"
 """A digest of the fields in version 10 of what a base holds."""
 
 

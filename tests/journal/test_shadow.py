@@ -109,7 +109,13 @@ def state_of_two(**changes: Any) -> State:
     blocks = State().blocks
     for key, parent, start in (("a", None, 0), ("b", "a", CHUNK), ("c", None, 0)):
         block = Block(
-            key=key, parent=parent, digest=f"of {key}", start=start, bytes=1, present=True
+            key=key,
+            parent=parent,
+            digest=f"of {key}",
+            start=start,
+            tokens=CHUNK,
+            bytes=1,
+            present=True,
         )
         blocks = blocks.set(key, block)
     turn = Turn(

@@ -279,6 +279,7 @@ class Order:
         files: the blocks that have files.
         expiry: the blocks of both kinds that have a TTL, by its end.
         found: the keys of all blocks in memory or in a file.
+        short: those of the short blocks in memory, which are evicted before all others.
     """
 
     def __init__(self, state: State) -> None:
@@ -314,6 +315,7 @@ class Order:
         self.memory = Ends(lambda block: block.present, self.uses)
         self.files = Ends(lambda block: block.file_bytes is not None, self.uses)
         self.found: set[str] = set()
+        self.short: set[str] = set()
         self.expiry = Ends(
             lambda block: (
                 (block.present or block.file_bytes is not None)
@@ -388,8 +390,13 @@ class Order:
         self.memory.follow(state.blocks, keys)
         self.files.follow(state.blocks, keys)
         self.expiry.follow(state.blocks, keys)
+        full = state.model.block_tokens if state.model is not None else 0
         for key in keys:
             block = state.blocks[key]
+            if block.present and block.tokens < full:
+                self.short.add(key)
+            else:
+                self.short.discard(key)
             if block.present or block.file_bytes is not None:
                 self.found.add(key)
             else:

@@ -310,7 +310,7 @@ def _blocks_after(
 
 def _to_come(key: str) -> Block:
     """A block that is not sealed yet, for what would be reusable if it were."""
-    return Block(key=key, parent=None, digest="", start=0, bytes=0, present=True)
+    return Block(key=key, parent=None, digest="", start=0, tokens=0, bytes=0, present=True)
 
 
 def select(state: State, session: Session, request: OpenRequest) -> Decision:

@@ -275,9 +275,9 @@ class Block:
     parent: str | None
     digest: str
     start: int
+    tokens: int
     bytes: int
     present: bool
-    tokens: int = 0
     ids: IdBytes = b""
     prewarmed: int = 0
     file_bytes: int | None = None

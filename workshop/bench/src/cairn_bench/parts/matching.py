@@ -101,6 +101,7 @@ def made_index(prompt_tokens: int, blocks: int, chunk: int) -> Index:
                 parent=keys[place - 1] if 0 < place < len(keys) else None,
                 digest="d",
                 start=place * chunk if place < len(keys) else 0,
+                tokens=chunk,
                 bytes=1,
                 present=True,
             )

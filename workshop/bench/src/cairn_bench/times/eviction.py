@@ -51,6 +51,7 @@ def block(key: str, parent: str | None, place: int, used: int) -> Block:
         parent=parent,
         digest="d",
         start=64 * place,
+        tokens=64,
         bytes=SIZE,
         present=True,
         file_bytes=SIZE,
