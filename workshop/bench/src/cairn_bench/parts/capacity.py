@@ -169,7 +169,8 @@ def _in_turn_row(found: Mapping[int, Turns], blocks: int, compared: int) -> Row:
 
 def _blocks_of_one(stage: Stage, words: int) -> int:
     """
-    How many blocks a prompt of such a conversation and its answer fill.
+    How many blocks a conversation has: those that its prompt and answer fill, and the one of the
+    turn before that differs.
 
     Raises:
         NoResult: the server does not report it.
@@ -179,7 +180,7 @@ def _blocks_of_one(stage: Stage, words: int) -> int:
     chunk, prompt = server.block_tokens(), sample.answer.prompt_tokens
     if not chunk or not prompt:
         raise NoResult(f"{_IN_TURN}: the server does not report the lengths of blocks and prompts")
-    return (prompt + _ANSWER_TOKENS) // chunk
+    return (prompt + _ANSWER_TOKENS) // chunk + 1
 
 
 def _in_turn(stage: Stage, server: Running, words: int) -> Turns:
