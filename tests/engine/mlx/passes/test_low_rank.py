@@ -37,10 +37,11 @@ def test_few_rows_are_padded() -> None:
     (found,) = low_rank_layers(_Model(layer))
     assert isinstance(found, PaddedLoRA)
     for rows in (0, 3, 5, 64):
-        with padded([found], rows):
-            computed = found(hidden)
-        assert computed.shape == expected.shape
-        assert mx.allclose(computed, expected, atol=1e-5).item()
+        for shape in (hidden.shape, hidden.shape[1:], (1, *hidden.shape)):
+            with padded([found], rows):
+                computed = found(hidden.reshape(shape))
+            assert computed.shape == (*shape[:-1], expected.shape[-1])
+            assert mx.allclose(computed.reshape(expected.shape), expected, atol=1e-5).item()
     assert found.rows == 0
 
 
