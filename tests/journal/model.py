@@ -689,7 +689,7 @@ def joined(world: World, name: str, request: OpenRequest) -> dict[str, Any] | No
 
 
 def _coming(world: World, mine: dict[str, Any], other: dict[str, Any]) -> set[str] | None:
-    """The blocks that a session is about to seal for its request; None if it leads nobody."""
+    """The blocks that a session is about to seal for its request; None if no other may join it."""
     request, model = other["request"], world.model
     if other["tenant"] != mine["tenant"] or request is None or request["path"] is None:
         return None

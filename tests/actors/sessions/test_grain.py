@@ -83,21 +83,26 @@ async def test_others_wait_for_one_block() -> None:
         assert [(0, C), (C, 2 * C), (2 * C, 3 * C)] == passes[:3]
 
 
+def change_checked_rows(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each row that is computed again come out differently."""
+    device: Any = server.loaded.engine.device
+    run = device.run_chunk
+
+    def changed(*given: Any, **named: Any) -> Any:
+        report = run(*given, **named)
+        again = report.again and (report.again[0], "0" * 32)
+        return attrs.evolve(report, again=again)
+
+    monkeypatch.setattr(device, "run_chunk", changed)
+
+
 async def test_a_row_that_changed_ends_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bug has an id, the session is quarantined, and others are served."""
     store = MemoryStore()
     async with serving_any_cut(store) as server:
         first = await ask(server, generate(chat("Hello there."), max_tokens=4))
         await wait_idle(server)
-        device: Any = server.loaded.engine.device
-        run = device.run_chunk
-
-        def changed(*given: Any, **named: Any) -> Any:
-            report = run(*given, **named)
-            again = report.again and (report.again[0], "0" * 32)
-            return attrs.evolve(report, again=again)
-
-        monkeypatch.setattr(device, "run_chunk", changed)
+        change_checked_rows(server, monkeypatch)
         onward = generate(chat("Hello there.", first.text, "And?"), max_tokens=4)
         with pytest.raises(Broken):
             await ask(server, onward)

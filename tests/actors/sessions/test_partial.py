@@ -15,7 +15,7 @@ from cairn.actors.requests.limits import Limits
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
 from cairn.journal.store import MemoryStore
-from tests.actors.sessions.test_grain import C, serving_any_cut
+from tests.actors.sessions.test_grain import C, change_checked_rows, serving_any_cut
 from tests.support.in_process_server import (
     ask,
     chat,
@@ -92,15 +92,7 @@ async def test_a_row_of_a_block_that_is_another_now(monkeypatch: pytest.MonkeyPa
         await ask(server, said("a" * C, session_name="first"))
         await wait_idle(server)
         key = server.loaded.sequencer.session("first").slab_keys[1]
-        device: Any = server.loaded.engine.device
-        run = device.run_chunk
-
-        def changed(*given: Any, **named: Any) -> Any:
-            report = run(*given, **named)
-            again = report.again and (report.again[0], "0" * 32)
-            return attrs.evolve(report, again=again)
-
-        monkeypatch.setattr(device, "run_chunk", changed)
+        change_checked_rows(server, monkeypatch)
         with pytest.raises(Broken):
             await ask(server, said("aaa, but not more"))
         monkeypatch.undo()
