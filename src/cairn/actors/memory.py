@@ -531,7 +531,7 @@ class Memory:
         block, budget = state.blocks.get(key), state.disk_budget
         if block is None or not block.usable or block.file_bytes is not None or not budget:
             return True
-        if block.tokens < self._facts.block_tokens:  # a short one is replaced soon
+        if state.is_short(block):  # it is replaced soon
             return True
         expires_us = self._sequencer.order.expires_us(block)
         now_us = eviction.moment_us(state, self._sequencer.now_us())

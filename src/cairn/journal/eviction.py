@@ -218,11 +218,10 @@ def blocks_to_write(state: State, order: Order | None = None) -> tuple[str, ...]
         order: the order of this state.
     """
     rank_of = (order or Order(state)).rank
-    full = state.model.block_tokens if state.model is not None else 0
     unwritten = {
         block.key: block
         for block in state.blocks.values()
-        if block.usable and block.file_bytes is None and block.tokens >= full
+        if block.usable and block.file_bytes is None and not state.is_short(block)
     }
     chosen: dict[str, None] = {}
     for block in sorted(

@@ -390,10 +390,9 @@ class Order:
         self.memory.follow(state.blocks, keys)
         self.files.follow(state.blocks, keys)
         self.expiry.follow(state.blocks, keys)
-        full = state.model.block_tokens if state.model is not None else 0
         for key in keys:
             block = state.blocks[key]
-            if block.present and block.tokens < full:
+            if block.present and state.is_short(block):
                 self.short.add(key)
             else:
                 self.short.discard(key)

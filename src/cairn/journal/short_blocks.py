@@ -52,7 +52,7 @@ def superseded(state: State, session: Session, key: str) -> tuple[str, ...]:
     return tuple(
         other.key
         for other in _after(state, session, block.parent)
-        if _is_short(state, other)
+        if state.is_short(other)
         and other.present
         and other.key != key
         and _begins_with(block.ids, other.ids)
@@ -69,16 +69,12 @@ def is_superseded(state: State, session: Session, key: str) -> bool:
         session: of the block's tenant.
     """
     block = state.blocks[key]
-    if not (_is_short(state, block) and block.present) or state.is_pinned(key):
+    if not (state.is_short(block) and block.present) or state.is_pinned(key):
         return False
     others = _after(state, session, block.parent)
     return any(
         other.usable and other.key != key and _begins_with(other.ids, block.ids) for other in others
     )
-
-
-def _is_short(state: State, block: Block) -> bool:
-    return state.model is not None and block.tokens < state.model.block_tokens
 
 
 def _begins_with(ids: IdBytes, other: IdBytes) -> bool:

@@ -427,6 +427,10 @@ class State:
         """
         return self.sessions[SessionId(session)]
 
+    def is_short(self, block: Block) -> bool:
+        """Whether a block has fewer than C tokens, see ``short_blocks``."""
+        return self.model is not None and block.tokens < self.model.block_tokens
+
     def is_pinned(self, key: str) -> bool:
         """Whether a session is working with this block."""
         return any(key in keys for keys in _pin_sets.of(self.pins))
