@@ -8,7 +8,7 @@ from pathlib import Path
 import path_picture
 import pytest
 
-from cairn.journal.export import to_line
+from cairn.journal.rows.export import to_line
 from tests.support.journals import healthy
 
 

@@ -28,12 +28,12 @@ from xml.sax.saxutils import escape
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal.codec import Row
-from cairn.journal.export import read_export
 from cairn.journal.paths import common_length
 from cairn.journal.replay import replay
+from cairn.journal.rows.codec import Row
+from cairn.journal.rows.export import read_export
+from cairn.journal.rows.store_sql import SqlStore, sqlite_url
 from cairn.journal.state import State
-from cairn.journal.store_sql import SqlStore, sqlite_url
 
 THE_PICTURE = Path("docs/pictures/paths.svg")
 """The documentation's, which is drawn from the conversation below and from no other journal."""

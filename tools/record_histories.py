@@ -36,12 +36,12 @@ from tokenizers import Tokenizer
 
 from cairn.engine import schedule
 from cairn.journal import events as ev
-from cairn.journal.base import Base, base_of, loaded_of, state_of
-from cairn.journal.codec import GENESIS, Row, decode, encode
-from cairn.journal.export import base_to_line, read_export, to_line
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
-from cairn.journal.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.base import Base, base_of, loaded_of, state_of
+from cairn.journal.rows.codec import GENESIS, Row, decode, encode
+from cairn.journal.rows.export import base_to_line, read_export, to_line
+from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.ops.drills.faults.damage import Damage
 from cairn.ops.drills.faults.engine import pass_raises
 from cairn.ops.drills.faults.journal import row_changed, row_removed, tail_rewritten

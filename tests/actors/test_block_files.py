@@ -23,10 +23,10 @@ from cairn.actors.server import Server
 from cairn.engine.mlx.blocks import SealedBlock
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.replay import replay
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from cairn.journal.runs import Runs
-from cairn.journal.store import MemoryStore
 from tests.gate.conversation import words
 from tests.support.in_process_server import MIB, Said, ask, generate, local, serving, wait_idle
 

@@ -9,8 +9,8 @@ import pytest
 
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from tests.support.fake_engine import FACTS, TOKEN_BYTES
 from tests.support.in_process_server import ask, generate, serving_fake, wait_idle
 

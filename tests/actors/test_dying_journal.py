@@ -13,9 +13,9 @@ import trio.testing
 from cairn.actors.errors import Stopping
 from cairn.actors.threads.writer import WriterDied
 from cairn.engine.prompt.template import Conversation, Message
-from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import Row
+from cairn.journal.rows.store import MemoryStore
 from tests.support.in_process_server import ask, generate, serving_fake, wait_idle
 
 pytestmark = pytest.mark.trio

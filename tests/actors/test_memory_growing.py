@@ -20,9 +20,9 @@ from cairn.engine.mlx import start as mlx_start
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.reports import MemoryReport, SelfTestReport
 from cairn.journal import events as ev
-from cairn.journal.codec import Row, decode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.store import MemoryStore
 from cairn.ops.journal.replay_engine import DIFFERS, SAME, rerun
 from tests.ops.journal.test_replay_engine import forged
 from tests.support.in_process_server import MIB, ask, generate, serving, wait_idle

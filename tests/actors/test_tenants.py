@@ -22,7 +22,7 @@ from cairn.actors.server import Server
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.store import MemoryStore
 from tests.gate.conversation import words
 from tests.support.in_process_server import Said, ask, events_of, generate, serving
 

@@ -9,8 +9,8 @@ import pytest
 from cairn.engine.errors import ModelRefused
 from cairn.engine.mlx import start as mlx_start
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from tests.support.in_process_server import serving
 
 pytestmark = pytest.mark.trio

@@ -18,9 +18,9 @@ import httpx
 import pytest
 
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.replay import Replay
-from cairn.journal.store_sql import SqlStore, journal_url
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store_sql import SqlStore, journal_url
 from tests.support.subprocess_server import (
     DEADLINE_S,
     PLAIN,

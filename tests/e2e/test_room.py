@@ -12,8 +12,8 @@ import trio
 
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from tests.support.held_engine import Hold
 from tests.support.in_process_server import Said, ask, generate, serving, wait_idle
 

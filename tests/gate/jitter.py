@@ -26,10 +26,10 @@ from cairn.engine.answer.parts import AnswerPart
 from cairn.engine.prompt.template import Conversation, Message, message_of
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
-from cairn.journal.codec import Row, decode
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import Finding, replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.store import MemoryStore
 from tests.support.in_process_server import Said, ask, generate, serving, text_of
 
 C = 64

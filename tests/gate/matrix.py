@@ -26,7 +26,7 @@ from cairn.engine import schedule
 from cairn.engine.machine.blas import loaded_blas
 from cairn.engine.row_class import RowClass
 from cairn.journal import events as ev
-from cairn.journal.codec import Row, decode
+from cairn.journal.rows.codec import Row, decode
 from tests.gate.jitter import ROUND, begun, lived, written, wrong
 from tests.gate.kernels import has_avx512, on_kernels
 from tests.support.random_model import make_random_model

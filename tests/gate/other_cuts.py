@@ -25,7 +25,7 @@ from cairn.engine.mlx.passes.search import Found, measured_row_class
 from cairn.engine.row_class import RowClass
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.store import MemoryStore
 from cairn.ops.journal.replay_engine import rerun
 from tests.support.in_process_server import ask, chat, events_of, generate, serving
 

@@ -13,8 +13,8 @@ import trio
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
-from cairn.journal.codec import Row, decode
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.store import MemoryStore
 from cairn.ops.journal.replay_engine import OTHER_FINGERPRINT, SAME, rerun
 from tests.gate.conversation import words
 from tests.gate.test_gate import same_bits

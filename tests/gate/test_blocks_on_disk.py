@@ -17,9 +17,9 @@ from cairn.actors.server import Server
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from tests.gate.conversation import words
 from tests.gate.test_gate import rows_of_an_empty_server, same_bits
 from tests.support.in_process_server import MIB, Said, ask, generate, serving

@@ -19,7 +19,7 @@ from cairn.engine.answer.grammar_matcher import GrammarMatcher
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.sampling import Sampling
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.store import MemoryStore
 from tests.gate.conversation import TOOLS, words
 from tests.gate.test_gate import GREEDY, PENALISED, SAMPLED, rows_of_an_empty_server, same_bits
 from tests.support.in_process_server import Said, ask, generate, serving

@@ -18,9 +18,9 @@ from cairn.actors.server import Server
 from cairn.engine import schedule
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import Row, decode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.store import MemoryStore
 from cairn.ops.journal.replay_engine import SAME, rerun
 from tests.gate.conversation import words
 from tests.gate.test_gate import same_bits

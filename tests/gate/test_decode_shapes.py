@@ -22,8 +22,8 @@ from cairn.engine.prompt.template import Message
 from cairn.engine.reports import DecodeRow, DrawSpec, PassReport
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from tests.gate.conversation import Talk, words
 from tests.support.in_process_server import ask, generate, serving
 

@@ -23,9 +23,9 @@ from cairn.engine.reports import DecodeRow, DrawSpec, PassReport
 from cairn.engine.sampling import Sampling
 from cairn.engine.schedule import passes
 from cairn.journal import events as ev
-from cairn.journal.codec import Row, decode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.store import MemoryStore
 from tests.gate.conversation import Talk, thirty_steps, words
 from tests.support.in_process_server import Said, ask, generate, serving
 

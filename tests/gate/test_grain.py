@@ -11,9 +11,9 @@ import trio
 
 from cairn.actors.errors import Broken
 from cairn.journal import events as ev
-from cairn.journal.codec import GENESIS, Row, decode, encode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import GENESIS, Row, decode, encode
+from cairn.journal.rows.store import MemoryStore
 from cairn.ops.journal.replay_engine import DIFFERS, SAME, rerun
 from tests.gate.test_gate import same_bits
 from tests.support.in_process_server import ask, chat, events_of, generate, serving, wait_idle

@@ -28,7 +28,7 @@ from cairn.engine.mlx.cache import HeldSlab
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.reports import SlabReport, TrimReport
 from cairn.journal import events as ev
-from cairn.journal.codec import Row
+from cairn.journal.rows.codec import Row
 from tests.gate.jitter import (
     BLOCK_BYTES,
     ROUND,

@@ -14,9 +14,9 @@ import trio
 from cairn.actors.requests.messages import Generate
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from tests.gate.conversation import words
 from tests.gate.test_gate import same_bits
 from tests.support.in_process_server import Said, ask, generate, serving

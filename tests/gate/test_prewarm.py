@@ -16,9 +16,9 @@ import trio.testing
 from cairn.actors.requests.messages import Generate
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from cairn.ops.journal.replay_engine import SAME, rerun
 from tests.gate.conversation import words
 from tests.gate.test_gate import (

@@ -19,9 +19,9 @@ from cairn.engine.mlx import selftest as mlx_selftest
 from cairn.engine.mlx.state import StateCache
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from tests.gate.test_blocks_on_disk import Setup, run, says
 from tests.gate.test_gate import rows_of_an_empty_server
 from tests.support.in_process_server import MIB, Said, ask, generate, serving, wait_idle

@@ -24,8 +24,8 @@ from cairn.engine.mlx.model import LoadedModel, load_model
 from cairn.engine.mlx.passes.draft_rows import DIFFERS, ONE_ROW, measured_without_drafts
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
-from cairn.journal.codec import Row
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import Row
+from cairn.journal.rows.store import MemoryStore
 from tests.gate.conversation import words
 from tests.support.in_process_server import Said, ask, chat, events_of, generate, serving
 

@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from cairn.engine.prompt.template import Conversation, Message
-from cairn.journal.codec import Row
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import Row
+from cairn.journal.rows.store import MemoryStore
 from tests.support.in_process_server import Said, ask, generate, serving
 from tests.support.model_families import WINDOW, config_of, make_family_model
 

@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 
 from cairn.journal import events as ev
 from cairn.journal import paths
-from cairn.journal.codec import Row
 from cairn.journal.keys import block_keys, ids_hash, part_hash, short_block_key
 from cairn.journal.ledger import Clock, Ledger, Outcome
+from cairn.journal.rows.codec import Row
 from cairn.journal.short_blocks import rest_to_seal, superseded
 from cairn.journal.state import OpenRequest, Session, SessionId, State, Turn, slab_ids
 

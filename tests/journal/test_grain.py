@@ -12,10 +12,10 @@ from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal import paths
-from cairn.journal.base import base_of, forgotten, state_of
 from cairn.journal.keys import ids_hash
 from cairn.journal.paths import RULES_VERSION, Reuse
 from cairn.journal.retention import NeededIds
+from cairn.journal.rows.base import base_of, forgotten, state_of
 from cairn.journal.state import Session
 from tests.journal.model import CHUNKS, LAYERS, Driver, Talk, Violated, rendered
 

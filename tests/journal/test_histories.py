@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from cairn.journal.base import Base, loaded_of, state_of
-from cairn.journal.codec import Row, decode
-from cairn.journal.export import read_base, read_export
 from cairn.journal.invariants import SENTENCES
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
-from cairn.journal.verification import Verification
+from cairn.journal.rows.base import Base, loaded_of, state_of
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.export import read_base, read_export
+from cairn.journal.rows.verification import Verification
 from cairn.ops.drills.table import DRILLS
 
 HISTORIES = Path(__file__).resolve().parents[1] / "histories"

@@ -15,11 +15,11 @@ import attrs
 import pytest
 
 from cairn.journal import events as ev
-from cairn.journal.export import read_export
 from cairn.journal.invariants import SENTENCES, check
 from cairn.journal.keys import ids_hash
 from cairn.journal.paths import RULES_VERSION
 from cairn.journal.replay import replay
+from cairn.journal.rows.export import read_export
 from cairn.journal.state import EMPTY, State
 from tests.journal.model import (
     BLOCK_BYTES,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 
 from cairn.journal import events as ev
-from cairn.journal.codec import GENESIS, chain_fault
 from cairn.journal.errors import BugError
 from cairn.journal.ledger import Clock, Ledger, Outcome, broken_keys
+from cairn.journal.rows.codec import GENESIS, chain_fault
 from cairn.journal.state import EMPTY
 from tests.journal.model import TAPES, Driver, Talk, Violated, plain, played, profile
 

@@ -10,14 +10,14 @@ import pytest
 
 from cairn.journal import events as ev
 from cairn.journal import paths
-from cairn.journal.base import base_of, forgotten, state_of
-from cairn.journal.codec import decode
 from cairn.journal.keys import ids_bytes, ids_of
 from cairn.journal.pruning import PruneOptions, prepare_prune
 from cairn.journal.replay import replay
 from cairn.journal.retention import NeededIds
+from cairn.journal.rows.base import base_of, forgotten, state_of
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from cairn.journal.state import CHILDREN, State, beginning
-from cairn.journal.store import MemoryStore
 from tests.journal.model import CHUNKS, Driver, Talk, rendered
 from tests.journal.test_grain import broken, driver_of, last_path, partly, reused, talk
 

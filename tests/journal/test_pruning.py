@@ -9,8 +9,6 @@ import pytest
 
 from cairn.journal import events as ev
 from cairn.journal import pruning
-from cairn.journal.base import forgotten, loaded_of, state_of
-from cairn.journal.codec import Row, decode
 from cairn.journal.errors import HeadMoved, StoreError
 from cairn.journal.ledger import Clock
 from cairn.journal.pruning import (
@@ -22,8 +20,10 @@ from cairn.journal.pruning import (
 )
 from cairn.journal.replay import Report, replay
 from cairn.journal.retention import NeededIds, Survey
+from cairn.journal.rows.base import forgotten, loaded_of, state_of
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.store import MemoryStore
 from cairn.journal.state import State
-from cairn.journal.store import MemoryStore
 from tests.support.journals import (
     JUNE_US,
     SLAB_BYTES,

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 
 from cairn.journal import events as ev
-from cairn.journal.codec import GENESIS, Row, decode, encode, row_hash
 from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.replay import Finding, Replay, Report, replay
+from cairn.journal.rows.codec import GENESIS, Row, decode, encode, row_hash
 from cairn.journal.state import State
 from tests.journal.model import TAPES, Driver, Talk, played, profile, tape
 
@@ -116,7 +116,7 @@ def test_replay_does_not_depend_on_the_process():
     """
     script = (
         "import sys, pickle\n"
-        "from cairn.journal.codec import Row\n"
+        "from cairn.journal.rows.codec import Row\n"
         "from cairn.journal.replay import replay\n"
         "rows = [Row(**fields) for fields in pickle.load(sys.stdin.buffer)]\n"
         "report = replay(rows)\n"

@@ -11,9 +11,12 @@ import attrs
 import pytest
 from hypothesis import given
 
-from cairn.journal import base
 from cairn.journal import events as ev
-from cairn.journal.base import (
+from cairn.journal.errors import UnknownEvent
+from cairn.journal.replay import Report, replay
+from cairn.journal.retention import NAMING, NeededIds, Survey
+from cairn.journal.rows import base
+from cairn.journal.rows.base import (
     VERSION,
     Base,
     base_of,
@@ -23,10 +26,7 @@ from cairn.journal.base import (
     state_of,
     with_ids,
 )
-from cairn.journal.codec import Row, decode
-from cairn.journal.errors import UnknownEvent
-from cairn.journal.replay import Report, replay
-from cairn.journal.retention import NAMING, NeededIds, Survey
+from cairn.journal.rows.codec import Row, decode
 from cairn.journal.state import EMPTY, State
 from tests.journal.model import TAPES, Driver, Talk, Violated, played, profile, tape
 

@@ -14,9 +14,9 @@ from cairn.journal.keys import block_keys, ids_of, short_block_key
 from cairn.journal.ledger import Clock
 from cairn.journal.pruning import PruneOptions, prepare_prune
 from cairn.journal.replay import replay
+from cairn.journal.rows.store import MemoryStore
 from cairn.journal.short_blocks import rest_to_seal, superseded
 from cairn.journal.state import Block, SessionId
-from cairn.journal.store import MemoryStore
 from tests.journal.model import CHUNKS, SECRETS, Driver, rendered
 from tests.journal.test_grain import broken, driver_of, partly, reused, talk
 from tests.journal.test_partial import LONG, say

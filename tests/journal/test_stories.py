@@ -8,11 +8,11 @@ import attrs
 import pytest
 
 from cairn.journal import events as ev
-from cairn.journal.base import base_of, forgotten
-from cairn.journal.codec import Row, decode
-from cairn.journal.export import read_export
 from cairn.journal.replay import Finding, replay
 from cairn.journal.retention import NeededIds
+from cairn.journal.rows.base import base_of, forgotten
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.export import read_export
 from cairn.journal.stories import (
     RequestStory,
     bug_story,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cairn.journal.codec import Row
-from cairn.journal.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.codec import Row
+from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.ops.cli import ops
 
 

@@ -27,8 +27,8 @@ import pytest
 from cairn.engine.model.builtin import builtin_directory
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
-from cairn.journal.export import read_export
-from cairn.journal.store_sql import SqlStore, journal_url
+from cairn.journal.rows.export import read_export
+from cairn.journal.rows.store_sql import SqlStore, journal_url
 from cairn.ops import doctor
 from cairn.ops.cli import COMMANDS
 from cairn.ops.common.locations import bytes_on_disk, default_data_dir, self_tests_folder

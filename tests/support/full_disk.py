@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cairn.journal.codec import Row
 from cairn.journal.errors import StoreFull
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import Row
+from cairn.journal.rows.store import MemoryStore
 
 
 class FullDisk(MemoryStore):

@@ -19,9 +19,9 @@ from cairn.engine.answer.parts import AnswerPart, Called
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.lifecycle import SessionState
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from cairn.journal.tenants import LOCAL
 from tests.support.fake_engine import NO_MODEL, started
 

@@ -16,10 +16,10 @@ import attrs
 
 from cairn.journal import events as ev
 from cairn.journal import paths
-from cairn.journal.codec import Row
 from cairn.journal.errors import BugError
 from cairn.journal.keys import block_keys, ids_hash, part_hash
 from cairn.journal.ledger import Clock, Ledger
+from cairn.journal.rows.codec import Row
 from cairn.journal.state import Model
 
 SECRET = b"a tenant's secret"

@@ -18,10 +18,10 @@ from cairn.actors.requests.messages import Generate
 from cairn.actors.server import Server
 from cairn.engine.prompt.template import Conversation, Message, message_of
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.errors import BugError
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from cairn.journal.tenants import LOCAL
 from tests.gate.conversation import words
 from tests.support.in_process_server import Said, generate, serving, serving_fake

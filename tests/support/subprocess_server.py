@@ -30,8 +30,8 @@ import openai
 from click.testing import CliRunner
 
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
-from cairn.journal.store_sql import SqlStore, journal_url
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store_sql import SqlStore, journal_url
 from cairn.ops.cli import ops
 from cairn.ops.common.locations import log_path
 from tests.support.child_process import die_with_parent

@@ -49,8 +49,8 @@ from cairn.journal import events as ev
 from cairn.journal.agents import Agents
 from cairn.journal.ledger import Ledger
 from cairn.journal.replay import Replay
+from cairn.journal.rows.store import Store
 from cairn.journal.runs import Runs
-from cairn.journal.store import Store
 from cairn.journal.turns import Turns
 
 log = structlog.get_logger("cairn")

@@ -9,7 +9,7 @@ Rules of this module:
    defaults. Fields that engine and store **measured** are recorded next to those that were asked
    for, because a check that reads the same number twice checks nothing.
 3. ``kind`` is permanent: a class may be renamed, a kind may not. A change of the fields raises
-   ``version`` and adds a step to ``codec.UPCASTS``.
+   ``version`` and adds a step to ``rows.codec.UPCASTS``.
 4. A field marked ``private()`` (text, token ids) is stored apart from the rest of its row, so that
    it can be encrypted or erased while the hash chain stays valid.
 

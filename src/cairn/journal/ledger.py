@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal.codec import GENESIS, Row, encode
 from cairn.journal.errors import BugError
 from cairn.journal.eviction_order import Order
 from cairn.journal.invariants import Violation, check
 from cairn.journal.lifecycle import SessionState
+from cairn.journal.rows.codec import GENESIS, Row, encode
 from cairn.journal.shadow import others, quarantined_session
 from cairn.journal.state import EMPTY, Session, SessionId, State, apply, lengthened
 

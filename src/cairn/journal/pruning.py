@@ -17,7 +17,11 @@ from itertools import chain, takewhile
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal.base import (
+from cairn.journal.errors import StoreError
+from cairn.journal.ledger import Clock, Ledger
+from cairn.journal.replay import Replay, Report, replay
+from cairn.journal.retention import NAMING, NeededIds, Plan, Span, Survey, keys_in
+from cairn.journal.rows.base import (
     Base,
     base_of,
     forgotten,
@@ -26,14 +30,10 @@ from cairn.journal.base import (
     loaded_of,
     with_ids,
 )
-from cairn.journal.codec import Row, decode
-from cairn.journal.errors import StoreError
-from cairn.journal.ledger import Clock, Ledger
-from cairn.journal.replay import Replay, Report, replay
-from cairn.journal.retention import NAMING, NeededIds, Plan, Span, Survey, keys_in
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.store import Store
 from cairn.journal.runs import Runs
 from cairn.journal.state import Block, State
-from cairn.journal.store import Store
 
 Watched = Callable[[Iterable[Row], str, int], Iterator[Row]]
 """Passes rows on, for a progress bar. Arguments: the rows, the name of the pass, how many rows."""

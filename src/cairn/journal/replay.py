@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal.base import Base, base_fault, state_of
-from cairn.journal.codec import GENESIS, Row, chain_fault, decode
 from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.invariants import Violation, check
+from cairn.journal.rows.base import Base, base_fault, state_of
+from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode
 from cairn.journal.state import EMPTY, State, apply, lengthened
 
 _NAMESPACE = uuid.UUID("6f0a2f0e-6a5c-5c0f-9d52-2b7f1c0b1a11")

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal.base import Base, state_of
-from cairn.journal.codec import Row, decode
 from cairn.journal.errors import DamagedRow
 from cairn.journal.replay import Finding, Report
+from cairn.journal.rows.base import Base, state_of
+from cairn.journal.rows.codec import Row, decode
 from cairn.journal.state import SessionId, State
 
 _LED_ROWS = 12

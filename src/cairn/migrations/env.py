@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from cairn.journal.store_sql import VERSION_TABLE
+from cairn.journal.rows.store_sql import VERSION_TABLE
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, version_table=VERSION_TABLE, transactional_ddl=True)

@@ -28,10 +28,10 @@ from cairn.engine.model.builtin import builtin_directory
 from cairn.engine.model.files import directory_fault, weights_bytes
 from cairn.engine.model.models_file import ModelsFault, read_models
 from cairn.engine.row_class import RowClass
-from cairn.journal.base import Base, state_of
-from cairn.journal.codec import GENESIS, Row, chain_fault, decode
 from cairn.journal.errors import JournalError
 from cairn.journal.events import SelfTestFinished
+from cairn.journal.rows.base import Base, state_of
+from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode
 from cairn.ops.chat.client import NotCairn, look
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import (
@@ -242,7 +242,7 @@ def check_sqlite(url: str, version: tuple[int, ...]) -> Found:
 
 
 def _sqlite_path(url: str) -> Path:
-    from cairn.journal.store_sql import sqlite_path
+    from cairn.journal.rows.store_sql import sqlite_path
 
     return sqlite_path(url)
 
@@ -255,7 +255,7 @@ def check_journal(url: str, options: str = "") -> Found:
         options: with which `ops verify` finds it.
     """
     verify = f"run `ops verify{options}`"
-    from cairn.journal.store_sql import SqlStore, schema_revision
+    from cairn.journal.rows.store_sql import SqlStore, schema_revision
 
     try:
         if schema_revision(url) is None:
@@ -285,7 +285,7 @@ def check_journal(url: str, options: str = "") -> Found:
 
 def check_bits(url: str) -> Found:
     """What the last self-test in the journal found about the passes on this device."""
-    from cairn.journal.store_sql import SqlStore, schema_revision
+    from cairn.journal.rows.store_sql import SqlStore, schema_revision
 
     tested: SelfTestFinished | None = None
     try:

@@ -20,11 +20,11 @@ from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, WriterDied
 from cairn.engine.prompt.template import Conversation, Message, message_of
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.errors import StoreError
 from cairn.journal.ledger import Ledger
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from tests.support.full_disk import FullDisk
 from tests.support.in_process_server import ask, generate, local, serving
 

@@ -28,12 +28,12 @@ from cairn.engine.reports import SelfTestReport
 from cairn.engine.sampling import Sampling
 from cairn.engine.schedule import passes
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from cairn.journal.shadow import is_chosen
 from cairn.journal.state import SessionId
-from cairn.journal.store import MemoryStore
 from cairn.journal.tenants import LOCAL
 from tests.actors.sessions.test_grain import C as BLOCK
 from tests.actors.sessions.test_grain import serving_any_cut

@@ -19,9 +19,9 @@ from cairn.engine.mlx import start as mlx_start
 from cairn.engine.model import fingerprint
 from cairn.engine.reports import SelfTestReport
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from tests.support.in_process_server import serving
 
 FIELDS: Mapping[str, Any] = {

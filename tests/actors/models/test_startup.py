@@ -18,9 +18,9 @@ from cairn.actors.models.load import StartEngine
 from cairn.actors.models.model_server import ModelServer
 from cairn.engine.model.models_file import ModelEntry, ModelMetadata
 from cairn.engine.sampling import Sampling
-from cairn.journal.codec import decode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from tests.support import fake_engine
 from tests.support.in_process_server import SECRET, settings
 

@@ -54,8 +54,8 @@ from cairn.engine.reports import SelfTestReport
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.agents import session_of
-from cairn.journal.codec import decode
 from cairn.journal.replay import replay
+from cairn.journal.rows.codec import decode
 from cairn.ops.journal.replay_engine import OTHER_FINGERPRINT, SAME, rerun
 from tests.gate.conversation import words
 from tests.support.full_disk import FullDisk

@@ -35,7 +35,7 @@ from cairn.engine.reports import DecodeRow, RowReport
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.store import MemoryStore
 from tests.support.fake_engine import FakeEngine
 from tests.support.held_engine import Hold
 from tests.support.in_process_server import (

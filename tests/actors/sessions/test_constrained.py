@@ -18,9 +18,9 @@ from cairn.engine.answer.grammar_matcher import GrammarMatcher
 from cairn.engine.errors import GrammarDeadEnd
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from tests.support.in_process_server import Said, ask, generate, serving
 
 

@@ -19,7 +19,7 @@ from cairn.actors.sessions.settle import Settle
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.store import MemoryStore
 from cairn.ops.drills.outcome import Scene
 from cairn.ops.drills.server.baseline import Baseline
 from cairn.ops.drills.table import DRILLS

@@ -15,7 +15,7 @@ from cairn.actors.server import Server
 from cairn.engine.row_class import RowClass
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.store import MemoryStore
 from tests.support.fake_engine import NO_MODEL, started
 from tests.support.in_process_server import (
     SECRET,

@@ -17,10 +17,10 @@ from cairn.actors.requests.messages import Generate
 from cairn.actors.server import Server
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from tests.gate.conversation import words
 from tests.support.fake_engine import TOKEN_BYTES
 from tests.support.in_process_server import (

@@ -15,9 +15,9 @@ from cairn.actors.requests.messages import Generate
 from cairn.engine.answer.grammar import Constraint
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from tests.support.in_process_server import ask, generate, serving, wait_idle
 
 C = 16

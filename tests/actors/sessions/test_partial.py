@@ -14,7 +14,7 @@ from cairn.actors.errors import Broken
 from cairn.actors.requests.limits import Limits
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.store import MemoryStore
 from tests.actors.sessions.test_grain import C, change_checked_rows, serving_any_cut
 from tests.support.in_process_server import (
     ask,

@@ -25,9 +25,9 @@ from cairn.engine.answer.parts import Called
 from cairn.engine.prompt import template as prompts
 from cairn.engine.prompt.template import Conversation, Message, TemplateError
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
+from cairn.journal.rows.codec import decode
 from tests.gate.conversation import words
 from tests.support.fake_engine import FakeEngine
 from tests.support.held_engine import Hold, hold_prewarm

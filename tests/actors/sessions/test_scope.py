@@ -23,9 +23,9 @@ from cairn.engine.mlx.cache import SlabPool
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.reports import Drawn, PassReport
-from cairn.journal.codec import Row, decode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.store import MemoryStore
 from tests.support.in_process_server import Said, ask, generate, local, serving, wait_idle
 
 LONG = "Stone on stone on stone, and then the wind that takes none of them. " * 6

@@ -19,11 +19,11 @@ from cairn.actors.server import Server
 from cairn.actors.threads.writer import JournalWriter, Stall, WriterDied
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import Row, decode
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull
 from cairn.journal.ledger import Ledger
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.store import MemoryStore
 from tests.support.full_disk import FullDisk
 from tests.support.in_process_server import Said, ask, generate, serving
 

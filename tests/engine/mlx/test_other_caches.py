@@ -12,9 +12,9 @@ import trio
 
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from tests.support.in_process_server import Said, ask, generate, serving
 from tests.support.model_families import config_of, make_family_model
 

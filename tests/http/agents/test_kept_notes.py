@@ -13,9 +13,9 @@ import pytest
 from cairn.actors.server import Server
 from cairn.http.app import create_app
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
 from tests.support.in_process_server import serving_fake
 
 pytestmark = pytest.mark.trio

@@ -31,7 +31,7 @@ from cairn.actors.errors import Broken, JournalFull, QueueFull, Stopping
 from cairn.actors.requests.messages import Accepted, Delta
 from cairn.engine.answer.parts import Said, Thought
 from cairn.engine.prompt import template as prompt
-from cairn.journal.store_sql import journal_url
+from cairn.journal.rows.store_sql import journal_url
 from cairn.ops.chat import command as chat
 from cairn.ops.chat import server as chat_server
 from cairn.ops.chat.client import Stream, read_url

@@ -13,12 +13,12 @@ from cairn.actors.clock import clock
 from cairn.engine.block_folder import place_of
 from cairn.journal import events as ev
 from cairn.journal import paths
-from cairn.journal.codec import decode
 from cairn.journal.errors import StoreFull
 from cairn.journal.keys import block_keys, ids_hash
 from cairn.journal.ledger import Ledger
 from cairn.journal.replay import Replay
-from cairn.journal.store_sql import SqlStore, journal_url
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store_sql import SqlStore, journal_url
 from cairn.ops.serve.data_dir import hold
 from tests.support.journals import (
     BLOCK_BYTES,

@@ -19,11 +19,14 @@ import pytest
 
 from cairn.actors.boot import BootRefused, read_journal
 from cairn.journal import events as ev
-from cairn.journal import pruning, store_sql
-from cairn.journal.base import VERSION, forgotten, loaded_of
-from cairn.journal.codec import Row, decode
+from cairn.journal import pruning
 from cairn.journal.errors import StoreError
-from cairn.journal.export import (
+from cairn.journal.replay import replay
+from cairn.journal.retention import NeededIds, Survey
+from cairn.journal.rows import store_sql
+from cairn.journal.rows.base import VERSION, forgotten, loaded_of
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.export import (
     base_from_line,
     excerpt_from_line,
     excerpt_to_line,
@@ -31,9 +34,7 @@ from cairn.journal.export import (
     read_excerpt,
     read_export,
 )
-from cairn.journal.replay import replay
-from cairn.journal.retention import NeededIds, Survey
-from cairn.journal.store_sql import SqlStore, journal_url
+from cairn.journal.rows.store_sql import SqlStore, journal_url
 from cairn.ops import doctor
 from cairn.ops.common.locations import bytes_on_disk
 from cairn.ops.common.output import size_text

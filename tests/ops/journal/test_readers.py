@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.journal.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.ops import doctor
 from cairn.ops.journal.readers import readers_warning
 from cairn.ops.serve import run as serve_run

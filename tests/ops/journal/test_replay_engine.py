@@ -16,8 +16,8 @@ from cairn.engine.answer.grammar import Constraint
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
-from cairn.journal.codec import GENESIS, Row, decode, encode
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import GENESIS, Row, decode, encode
+from cairn.journal.rows.store import MemoryStore
 from cairn.ops.journal.replay_engine import DIFFERS, OTHER_FINGERPRINT, SAME, rerun
 from tests.gate.conversation import TOOLS
 from tests.support.in_process_server import ask, generate, serving

@@ -15,8 +15,8 @@ import trio
 from cairn.actors.requests.messages import Delta
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import GENESIS, Row, decode, encode
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import GENESIS, Row, decode, encode
+from cairn.journal.rows.store import MemoryStore
 from cairn.ops.journal.replay_engine import DIFFERS, NOTHING, SAME, rerun
 from tests.support.in_process_server import ask, generate, local, serving
 from tests.support.journals import FINGERPRINT, TENANT, Builder, broken

@@ -14,11 +14,11 @@ import trio.testing
 
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.codec import Row, decode
 from cairn.journal.keys import ids_hash
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.store import MemoryStore
 from cairn.ops.journal.replay_engine import DIFFERS, SAME, rerun
 from tests.ops.journal.test_replay_engine import forged
 from tests.support.in_process_server import ask, generate, serving

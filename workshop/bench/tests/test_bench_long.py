@@ -20,7 +20,7 @@ import attrs
 import pytest
 from click.testing import Result
 
-from cairn.journal.codec import Row
+from cairn.journal.rows.codec import Row
 from cairn_bench import command
 from cairn_bench.long import command as long_command
 from cairn_bench.long import report as long_report
@@ -68,7 +68,7 @@ HISTORY = 600
 # A fake in a process of its own, with an empty journal where a server has one.
 _SERVE = f"""
 import pathlib, sys, time
-from cairn.journal.store_sql import journal_url, migrate
+from cairn.journal.rows.store_sql import journal_url, migrate
 from workshop.bench.tests.fake_completions import Fake, serving
 port, data, fault = (*sys.argv[1:], "")[:3]
 pathlib.Path(data).mkdir(exist_ok=True)

@@ -20,8 +20,8 @@ import pytest
 from immutables import Map
 
 from cairn.journal.lifecycle import SessionState
+from cairn.journal.rows.store import MemoryStore
 from cairn.journal.state import OpenRequest
-from cairn.journal.store import MemoryStore
 from cairn_bench.parts import (
     capacity,
     drafts,

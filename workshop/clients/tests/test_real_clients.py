@@ -17,7 +17,7 @@ import pytest
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from cairn.engine.prompt.template import Conversation, Message, render
-from cairn.journal.codec import decode
+from cairn.journal.rows.codec import decode
 from cairn_clients import alone, coding, packages, scripted
 from cairn_clients.figures import Request, faults, requests_of, turns_of
 from cairn_clients.processes import Failed, Place, place, run, run_together

@@ -27,8 +27,8 @@ from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, WriterDied
 from cairn.journal import events as ev
 from cairn.journal.agents import Agent, Agents, session_of
-from cairn.journal.codec import decode
 from cairn.journal.errors import DamagedRow
+from cairn.journal.rows.codec import decode
 from cairn.journal.tenants import session_id
 
 log = structlog.get_logger("cairn")

@@ -21,8 +21,8 @@ from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, WriterDied
 from cairn.engine.prompt.turns import messages_of, parts_of
 from cairn.journal import events as ev
-from cairn.journal.codec import Row, decode
 from cairn.journal.errors import DamagedRow
+from cairn.journal.rows.codec import Row, decode
 from cairn.journal.turns import Place, Turns
 
 log = structlog.get_logger("cairn")

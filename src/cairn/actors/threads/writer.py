@@ -25,10 +25,10 @@ import trio
 
 from cairn.actors.errors import JournalFull
 from cairn.actors.threads.thread import run_thread
-from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError, StoreFull
 from cairn.journal.events import Recorded
-from cairn.journal.store import Store
+from cairn.journal.rows.codec import Row
+from cairn.journal.rows.store import Store
 
 log = structlog.get_logger("cairn")
 

@@ -22,10 +22,10 @@ from cairn.journal.tenants import session_name
 from cairn.ops.common.output import progress
 
 if TYPE_CHECKING:
-    from cairn.journal.base import Base
-    from cairn.journal.codec import Row
-    from cairn.journal.export import Excerpt, First
-    from cairn.journal.store_sql import SqlStore
+    from cairn.journal.rows.base import Base
+    from cairn.journal.rows.codec import Row
+    from cairn.journal.rows.export import Excerpt, First
+    from cairn.journal.rows.store_sql import SqlStore
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -103,7 +103,7 @@ def file_argument(command: Decorated) -> Decorated:
 
 def url_of(data_dir: Path, journal: str | None) -> str:
     """The database URL of a journal."""
-    from cairn.journal.store_sql import journal_url, sqlite_url
+    from cairn.journal.rows.store_sql import journal_url, sqlite_url
 
     if journal is None:
         return journal_url(data_dir)
@@ -119,7 +119,7 @@ def options_of(data_dir: Path, journal: str | None = None) -> str:
 
 def bytes_on_disk(url: str) -> tuple[int, ...]:
     """The sizes of the journal's file and of its write-ahead log; empty for a database server."""
-    from cairn.journal.store_sql import sqlite_path
+    from cairn.journal.rows.store_sql import sqlite_path
 
     if not url.startswith("sqlite"):
         return ()
@@ -193,7 +193,7 @@ class Source:
             StoreError: it cannot be read.
         """
         if self._file is not None:
-            from cairn.journal.export import read_base
+            from cairn.journal.rows.export import read_base
 
             return self._first(read_base, self._file)
         with contextlib.closing(self.open()) as store:
@@ -206,7 +206,7 @@ class Source:
         Raises:
             StoreError: it cannot be read.
         """
-        from cairn.journal.export import read_excerpt
+        from cairn.journal.rows.export import read_excerpt
 
         return self._first(read_excerpt, self._file) if self._file is not None else None
 
@@ -232,7 +232,7 @@ class Source:
             StoreError: they cannot be read, the base has changed since, or an export has no rows.
         """
         if self._file is not None:
-            from cairn.journal.export import read_export
+            from cairn.journal.rows.export import read_export
 
             row = None
             try:
@@ -265,7 +265,7 @@ class Source:
         Raises:
             StoreError: it cannot be read.
         """
-        from cairn.journal.base import state_of
+        from cairn.journal.rows.base import state_of
 
         with contextlib.closing(self.open()) as store:
             streams = store.streams()
@@ -275,7 +275,7 @@ class Source:
 
     def open(self) -> SqlStore:
         """The store, read-only."""
-        from cairn.journal.store_sql import SqlStore
+        from cairn.journal.rows.store_sql import SqlStore
 
         assert self._url is not None
         return SqlStore.open(self._url, read_only=True)
@@ -311,7 +311,7 @@ def pruned_words(base: Base | None, stream: str) -> str:
     """A sentence if a stream had pruned rows; else an empty text."""
     if base is None:
         return ""
-    from cairn.journal.base import state_of
+    from cairn.journal.rows.base import state_of
 
     try:
         known = stream in state_of(base).streams
@@ -325,7 +325,7 @@ def _lock_of(data_dir: Path, journal: str | None, url: str) -> Path | None:
     The file that the server of a journal locks: in the data directory if the journal is there, else
     beside the journal.
     """
-    from cairn.journal.store_sql import sqlite_path
+    from cairn.journal.rows.store_sql import sqlite_path
 
     if journal is None:
         return data_dir / "lock"

@@ -11,8 +11,8 @@ import attrs
 import trio
 
 from cairn.journal import events as ev
-from cairn.journal.codec import decode
 from cairn.journal.replay import replay
+from cairn.journal.rows.codec import decode
 from cairn.journal.state import SessionId, State
 from cairn.ops.drills.evidence import command, logged, run_ops
 from cairn.ops.drills.outcome import Check, Outcome, Scene, checked

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal.codec import Row, decode
 from cairn.journal.invariants import Scope
 from cairn.journal.replay import Finding, Report, replay
+from cairn.journal.rows.codec import Row, decode
 from cairn.journal.state import SessionId
 from cairn.ops.drills import evidence
 from cairn.ops.drills.faults.damage import Damage

@@ -12,8 +12,8 @@ import trio
 from cairn.actors.boot import BootRefused
 from cairn.actors.threads.writer import WriterDied
 from cairn.journal import events as ev
-from cairn.journal.codec import Row
 from cairn.journal.replay import replay
+from cairn.journal.rows.codec import Row
 from cairn.ops.drills.evidence import command, logged, run_ops
 from cairn.ops.drills.faults.journal import tail_rewritten
 from cairn.ops.drills.outcome import Check, Outcome, Scene, checked

@@ -13,10 +13,10 @@ from cairn.engine.prompt.template import Message, message_of
 from cairn.engine.prompt.turns import messages_of, parts_of
 from cairn.journal import events as ev
 from cairn.journal.agents import Agent, Agents
-from cairn.journal.base import Base
-from cairn.journal.codec import decode
-from cairn.journal.export import require_complete
 from cairn.journal.replay import replay
+from cairn.journal.rows.base import Base
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.export import require_complete
 from cairn.journal.state import State, apply
 from cairn.journal.tenants import LOCAL
 from cairn.journal.turns import Place, Turns

@@ -11,9 +11,9 @@ from pathlib import Path
 import attrs
 import click
 
-from cairn.journal.codec import Row
 from cairn.journal.replay import Replay
 from cairn.journal.retention import Plan, Survey
+from cairn.journal.rows.codec import Row
 from cairn.journal.state import State
 from cairn.ops.common.locations import bytes_on_disk, example, journal_options, url_of
 from cairn.ops.common.output import facts, progress, size_text, table
@@ -102,7 +102,7 @@ def size(data_dir: Path, journal: str | None) -> None:
     first row if the journal is younger, as in `ops doctor`. It is an estimate from the share of
     rows of these days, and so is the space that pruning would free. The server may be running.
     """
-    from cairn.journal.store_sql import SqlStore
+    from cairn.journal.rows.store_sql import SqlStore
 
     url = url_of(data_dir, journal)
     store = SqlStore.open(url, read_only=True)

@@ -12,10 +12,10 @@ from typing import BinaryIO
 import attrs
 import click
 
-from cairn.journal.base import Base, state_of
-from cairn.journal.codec import GENESIS
 from cairn.journal.errors import StoreError
-from cairn.journal.export import Excerpt, base_to_line, excerpt_to_line, to_line
+from cairn.journal.rows.base import Base, state_of
+from cairn.journal.rows.codec import GENESIS
+from cairn.journal.rows.export import Excerpt, base_to_line, excerpt_to_line, to_line
 from cairn.ops.common.locations import (
     Source,
     example,

@@ -24,7 +24,7 @@ from cairn.ops.common.output import counted, progress
 from cairn.ops.serve.data_dir import hold_directory
 
 if TYPE_CHECKING:
-    from cairn.journal.store_sql import SqlStore
+    from cairn.journal.rows.store_sql import SqlStore
 
 
 def forget_files(store: SqlStore, data_dir: Path, runs: Collection[str]) -> None:

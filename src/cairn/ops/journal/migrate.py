@@ -17,7 +17,7 @@ def migrate(data_dir: Path, journal: str | None) -> None:
 
     Rows are never rewritten. Stop the server first.
     """
-    from cairn.journal import store_sql
+    from cairn.journal.rows import store_sql
     from cairn.ops.serve.data_dir import hold_journal
 
     url = url_of(data_dir, journal)

@@ -28,7 +28,7 @@ from cairn.ops.journal.sessions import time_text
 from cairn.ops.serve.data_dir import hold_journal
 
 if TYPE_CHECKING:
-    from cairn.journal.store_sql import SqlStore
+    from cairn.journal.rows.store_sql import SqlStore
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RECENT = timedelta(days=1)
@@ -110,7 +110,7 @@ def prune(
       0  done, or nothing to do; the output says why
       2  refused: a server runs, or the journal failed verification; nothing was changed
     """
-    from cairn.journal.store_sql import SqlStore
+    from cairn.journal.rows.store_sql import SqlStore
 
     if not (recent or dry_run):
         _refuse_recent(before_us)

@@ -18,12 +18,12 @@ import click
 
 from cairn.journal import events as ev
 from cairn.journal.agents import SESSIONS
-from cairn.journal.base import Base
-from cairn.journal.codec import Row, decode
 from cairn.journal.errors import DamagedRow, StoreError
-from cairn.journal.export import require_complete
 from cairn.journal.replay import Finding, Report
 from cairn.journal.replay import replay as fold
+from cairn.journal.rows.base import Base
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.export import require_complete
 from cairn.journal.state import Session, State
 from cairn.journal.stories import bug_story, findings_of, pruned_names, request_stories
 from cairn.journal.tenants import session_name

@@ -42,11 +42,11 @@ from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import Sampling
 from cairn.engine.schedule import other_passes
 from cairn.journal import events as ev
-from cairn.journal.base import Base, loaded_of
-from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
 from cairn.journal.keys import ids_hash, ids_of
 from cairn.journal.replay import replay
+from cairn.journal.rows.base import Base, loaded_of
+from cairn.journal.rows.codec import Row
 from cairn.journal.state import Session, SessionId, State
 from cairn.ops.common.output import progress
 

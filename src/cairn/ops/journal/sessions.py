@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from cairn.journal import events as ev
-from cairn.journal.export import require_complete
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
+from cairn.journal.rows.export import require_complete
 from cairn.journal.state import Session, State
 from cairn.journal.tenants import LOCAL
 from cairn.ops.common.locations import Source, example, file_argument, journal_options

@@ -22,10 +22,10 @@ import attrs
 import click
 import msgspec
 
-from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
 from cairn.journal.events import ALL_EVENTS
-from cairn.journal.export import LINE_FIELDS, to_line
+from cairn.journal.rows.codec import Row
+from cairn.journal.rows.export import LINE_FIELDS, to_line
 from cairn.journal.tenants import session_name
 from cairn.ops.common.locations import Source, data_dir_option, example, log_path
 from cairn.ops.common.output import abbreviated, printable

@@ -1,4 +1,4 @@
-"""``ops verify``: verifies a journal or an export with ``cairn.journal.verification``."""
+"""``ops verify``: verifies a journal or an export with ``cairn.journal.rows.verification``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from cairn.journal.base import Base, state_of
 from cairn.journal.errors import DamagedRow
 from cairn.journal.invariants import SENTENCES
 from cairn.journal.replay import Finding
-from cairn.journal.verification import Verification, consequences
+from cairn.journal.rows.base import Base, state_of
+from cairn.journal.rows.verification import Verification, consequences
 from cairn.ops.common.locations import Source, example, file_argument, journal_options
 from cairn.ops.common.output import counted
 

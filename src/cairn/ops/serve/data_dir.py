@@ -13,7 +13,7 @@ from typing import IO
 
 import attrs
 
-from cairn.journal.store_sql import sqlite_path
+from cairn.journal.rows.store_sql import sqlite_path
 from cairn.ops.cli import Unreadable
 
 _SECRET_BYTES = 32

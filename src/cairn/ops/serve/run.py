@@ -41,8 +41,8 @@ from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
 from cairn.http.server.listen import bind_socket, is_loopback, serve_http
 from cairn.http.server.listen import url_of as address_of
-from cairn.journal.store import Store
-from cairn.journal.store_sql import SqlStore, migrate, sqlite_path
+from cairn.journal.rows.store import Store
+from cairn.journal.rows.store_sql import SqlStore, migrate, sqlite_path
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import log_path, options_of, self_tests_folder, url_of
 from cairn.ops.common.logs import set_up_logs

@@ -9,8 +9,8 @@ from pathlib import Path
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal.codec import decode, encode
-from cairn.journal.store_sql import journal_url, sqlite_path
+from cairn.journal.rows.codec import decode, encode
+from cairn.journal.rows.store_sql import journal_url, sqlite_path
 from cairn.ops.drills.server.private_server import stored_rows
 
 

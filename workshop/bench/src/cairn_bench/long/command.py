@@ -17,7 +17,7 @@ import attrs
 import click
 
 from cairn.journal.errors import JournalError
-from cairn.journal.verification import Verification
+from cairn.journal.rows.verification import Verification
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import Source
 from cairn.ops.common.output import printable, table

@@ -13,7 +13,7 @@ import attrs
 
 from cairn.journal.events import SelfTestFinished
 from cairn.journal.replay import Replay
-from cairn.journal.store import Store
+from cairn.journal.rows.store import Store
 from cairn_bench.parts.decode import rate
 from cairn_bench.parts.first_token import journal_of
 from cairn_bench.parts.stage import Measure, Part, Stage, ask, require_hits

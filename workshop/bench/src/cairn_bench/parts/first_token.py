@@ -13,9 +13,9 @@ from cairn.journal import paths
 from cairn.journal.errors import StoreError
 from cairn.journal.events import PathSelected
 from cairn.journal.replay import Replay
+from cairn.journal.rows.store import Store
+from cairn.journal.rows.store_sql import SqlStore, journal_url
 from cairn.journal.state import OpenRequest, Session, State
-from cairn.journal.store import Store
-from cairn.journal.store_sql import SqlStore, journal_url
 from cairn_bench.parts.given_up import GIVEN_UP
 from cairn_bench.parts.stage import (
     Measure,

@@ -17,9 +17,9 @@ from immutables import Map
 from cairn.actors.sequencer import Sequencer
 from cairn.journal import events as ev
 from cairn.journal import paths
-from cairn.journal.codec import Row
 from cairn.journal.keys import block_keys, ids_hash
 from cairn.journal.ledger import Clock, Ledger
+from cairn.journal.rows.codec import Row
 from cairn.journal.state import Session, Slab, State, Turn
 from cairn.journal.token_ids import shared
 from cairn_bench.servers.asking import NoResult

@@ -14,7 +14,7 @@ import trio
 
 from cairn.engine.machine.heap import use_one_heap
 from cairn.http.server.listen import bind_socket
-from cairn.journal.store import MemoryStore
+from cairn.journal.rows.store import MemoryStore
 from cairn.ops.common.locations import log_path
 from cairn.ops.common.logs import set_up_logs
 from cairn.ops.serve.command import serve

@@ -26,11 +26,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cairn.journal import events as ev
-from cairn.journal.base import Base, base_fault
-from cairn.journal.codec import GENESIS, Row, chain_fault, decode
 from cairn.journal.errors import DamagedRow, UnknownEvent
-from cairn.journal.export import Excerpt, read_base, read_excerpt, read_export
 from cairn.journal.replay import Finding, Replay
+from cairn.journal.rows.base import Base, base_fault
+from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode
+from cairn.journal.rows.export import Excerpt, read_base, read_excerpt, read_export
 
 _NAMESPACE = uuid.UUID("0d6cf0d6-54b3-5d0c-8a7b-6f4f5b3c9a27")
 

@@ -24,9 +24,9 @@ from typing import Literal, TypeVar
 import attrs
 import msgspec
 
-from cairn.journal.base import Base
-from cairn.journal.codec import Row
 from cairn.journal.errors import StoreError
+from cairn.journal.rows.base import Base
+from cairn.journal.rows.codec import Row
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)

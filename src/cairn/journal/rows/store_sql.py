@@ -27,9 +27,9 @@ import attrs
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
-from cairn.journal.base import Base
-from cairn.journal.codec import GENESIS, Row
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull
+from cairn.journal.rows.base import Base
+from cairn.journal.rows.codec import GENESIS, Row
 
 REVISION = "0001"
 """The head of the migrations. Defined here so that a store opens without loading Alembic."""

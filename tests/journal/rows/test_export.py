@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.journal.base import Base
 from cairn.journal.errors import StoreError
-from cairn.journal.export import (
+from cairn.journal.rows.base import Base
+from cairn.journal.rows.export import (
     Excerpt,
     base_to_line,
     excerpt_to_line,

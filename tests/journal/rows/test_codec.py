@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.journal import codec
 from cairn.journal import events as ev
-from cairn.journal.codec import GENESIS, Row, chain_fault, decode, encode, row_hash
 from cairn.journal.errors import DamagedRow, UnknownEvent
+from cairn.journal.rows import codec
+from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode, encode, row_hash
 from tests.journal.model import profile
 
 HASH = "a" * 64

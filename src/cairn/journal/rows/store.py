@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from cairn.journal.base import Base
-from cairn.journal.codec import GENESIS, Row
 from cairn.journal.errors import HeadMoved
+from cairn.journal.rows.base import Base
+from cairn.journal.rows.codec import GENESIS, Row
 
 
 class Store(Protocol):

@@ -11,13 +11,13 @@ import attrs
 import pytest
 
 from cairn.journal import events as ev
-from cairn.journal.base import Base, base_of
-from cairn.journal.codec import GENESIS, Row
 from cairn.journal.errors import StoreError
-from cairn.journal.export import Excerpt, to_line
 from cairn.journal.ledger import Clock, Ledger
 from cairn.journal.replay import replay
-from cairn.journal.verification import Verification, consequences, verify_export
+from cairn.journal.rows.base import Base, base_of
+from cairn.journal.rows.codec import GENESIS, Row
+from cairn.journal.rows.export import Excerpt, to_line
+from cairn.journal.rows.verification import Verification, consequences, verify_export
 from tests.support.journals import BREAKABLE, broken, healthy, tampered
 
 CUT = 8
@@ -77,7 +77,8 @@ def test_a_file_that_is_no_export(tmp_path: Path):
 def test_it_needs_no_command_line():
     """The library calls load neither click nor rich."""
     code = (
-        "import sys, cairn.journal.pruning, cairn.journal.stories, cairn.journal.verification\n"
+        "import sys, cairn.journal.pruning, cairn.journal.stories\n"
+        "import cairn.journal.rows.verification\n"
         "assert not {'click', 'rich', 'cairn.ops'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True)

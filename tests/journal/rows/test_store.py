@@ -24,14 +24,14 @@ import sqlalchemy as sa
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
-from cairn.journal import store_sql
-from cairn.journal.base import Base, base_of
-from cairn.journal.codec import GENESIS, Row
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull
 from cairn.journal.replay import replay
-from cairn.journal.store import MemoryStore, Store
-from cairn.journal.store_sql import SqlStore, journal_url, migrate, schema_revision
-from cairn.journal.store_sql import sqlite_url as url_of_file
+from cairn.journal.rows import store_sql
+from cairn.journal.rows.base import Base, base_of
+from cairn.journal.rows.codec import GENESIS, Row
+from cairn.journal.rows.store import MemoryStore, Store
+from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate, schema_revision
+from cairn.journal.rows.store_sql import sqlite_url as url_of_file
 from tests.support.journals import healthy, unrecorded
 from tests.support.postgres import Postgres
 
@@ -415,9 +415,9 @@ def test_a_process_that_dies_in_a_cut(url: str):
     script = (
         "import os, pickle, sys\n"
         "import sqlalchemy as sa\n"
-        "from cairn.journal.base import Base\n"
-        "from cairn.journal.codec import Row\n"
-        "from cairn.journal.store_sql import SqlStore\n"
+        "from cairn.journal.rows.base import Base\n"
+        "from cairn.journal.rows.codec import Row\n"
+        "from cairn.journal.rows.store_sql import SqlStore\n"
         "url, base, rows = pickle.load(sys.stdin.buffer)\n"
         "store = SqlStore.open(url)\n"
         "die = lambda *_: os.kill(os.getpid(), 9)\n"

@@ -1,0 +1,1 @@
+"""Rows: the form in which events are chained, stored, exported and verified."""
