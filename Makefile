@@ -135,7 +135,7 @@ jitter: env ## compare random histories with cold answers, bit for bit; REQUESTS
 # other programs use the cores: THREADS=1 leaves those out.
 gate-matrix: env ## compare random histories under Haswell, Zen and SkylakeX kernels; REQUESTS=..., SEED=..., THREADS=1
 	@$(with_blas); \
-	$(BIN)/python -P -m tests.gate.matrix --requests $(or $(REQUESTS),500) --seed $(or $(SEED),1) \
+	PYTHONPATH=. $(BIN)/python -P -m tests.gate.matrix --requests $(or $(REQUESTS),500) --seed $(or $(SEED),1) \
 		--threads $(or $(THREADS),1 2) $(ARGS); status=$$?; gate; exit $$status
 
 # Tests too slow for every change: repeated kills, and the memory of many long sessions.
