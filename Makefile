@@ -138,6 +138,13 @@ gate-matrix: env ## compare random histories under Haswell, Zen and SkylakeX ker
 	PYTHONPATH=. $(BIN)/python -P -m tests.gate.matrix --requests $(or $(REQUESTS),500) --seed $(or $(SEED),1) \
 		--threads $(or $(THREADS),1 2) $(ARGS); status=$$?; gate; exit $$status
 
+simulate: env ## run the actors under simulated threads, disk, clients and time; SEEDS=..., FIRST=... to repeat one
+	@PYTHONPATH=. $(BIN)/python -P -m tests.simulation.simulation --seeds $(or $(SEEDS),1000) \
+		--first $(or $(FIRST),1) $(ARGS)
+
+mutants: env ## show that simulations find each of a list of faults; ARGS="--only slab" to select some
+	@PYTHONPATH=. $(BIN)/python -P -m tests.simulation.mutants $(ARGS)
+
 # Tests too slow for every change: repeated kills, and the memory of many long sessions.
 soak: env ## run the tests that take minutes each; ARGS="-k memory" to select some
 	@$(with_blas); \

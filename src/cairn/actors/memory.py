@@ -39,7 +39,7 @@ from cairn.journal import events as ev
 from cairn.journal import eviction, short_blocks
 from cairn.journal.checkpoints import STATES_A_SLAB
 from cairn.journal.errors import BugError
-from cairn.journal.state import SessionId
+from cairn.journal.state import Session, SessionId
 
 log = structlog.get_logger("cairn")
 
@@ -289,11 +289,13 @@ class Memory:
                 if not state.is_pinned(needless[0]) and state.blocks[needless[0]].present:
                     await self._evict(needless[0], reason="superseded")
 
-    async def remove_if_superseded(self, session: str, key: str) -> None:
-        """Evict a short block that the session has matched, if another one makes it needless."""
+    async def remove_if_superseded(self, session: Session, key: str) -> None:
+        """
+        Evict a short block that the session has matched, if another one makes it needless. The
+        session may have been closed meanwhile.
+        """
         async with self.eviction_lock, self._blocks:
-            state = self._sequencer.state
-            if short_blocks.is_superseded(state, self._sequencer.session(session), key):
+            if short_blocks.is_superseded(self._sequencer.state, session, key):
                 await self._evict(key, reason="superseded")
 
     def has_room(self, tokens: int) -> bool:

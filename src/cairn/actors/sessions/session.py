@@ -127,10 +127,12 @@ class SessionActor:
         await self._settle.cut_back()
         complete = await self._prewarm.next_turn(ticket, message)
         await self._settle.share_rest()
+        held = self.cache.session
         await self.cache.rest(complete)
+        # From here on the session is idle, and may be closed at any moment.
         if matched is not None:
             # Until now the session was working with it.
-            await self._context.memory.remove_if_superseded(self.id, matched)
+            await self._context.memory.remove_if_superseded(held, matched)
         await self._settle.write_through()
 
     # --- the actor ------------------------------------------------------------------------------

@@ -55,8 +55,11 @@ class Settle:
         Write the blocks of this conversation to files while the inbox is empty, so that little is
         lost if the server crashes; then evict those that its window has passed.
         """
+        held = self.cache.held
+        if held is None:
+            return  # closed by now
         # Not only those of the slab: a window that has moved on leaves none in it.
-        for key in eviction.chain_of(self.cache.session):
+        for key in eviction.chain_of(held):
             if not await self.context.memory.write_through(key, lambda: self.inbox.is_empty):
                 return
         await self.context.memory.release_idle(self.cache.id, lambda: self.inbox.is_empty)
