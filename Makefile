@@ -151,6 +151,11 @@ soak: env ## run the tests that take minutes each; ARGS="-k memory" to select so
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -P -m pytest -q -m soak --durations=0 tests $(ARGS); \
 	status=$$?; gate; exit $$status
 
+# In an environment of its own, so that what it needs is not installed beside what serves. It needs the network.
+audit: ## look for known vulnerabilities in the packages of requirements.lock
+	@python3 -m venv .cache/audit && .cache/audit/bin/pip install --quiet pip-audit
+	@.cache/audit/bin/pip-audit --strict --disable-pip --require-hashes -r requirements.lock
+
 oldest: env ## test caches and markers with the oldest mlx-lm that pyproject.toml allows
 	@set -e; $(with_blas); \
 	version=$$(sed -n 's/.*"mlx-lm>=\([0-9.]*\),.*/\1/p' pyproject.toml); \

@@ -94,9 +94,9 @@ def simulate(seed: int) -> Ran:
             world = World(disk)
             try:
                 trio.run(_life, world, f"{seed}/{run}", machine, settings, crash_after, clock=clock)
-            except BaseExceptionGroup as failed:
+            except (BootRefused, BaseExceptionGroup) as failed:
                 # A server that finds no room at its start or its end says so, and ends.
-                if not disk.is_full or failed.split((BootRefused, WriterDied))[1] is not None:
+                if not (disk.is_full and _is_only(failed, BootRefused, WriterDied)):
                     raise
                 ended_full += 1
             totals["answers"] += world.answers
@@ -112,6 +112,13 @@ def simulate(seed: int) -> Ran:
         ended_full=ended_full,
         **totals,
     )
+
+
+def _is_only(error: BaseException, *kinds: type[Exception]) -> bool:
+    """Whether an error, or all of a group, is of these kinds."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_only(one, *kinds) for one in error.exceptions)
+    return isinstance(error, kinds)
 
 
 async def _life(
