@@ -46,29 +46,28 @@ class SimulatedDisk(MemoryStore):
         super().__init__()
         self._random, self._faults = random, faults
         self._full_tries = 0
-        self._found_full = False
+        self._was_full = False
         self._commits: list[int] = []
         self._in_hand: Sequence[Row] = ()
         self._is_down = False
         self._learn_from(())
 
     @property
-    def is_full(self) -> bool:
-        """Whether there was no room at the last try."""
-        return self._found_full
+    def was_full(self) -> bool:
+        """Whether there was no room at some try since it was opened."""
+        return self._was_full
 
     def append(self, rows: Sequence[Row]) -> None:
         """See ``Store.append``."""
-        self._found_full = False
         if self._is_down:
             return
         if self._full_tries:
             self._full_tries -= 1
-            self._found_full = True
+            self._was_full = True
             raise StoreFull("no room")
         if self._random.random() < self._faults.full:
             self._full_tries = self._random.randrange(self._faults.full_tries)
-            self._found_full = True
+            self._was_full = True
             raise StoreFull("no room")
         if self._random.random() < self._faults.slow:
             self._in_hand = rows

@@ -96,7 +96,7 @@ def simulate(seed: int) -> Ran:
                 trio.run(_life, world, f"{seed}/{run}", machine, settings, crash_after, clock=clock)
             except (BootRefused, BaseExceptionGroup) as failed:
                 # A server that finds no room at its start or its end says so, and ends.
-                if not (disk.is_full and _is_only(failed, BootRefused, WriterDied)):
+                if not (disk.was_full and _is_only(failed, BootRefused, WriterDied)):
                     raise
                 ended_full += 1
             totals["answers"] += world.answers
