@@ -92,7 +92,7 @@ class SimulatedDisk(MemoryStore):
 
     def reopen(self) -> None:
         """Take rows again."""
-        self._is_down = False
+        self._is_down = self._was_full = False
         self._full_tries = 0
         self._commits = []
         self._learn_from(self.rows)
