@@ -202,6 +202,7 @@ def in_turn(random: Random, clock: trio.testing.MockClock) -> Iterator[Turns]:
         patch(writer_module, "threading", SimpleNamespace(Event=TurnEvent))
         patch(writer_module, "time", virtual)
         patch(trio.to_thread, "run_sync", turns.run_sync)
-        patch(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
-        patch(trio._core._run, "_r", random)
+        scheduler = trio._core._run
+        patch(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+        patch(scheduler, "_r", random)
         yield turns

@@ -68,6 +68,12 @@ def _fault_in(where: str, path: Path) -> str | None:
         return f"{config} cannot be read: {error}."
     if not isinstance(found, dict) or "model_type" not in found:
         return f"{config} has no model_type, so mlx-lm cannot load it."
+    if found.get("model_file") is not None:
+        # Older versions of mlx-lm would run it.
+        return (
+            f"{where} needs Python code of its own ({_short(str(found['model_file']))}), and no "
+            "code of a model is run. Choose a model of a family that mlx-lm has."
+        )
     if not has_weights:
         return f"{where} has no weights (*.safetensors). Was its download complete?"
     try:
