@@ -61,10 +61,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "        ticket.reply(\n            self._receipt,\n            Finished(",
     ),
     Mutant(
-        "the writer reports a row too many as committed",
+        "the writer reports all rows as committed that it was given",
         "threads/writer.py",
         "self._committed = batches[-1].rows[-1].position",
-        "self._committed = batches[-1].rows[-1].position + 1",
+        "self._committed = self._submitted",
     ),
     Mutant(
         "the writer reports rows as committed before it stores them",
