@@ -16,7 +16,7 @@ from tests.http.fake_service import FACTS, STATISTICS
     [
         ({}, "<td>serving</td>"),
         ({"admission_bug": "<bug>"}, "admission is closed; bug id &lt;bug&gt;"),
-        ({"journal_full": True}, "the journal's disk is full; no requests are answered"),
+        ({"journal_stall": "disk_full"}, "the journal's disk is full; no requests are answered"),
     ],
 )
 def test_the_state_of_the_server(changes: dict[str, Any], expected: str):

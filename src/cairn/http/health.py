@@ -7,10 +7,11 @@ from typing import Literal
 from cairn.actors.requests.messages import Statistics
 from cairn.http.service import Server, Service
 from cairn.http.wire.sent import Sent
+from cairn.journal.events import StallReason
 
 _CONTEXTS_MAX = 10
 
-Status = Literal["ok", "admission_closed", "journal_full"]
+Status = Literal["ok", "admission_closed", "journal_stalled"]
 
 
 class ContextUseObject(Sent):
@@ -83,6 +84,7 @@ class Health(Sent):
     blocks: BlocksObject
     memory: MemoryObject
     journal_position: int
+    journal_stall: StallReason | None
     bugs: int
     admission_bug: str | None
 
@@ -143,6 +145,7 @@ def health(server: Server, service: Service | None) -> Health | HealthWithoutKey
             cache_bytes=now.cache_bytes,
         ),
         journal_position=now.journal_position,
+        journal_stall=now.journal_stall,
         bugs=now.bugs,
         admission_bug=now.admission_bug,
     )
@@ -151,4 +154,4 @@ def health(server: Server, service: Service | None) -> Health | HealthWithoutKey
 def _status(now: Statistics) -> Status:
     if now.admission_bug is not None:
         return "admission_closed"
-    return "journal_full" if now.journal_full else "ok"
+    return "journal_stalled" if now.journal_stall is not None else "ok"

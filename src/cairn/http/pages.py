@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 
 from cairn.actors.requests.messages import ServerFacts, Statistics
+from cairn.journal.events import StallReason
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -52,6 +54,10 @@ completions and responses and Anthropic's messages, and keeps conversations as a
 """
 
 
+_STALLS: Mapping[StallReason, str] = {
+    "disk_full": "the journal's disk is full",
+    "locked": "another program has locked the journal",
+}
 _HEADER = """
   -H "authorization: Bearer $CAIRN_API_KEY" \\"""
 
@@ -67,8 +73,8 @@ def front_page(facts: ServerFacts, statistics: Statistics, base: str, *, with_ke
     state = "serving"
     if statistics.admission_bug is not None:
         state = f"admission is closed; bug id {escape(statistics.admission_bug)}"
-    elif statistics.journal_full:
-        state = "the journal's disk is full; no requests are answered"
+    elif statistics.journal_stall is not None:
+        state = f"{_STALLS[statistics.journal_stall]}; no requests are answered"
     return _PAGE.format(
         model=escape(facts.model),
         context=facts.context_tokens,

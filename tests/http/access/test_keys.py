@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from cairn.actors.agents.messages import AgentService
-from cairn.actors.errors import Broken, JournalFull
+from cairn.actors.errors import Broken, CannotRecord
 from cairn.actors.requests.messages import Generate
 from cairn.http.access import keys as access
 from cairn.http.access.keys import Keys
@@ -132,7 +132,7 @@ async def test_every_address_requires_a_key():
     [
         ({}, "ok", 200),
         ({"admission_bug": "bug-1"}, "admission_closed", 503),
-        ({"journal_full": True}, "journal_full", 503),
+        ({"journal_stall": "locked"}, "journal_stalled", 503),
     ],
 )
 async def test_health_without_a_key(figures: dict[str, Any], status: str, code: int):
@@ -233,7 +233,7 @@ async def test_keys_are_not_stored():
         assert key not in held
 
 
-@pytest.mark.parametrize("refusal", [Broken("bug-1"), JournalFull()])
+@pytest.mark.parametrize("refusal", [Broken("bug-1"), CannotRecord()])
 async def test_a_refusal_names_the_tenant_in_the_log(refusal: Exception):
     """The log names the tenant of a refused request, except the default tenant."""
     with structlog.testing.capture_logs() as logs:

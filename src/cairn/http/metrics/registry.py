@@ -52,6 +52,7 @@ from cairn.journal.events import (
     SessionQuarantined,
     ShadowEnded,
     ShadowSkipped,
+    StallReason,
     TokensEmitted,
 )
 from cairn.journal.lifecycle import SessionState
@@ -330,8 +331,11 @@ class _ScrapeCollector(Collector):
         yield _gauge("cairn_disk_blocks", "Sealed blocks in files", now.disk_blocks)
         yield _gauge("cairn_disk_block_bytes", "Bytes of the block files", now.disk_bytes)
         yield _gauge("cairn_journal_position", "Events in the journal", now.journal_position)
-        yield _gauge(
-            "cairn_journal_full", "1 if the journal's disk is full, else 0", int(now.journal_full)
+        yield _labelled(
+            "cairn_journal_stalled",
+            "1 while the journal cannot be written for this reason, else 0",
+            "reason",
+            {reason: int(reason == now.journal_stall) for reason in get_args(StallReason)},
         )
         characters = CounterMetricFamily(
             "cairn_prompt_characters",
