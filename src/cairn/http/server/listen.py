@@ -4,10 +4,10 @@ Hypercorn on trio, set up for long streams.
 The socket is bound before anything else, so that a port in use is noticed before a model is loaded,
 and port 0 has its number early.
 
-This module and ``connection.py`` depend on private parts of Hypercorn, Quart and quart-trio,
-because these do not report a client's disconnect reliably, and let one broken connection end the
-server.
-Serving h11 directly would remove that dependency, but would lose HTTP/2 and the rest of Hypercorn.
+This module, ``protocol.py`` and ``connection.py`` depend on private parts of Hypercorn, Quart and
+quart-trio, because these do not report a client's disconnect reliably, and let one broken
+connection end the server. Serving h11 directly would remove that dependency, but would lose the
+rest of Hypercorn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import structlog
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, Updated
-from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio import run as hypercorn_run
 from hypercorn.trio import serve
 from hypercorn.trio.tcp_server import TCPServer
@@ -31,6 +30,7 @@ from hypercorn.trio.worker_context import EventWrapper
 from quart_trio import QuartTrio
 
 from cairn.engine.machine.descriptors import descriptors_max
+from cairn.http.server.protocol import Http1, RequestRefused
 from cairn.http.server.waiting import Waiting, WaitingLimits
 from cairn.http.wire.errors import cause_of
 
@@ -156,8 +156,8 @@ class Connection(TCPServer):
         """
         Serve the connection until it ends.
 
-        Data that is not HTTP can raise anywhere in Hypercorn (one octet in an HTTP/2 path does),
-        and its nursery would then end the server.
+        Data that is not HTTP may raise anywhere in Hypercorn, and its nursery would then end the
+        server.
         """
         waiting = self.config.waiting
         try:
@@ -208,14 +208,14 @@ class Connection(TCPServer):
         # Bytes after a request (the next one, a stray line), or an upgrade header (Java's client
         # sends one with every request), make Hypercorn stop reading until the request is answered.
         # It would miss a disconnect, and wait forever if the answer then fails.
-        if isinstance(self.protocol.protocol, H11Protocol):
-            self.protocol.protocol.can_read = Turn(self.stream)
+        assert isinstance(self.protocol.protocol, Http1)
+        self.protocol.protocol.can_read = Turn(self.stream)
         try:
             await super()._read_data()
-        except ClientGone:
+        except (ClientGone, RequestRefused):
             await self.protocol.handle(Closed())
-        # Hypercorn would wait for the idle timeout, and forever for the last piece of an answer
-        # over HTTP/2: a client that reconnects for each request would use up all descriptors.
+        # Hypercorn would wait for the idle timeout: a client that reconnects for each request would
+        # use up all descriptors.
         self.cut()
 
 
@@ -307,7 +307,7 @@ def _config(listener: socket.socket, grace_s: float, limits: WaitingLimits) -> C
     config.backlog = 1024
     config.graceful_timeout = grace_s
     config.keep_alive_timeout = KEEP_ALIVE_S
-    # On HTTP/2, a connection that reaches its maximum of requests ends its running streams.
+    # A client may use one connection for as many requests as it likes.
     config.keep_alive_max_requests = 2**62
     config.alpn_protocols = ["http/1.1"]
     config.include_server_header = False
