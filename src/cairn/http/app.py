@@ -52,7 +52,7 @@ from cairn.http.wire.checks import BODY_BYTES_MAX, ClientError
 from cairn.http.wire.errors import ErrorAnswer, describe
 from cairn.http.wire.not_found import meant_by, nothing_at
 from cairn.http.wire.parameters import Ignored, ReadRequest
-from cairn.journal.tenants import LOCAL
+from cairn.journal.tenants import KEY_MIN, LOCAL
 
 log = structlog.get_logger(__name__)
 
@@ -354,6 +354,11 @@ def _tenant_field() -> dict[str, str]:
     return {} if tenant in (None, LOCAL) else {"tenant": tenant}
 
 
+def _without_keys(path: str) -> str:
+    """A path without what may be an API key: a client may have one as part of its base URL."""
+    return "/".join("..." if len(part) >= KEY_MIN else part for part in path.split("/"))
+
+
 def _describe_at(path: str, error: Exception) -> ErrorAnswer:
     """The answer to an error, in the protocol of an address."""
     if messages_errors.is_ours(path):
@@ -366,11 +371,12 @@ def _describe_at(path: str, error: Exception) -> ErrorAnswer:
 
 def _error(error: Exception) -> Response:
     asked = request if has_request_context() else websocket
-    path, address = asked.path, {}
+    path, address, is_nowhere = asked.path, {}, isinstance(error, NotFound)
     if isinstance(error, NotFound):
         meant = meant_by(path, current_app.url_map)
         error, path = nothing_at(path, meant), meant or path
     answer = _describe_at(path, error)
+    shown = _without_keys(asked.path) if is_nowhere or answer.status == 401 else asked.path
     write = log.info
     if answer.status == 401:
         # A caller may be guessing keys. Behind a proxy, the address is that of the proxy.
@@ -383,7 +389,7 @@ def _error(error: Exception) -> Response:
         code=answer.code,
         param=answer.param,
         # Quoted, so that the entry stays on one line.
-        path=quote(asked.path[:200]),
+        path=quote(shown[:200]),
         **address,
     )
     return json_response(answer.envelope(), answer.status, answer.headers)

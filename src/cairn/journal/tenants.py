@@ -26,6 +26,9 @@ LOCAL: Final = "local"
 
 NAME_MAX: Final = 32
 
+KEY_MIN: Final = 16
+"""The least characters of an API key."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MARK = "@"
 _END = "/"

@@ -243,6 +243,19 @@ async def test_a_refusal_names_the_tenant_in_the_log(refusal: Exception):
     assert ["alice", None] == [line.get("tenant") for line in lines]
 
 
+@pytest.mark.parametrize("key", [ALICE, "sk-of-another-service-000"])
+@pytest.mark.parametrize("path", ["/{}", "/v1/{}/models", "/v1/responses/{}"])
+async def test_a_key_in_the_path_is_not_logged(key: str, path: str):
+    """A client that sends a key in the path is refused, and the log does not have the key."""
+    client = create_app(FakeService(), keys=KEYS).test_client()
+    with structlog.testing.capture_logs() as logs:
+        refused = await client.get(path.format(key))
+        unknown = await client.get(f"/v2/{key}", headers={"x-api-key": ALICE})
+    assert [401, 404] == [refused.status_code, unknown.status_code]
+    assert [path.format("..."), "/v2/..."] == [line["path"] for line in logs]
+    assert key not in repr(logs)
+
+
 async def test_official_client(nursery: trio.Nursery):
     """The OpenAI client recognises a refused key; the metrics name no tenant."""
     service, shutdown = FakeService(), trio.Event()

@@ -80,7 +80,7 @@ class Admission:
         """
         if stopping:
             raise Stopping("the server is stopping; try again in a moment")
-        if self._writer.stalled:
+        if self._writer.stalled or self._writer.dead:
             raise self._stalls.refusal()
 
     async def check_bugs(self, quarantined_by: str | None = None) -> None:

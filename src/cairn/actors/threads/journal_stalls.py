@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from cairn.actors.errors import CannotRecord
+from cairn.actors.errors import CannotRecord, RefusalError, Stopping
 from cairn.actors.measured import measured
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, Stall
@@ -25,7 +25,7 @@ class Stalls:
         self._ends: list[Callable[[], None]] = []
         writer.observe_stalls(self)
 
-    def refusal(self) -> CannotRecord:
+    def refusal(self) -> RefusalError:
         """
         The refusal of a request that comes during a stall. It is counted and not recorded by
         itself, because the rows that wait must stay bounded.
@@ -33,8 +33,10 @@ class Stalls:
         self._refused += 1
         return self.reason()
 
-    def reason(self) -> CannotRecord:
+    def reason(self) -> RefusalError:
         """Why a request that is in the server ends."""
+        if self._writer.dead:
+            return Stopping("the server stops because its journal cannot be written")
         assert self._writer.stall is not None
         return CannotRecord(self._writer.stall)
 

@@ -3,7 +3,7 @@ The journal writer: one thread that commits rows in groups and reports when they
 
 A receipt is a position: a reply that depends on it may be sent once ``committed`` has passed it.
 Rows that arrive during a commit share the next one, and so the cost of a sync to disk. If the
-writer dies, no reply may be sent any more, and the server stops.
+writer dies, no reply may be sent any more, and the server stops once clients have got the error.
 
 A full disk, or a lock of another program, does not kill the writer. It keeps its rows and stalls:
 no reply is sent, requests that wait for a receipt are refused, and the same rows are tried again
@@ -33,6 +33,8 @@ from cairn.journal.rows.store import Store
 log = structlog.get_logger("cairn")
 
 _PROBE_S = 1.0
+_LAST_WORDS_S = 2.0
+"""How long clients have to get the error of their requests, once the writer has died."""
 
 
 @attrs.frozen
@@ -79,7 +81,7 @@ class StallObserver(Protocol):
     """Is notified of stalls, in trio's thread."""
 
     def stall_began(self) -> None:
-        """The journal cannot be written any more."""
+        """The journal cannot be written, for a time or, if the writer has died, any more."""
 
     def stall_ended(self, stall: Stall) -> None:
         """It can be written again, and what waited is committed."""
@@ -102,6 +104,7 @@ class JournalWriter:
         self._observers: list[Callable[[Recorded], None]] = []
         self._ended = trio.Event()
         self._stall: StallReason | None = None
+        self._over = False  # once the writer has died, and clients know
         self._closing = threading.Event()
         self._stall_observers: list[StallObserver] = []
 
@@ -114,6 +117,11 @@ class JournalWriter:
     def stalled(self) -> bool:
         """Whether the journal cannot be written now."""
         return self._stall is not None
+
+    @property
+    def dead(self) -> bool:
+        """Whether the journal cannot be written any more, so that the server stops."""
+        return self._failure is not None
 
     @property
     def stall(self) -> StallReason | None:
@@ -141,13 +149,16 @@ class JournalWriter:
         """
         Submit rows that are committed together. Does not wait.
 
+        Rows that come after the writer has died are not stored: waiting for their receipt reports
+        that. Until the server has ended its requests, their last rows come.
+
         Returns:
             The receipt: the position of the last of them.
 
         Raises:
-            WriterDied: the writer takes no more rows.
+            WriterDied: the server ends.
         """
-        if self._failure is not None:
+        if self._over:
             raise WriterDied("the journal cannot be written") from self._failure
         self._inbox.put(_Batch(tuple(rows), tuple(recorded)))
         self._submitted = rows[-1].position
@@ -204,6 +215,10 @@ class JournalWriter:
         """Run the thread until ``close``. Raises ``WriterDied`` if the writer died."""
         await run_thread("cairn-journal", self._loop, self._ended, task_status=task_status)
         if self._failure is not None:
+            if not self._closing.is_set():
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(_LAST_WORDS_S)
+            self._over = True
             raise WriterDied(str(self._failure)) from self._failure
 
     def close(self) -> None:
@@ -315,4 +330,6 @@ class JournalWriter:
         log.error("the journal cannot be written", fact=str(error))
         self._failure = error
         self._moved.unpark_all()
+        for observer in self._stall_observers:
+            observer.stall_began()
         self._ended.set()
