@@ -22,4 +22,9 @@ from tests.http.fake_service import FACTS, STATISTICS
 def test_the_state_of_the_server(changes: dict[str, Any], expected: str):
     """A server that admits no requests says why."""
     statistics = attrs.evolve(STATISTICS, **changes)
-    assert expected in front_page(FACTS, statistics, "http://here", with_keys=False)
+    page = front_page(FACTS, statistics, "http://here", sessions=4, with_keys=False)
+    assert expected in page
+    assert "<tr><th>sessions</th><td>4</td></tr>" in page
+    page = front_page(FACTS, statistics, "http://here", sessions=None, with_keys=True)
+    assert expected in page
+    assert "sessions</th>" not in page

@@ -64,6 +64,13 @@ def session_id(tenant: str, name: str) -> str:
     return f"{_MARK}{tenant}{_END}{name}"
 
 
+def session_tenant(session: str) -> str:
+    """The tenant of a session, from its id."""
+    if not session.startswith(_MARK):
+        return LOCAL
+    return session.removeprefix(_MARK).partition(_END)[0]
+
+
 def session_name(session: str) -> str:
     """The name of a session within its tenant, from its id."""
     if not session.startswith(_MARK):
