@@ -19,7 +19,7 @@ import pytest
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
 from tests.e2e.test_startup import refusal, rows
-from tests.support.subprocess_server import Serving, ask, assistant, run_ops, user
+from tests.support.subprocess_server import Listener, Serving, ask, assistant, run_ops, user
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 
@@ -289,6 +289,37 @@ def test_a_journal_that_is_removed_while_a_server_writes(start: Start):
         assert 503 == response.status_code
     assert 1 == server.wait()
     assert "was removed, moved or replaced" in server.stderr().strip().splitlines()[-1]
+
+
+def test_clients_in_hand_when_the_journal_goes(start: Start, lengthy: Any):
+    """A stream and a request that waits for a row end with the error, not with a reset."""
+    server = start("--decode-rows", 1)
+    running = Listener(server, **lengthy[0], max_tokens=800).decoding(3)
+    queued = Listener(server, user("Hello"), max_tokens=2)
+    server.queued(1)
+    (server.data_dir / "journal.db").unlink()
+    # The one has an error event in its stream, the other, which had no answer yet, a status of 503.
+    refusal = queued.end().refusal
+    assert refusal is not None
+    for error in (running.end().error, refusal["error"]):
+        assert error is not None
+        assert "server_stopping" == error["code"]
+        assert "its journal cannot be written" in error["message"]
+    assert (200, 503) == (running.status, queued.status)
+    assert not running.done
+    assert 1 == server.wait()
+    assert "was removed, moved or replaced" in server.stderr().strip().splitlines()[-1]
+    assert "Traceback" not in server.stderr()
+
+
+def test_logs_that_are_a_file(tmp_path: Path):
+    """The start ends with a sentence."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "logs").touch()
+    assert f"The log {home / 'logs' / 'cairn.jsonl'} cannot be written" in refusal(
+        "--data-dir", home
+    )
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["by content", "by name"])

@@ -121,13 +121,13 @@ def test_a_full_disk_and_room_again(server: Serving, cold: Serving, lengthy):
     client = Listener(server, **lengthy[0], max_tokens=250).decoding(3)
     filler = fill(server)
     answer = eventually(lambda: refused(server))
-    assert "journal_full" == answer.json()["error"]["code"]
+    assert "journal_stalled" == answer.json()["error"]["code"]
     assert answer.headers["retry-after"].isdigit()
     error = client.end().error
     assert error is not None
-    assert "journal_full" == error["code"]
+    assert "journal_stalled" == error["code"]
     assert not client.done
-    assert "journal_full" == server.health()["status"]
+    assert "journal_stalled" == server.health()["status"]
     assert refused(server) is not None
     assert server.running
 
@@ -138,7 +138,7 @@ def test_a_full_disk_and_room_again(server: Serving, cold: Serving, lengthy):
     filler.unlink()
     eventually(lambda: server.health()["status"] == "ok")
     ended = events(server, ev.RequestCancelled, request=client.request)
-    assert ["journal_full"] == [event.stage for event in ended]
+    assert ["journal_stalled"] == [event.stage for event in ended]
     stalled = eventually(lambda: events(server, ev.JournalStalled))
     assert 1 <= stalled[0].requests_refused
     assert 1 <= stalled[0].rows_waiting

@@ -14,6 +14,7 @@ from tests.e2e.conftest import Start
 from tests.support.subprocess_server import Answer, Serving, ask, run_ops, user
 
 ALICE, BOB = "alice-has-this-key-0123", "bob-has-another-key-4567"
+OPERATOR = "the-operator-has-this-one-01"
 NEXT = "alice-has-the-next-one-89"
 STORY = "The stone lies on the path, and the path goes over the hill to the lake. " * 12
 
@@ -30,8 +31,9 @@ def test_two_tenants_and_a_restart(start: Start, tmp_path: Path):
     another key, with its blocks from disk. No key is in any file or output of the server.
     """
     home = tmp_path / "home"
-    server = start(data_dir=home, env={KEYS_VARIABLE: f"alice={ALICE} bob={BOB}"})
-    assert "for alice, bob" in server.greeting()
+    keys = f"alice={ALICE} bob={BOB} local={OPERATOR}"
+    server = start(data_dir=home, env={KEYS_VARIABLE: keys})
+    assert "for alice, bob, local" in server.greeting()
     first = asked(server, ALICE, session_id="notes")
     assert (0, "new_session", "cold_start") == (first.cached_tokens, first.path, first.reason)
     theirs = asked(server, BOB, session_id="notes")
@@ -40,16 +42,21 @@ def test_two_tenants_and_a_restart(start: Start, tmp_path: Path):
     assert "notes" == first.session == theirs.session
     shared = asked(server, ALICE)
     assert shared.cached_tokens > 0
+    server.use_key(OPERATOR)
     server.settled()
     with pytest.raises(openai.AuthenticationError):
         asked(server, "nobody-has-this-key-at-all")
-    server.use_key(BOB)
+    # Each sees what it emitted itself.
+    for key, emitted in ((ALICE, 8), (BOB, 4), (OPERATOR, 12)):
+        server.use_key(key)
+        assert f"cairn_tokens_emitted_total {emitted}.0" in server.metrics().splitlines()
+        assert (key == OPERATOR) == ("queue" in server.health())
     server.wait_idle()
     assert 0 == server.stop()
     assert {"alice", "bob"} == {one.tenant for one in server.events(ev.SessionOpened)}
 
     file = tmp_path / "keys"
-    file.write_text(f"# changed\nbob={BOB}\nalice={NEXT}\n", encoding="utf-8")
+    file.write_text(f"# changed\nbob={BOB}\nalice={NEXT}\nlocal={OPERATOR}\n", encoding="utf-8")
     file.chmod(0o600)
     again = start("--api-key-file", file, data_dir=home)
     with pytest.raises(openai.AuthenticationError):
@@ -58,6 +65,7 @@ def test_two_tenants_and_a_restart(start: Start, tmp_path: Path):
     assert mine.cached_tokens > 0
     assert again.events(ev.BlockLoaded)
     assert mine.bits == first.bits
+    again.use_key(OPERATOR)
     assert "bob" in again.events(ev.ServerStarted)[-1].settings["tenants"]
 
     code, out, _ = run_ops("sessions", "--data-dir", home)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import socket
 import struct
 from pathlib import Path
 
@@ -95,3 +97,26 @@ def test_an_adapter_is_reported_and_a_broken_one_refused(
     assert f"There is no adapter directory at '{missing}'." == refusal(
         "--data-dir", tmp_path / "other", "--model", model_directory, "--adapter", missing
     ).removeprefix("Error: ")
+
+
+def test_silent_connections_stop_no_one(tmp_path: Path, model_directory: Path):
+    """
+    A server with few descriptors, and more silent connections than it has: it answers, and its log
+    has no failure. The import of mlx_lm has not changed its limits.
+    """
+    few = ("sh", "-c", 'ulimit -Sn 200 && ulimit -Hn 300 && exec "$@"', "sh")
+    with started(tmp_path / "home", "--model", model_directory, within=few) as server:
+        limits = Path(f"/proc/{server.pid}/limits")
+        if limits.exists():
+            (line,) = [one for one in limits.read_text().splitlines() if "open files" in one]
+            assert ["300", "300"] == line.split()[3:5]
+        with contextlib.ExitStack() as stack:
+            for _ in range(500):
+                stack.enter_context(socket.create_connection(server.address, timeout=60))
+            assert "ok" == server.health()["status"]
+            assert 200 == server.post(messages=HELLO, max_tokens=2).status_code
+        assert 0 == server.stop()
+        assert "Traceback" not in server.stderr()
+        assert {"too many connections wait; the oldest are closed"} == {
+            line["event"] for line in server.log() if line["level"] == "warning"
+        }

@@ -16,6 +16,7 @@ from tests.support.subprocess_server import (
     Serving,
     assert_valid,
     eventually,
+    started,
     stopped_at,
     user,
 )
@@ -32,6 +33,33 @@ def refused(server: Serving, client: httpx.Client) -> bool:
         return 503 == client.get(f"{server.url}/v1/models").status_code
     except httpx.TransportError:
         return True
+
+
+def test_a_closed_terminal_drains(start: Start, lengthy: Any):
+    """
+    SIGHUP ends the server as SIGTERM does, and a second one from the shell changes nothing; the
+    signals without a meaning are ignored.
+    """
+    server = start()
+    running = Listener(server, **lengthy[0], max_tokens=300).decoding()
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        server.signal(number)
+    noticed_signal(server)
+    server.signal(signal.SIGHUP)
+    assert running.end().done
+    assert ("length", 300) == (running.finish_reason, len(running.tokens))
+    assert 0 == server.wait()
+    assert isinstance(server.recorded()[-1].event, ev.ServerStopped)
+
+
+def test_a_server_of_nohup_outlives_its_terminal(tmp_path: Path, model_directory: Path):
+    """A server that was started to ignore SIGHUP goes on."""
+    within = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
+    with started(tmp_path / "home", "--model", model_directory, within=within) as server:
+        server.signal(signal.SIGHUP)
+        assert 200 == server.post(messages=[user("Hello")], max_tokens=2).status_code
+        assert "Stopping" not in server.stderr()
+        assert 0 == server.stop()
 
 
 def test_a_running_answer_is_completed(start: Start, cold: Serving, lengthy: Any):

@@ -11,6 +11,7 @@ import trio
 
 from cairn.http.app import create_app
 from cairn.http.server.listen import bind_socket, serve_http
+from cairn.http.server.waiting import WaitingLimits
 from tests.http.fake_service import FakeService
 
 Serve = Callable[[FakeService], Awaitable[str]]
@@ -20,6 +21,7 @@ async def run_server(
     service: FakeService,
     shutdown: trio.Event,
     grace_s: float = 1.0,
+    limits: WaitingLimits | None = None,
     *,
     task_status: trio.TaskStatus[str],
 ) -> None:
@@ -30,6 +32,7 @@ async def run_server(
         shutdown=shutdown,
         on_ready=task_status.started,
         grace_s=grace_s,
+        limits=limits,
     )
 
 

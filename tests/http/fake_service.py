@@ -66,7 +66,7 @@ STATISTICS = Statistics(
     text_cache_bytes=70,
     bugs=1,
     admission_bug=None,
-    journal_full=False,
+    journal_stall=None,
 )
 
 ACCEPTED = Accepted(

@@ -79,6 +79,7 @@ async def test_health():
                 "cache_bytes": 20,
             },
             "journal_position": 77,
+            "journal_stall": None,
             "bugs": 1,
             "admission_bug": None,
         },

@@ -40,7 +40,9 @@ FILE_BYTES = 13
 CHUNKS = {"fp-a": 4, "fp-b": 3}
 NOTES: tuple[ev.Event, ...] = (
     ev.OperatorActed(action="note", detail="nothing follows"),
-    ev.JournalStalled(error="no room", rows_waiting=1, requests_refused=2, duration_us=3),
+    ev.JournalStalled(
+        reason="disk_full", error="no room", rows_waiting=1, requests_refused=2, duration_us=3
+    ),
     ev.TurnForgotten(of_request="r1", tenant="t1"),
     ev.AgentCreated(
         agent="notes",

@@ -17,6 +17,7 @@ from cairn.journal.tenants import (
     is_tenant,
     session_id,
     session_name,
+    session_tenant,
     tenant_secret,
 )
 from tests.journal.model import profile
@@ -118,3 +119,10 @@ def test_ids_without_keys_are_the_names():
 def test_names_of_tenants(name: str, expected: bool):
     """They have no character with a meaning in an id, and no control characters."""
     assert expected == is_tenant(name)
+
+
+@given(TENANTS, NAMES)
+@profile(60)
+def test_the_tenant_of_a_session(tenant: str, name: str):
+    """The id of a session says whose it is, whatever its name is."""
+    assert tenant == session_tenant(session_id(tenant, name))

@@ -5,7 +5,7 @@ Starts and stops a server over a store and its models. All parts are wired here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import structlog
 import trio
@@ -14,7 +14,7 @@ import cairn
 from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.agents.stored_turns import StoredTurns
 from cairn.actors.clock import clock, new_id, wall_clock_us
-from cairn.actors.errors import JournalFull
+from cairn.actors.errors import CannotRecord
 from cairn.actors.idle.activity import Activity
 from cairn.actors.idle.expiry import Expiry
 from cairn.actors.idle.shadow_check import ShadowCheck
@@ -47,6 +47,7 @@ from cairn.engine.model.models_file import ModelEntry, ModelMetadata
 from cairn.engine.prompt import template as prompts
 from cairn.journal import events as ev
 from cairn.journal.agents import Agents
+from cairn.journal.events import StallReason
 from cairn.journal.ledger import Ledger
 from cairn.journal.replay import Replay
 from cairn.journal.rows.store import Store
@@ -56,10 +57,12 @@ from cairn.journal.turns import Turns
 log = structlog.get_logger("cairn")
 
 
-_NO_ROOM = (
-    "The journal's disk is full, so nothing could be recorded. Free some space, or choose another "
-    "place with --data-dir."
-)
+_UNRECORDED: Mapping[StallReason, str] = {
+    "disk_full": "The journal's disk is full, so nothing could be recorded. Free some space, or "
+    "choose another place with --data-dir.",
+    "locked": "Another program has locked the journal, so nothing could be recorded. End it, or "
+    "choose another journal with --journal.",
+}
 
 
 def read_journal(
@@ -357,7 +360,7 @@ async def _run(
             writer.observe(run.agents.see)
             yield run
             stopped = ev.ServerStopped(boot=run.boot, reason="asked to")
-            with contextlib.suppress(JournalFull):  # the writer reports it at its own end
+            with contextlib.suppress(CannotRecord):  # the writer reports it at its own end
                 await writer.wait_committed(sequencer.append(stopped))
         finally:
             engine.close()
@@ -390,8 +393,8 @@ async def _first(run: Run, settings: Settings, starting: Starting) -> ModelServe
         with starting.lasts(run.engine.abandon):
             started = await load(run, settings)
         await writer.wait_committed(sequencer.state.position)
-    except JournalFull as full:
-        raise BootRefused(_NO_ROOM) from full
+    except CannotRecord as stalled:
+        raise BootRefused(_UNRECORDED[stalled.reason]) from stalled
     except Exception as error:
         if starting.given_up and isinstance(error, EngineGone):
             await _stopped(run, "asked to, before it served anything")
@@ -403,7 +406,7 @@ async def _first(run: Run, settings: Settings, starting: Starting) -> ModelServe
 
 async def _stopped(run: Run, reason: str) -> None:
     """Record the stop of a run that served no request."""
-    with contextlib.suppress(JournalFull):  # the reason why it served nothing matters more
+    with contextlib.suppress(CannotRecord):  # the reason why it served nothing matters more
         await run.writer.wait_committed(
             run.sequencer.append(ev.ServerStopped(boot=run.boot, reason=reason))
         )

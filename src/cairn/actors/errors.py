@@ -18,7 +18,7 @@ Grouped by whose fault it is, with the status that a client gets::
       |- TimedOut           504  it took longer than the operator allows
       |  the operator's or the machine's: the client may try again
       |- ModelNotLoaded     503  the model cannot be loaded
-      |- JournalFull        503  the journal's disk is full
+      |- CannotRecord        503  the journal takes no rows: its disk is full, or it is locked
       |- Stopping           503  the server is stopping
       |  ours
       |- Broken             500  an invariant was violated; has the bug id
@@ -28,6 +28,11 @@ the server's admission, that it takes out of service raises ``Broken`` for the r
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from cairn.journal.events import StallReason
 
 
 class RefusalError(Exception):
@@ -175,14 +180,28 @@ class ModelNotLoaded(RefusalError):
         self.retry_after_s = retry_after_s
 
 
-class JournalFull(RefusalError):
-    """The journal cannot be written for want of disk space, so no request is served."""
+_STALLS: Mapping[StallReason, tuple[str, str]] = MappingProxyType(
+    {
+        "disk_full": (
+            "the disk of the server's journal is full",
+            "when the operator has freed some space",
+        ),
+        "locked": (
+            "another program has locked the server's journal",
+            "when the operator has ended it",
+        ),
+    }
+)
+"""By the reason of a stall, what the client gets: the fact, and when it may try again."""
 
-    def __init__(self, retry_after_s: int = 10) -> None:
-        super().__init__(
-            "the disk of the server's journal is full, so no request can be recorded; try again "
-            "when the operator has freed some space"
-        )
+
+class CannotRecord(RefusalError):
+    """The journal cannot be written for a time, so no request is served."""
+
+    def __init__(self, reason: StallReason = "disk_full", retry_after_s: int = 10) -> None:
+        fact, when = _STALLS[reason]
+        super().__init__(f"{fact}, so no request can be recorded; try again {when}")
+        self.reason = reason
         self.retry_after_s = retry_after_s
 
 

@@ -66,7 +66,7 @@ def statistics_of(
         text_cache_bytes=text_cache_bytes + (encoder.cached_bytes if encoder else 0),
         bugs=len(state.faults),
         admission_bug=state.admission_bug,
-        journal_full=writer.stalled,
+        journal_stall=writer.stall,
     )
 
 

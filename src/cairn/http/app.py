@@ -19,7 +19,7 @@ from werkzeug.routing import MapAdapter
 
 from cairn.actors.requests.messages import ServerFacts
 from cairn.http.access.cors import Cors, read_origin
-from cairn.http.access.keys import Keys, service_of_caller, tenant_of
+from cairn.http.access.keys import Keys, sees_all, service_of_caller, tenant_of
 from cairn.http.adapter import (
     AnswerBuilder,
     StreamBuilder,
@@ -38,7 +38,7 @@ from cairn.http.messages import errors as messages_errors
 from cairn.http.messages.answers import MessagesAnswer, MessagesStream
 from cairn.http.messages.objects import TokenCount
 from cairn.http.messages.request import read_count_request, read_messages_request
-from cairn.http.metrics.registry import Metrics
+from cairn.http.metrics.registry import MetricsByTenant
 from cairn.http.models import listed, model_list, model_object, named_model
 from cairn.http.openapi import document as openapi
 from cairn.http.pages import front_page
@@ -52,7 +52,7 @@ from cairn.http.wire.checks import BODY_BYTES_MAX, ClientError
 from cairn.http.wire.errors import ErrorAnswer, describe
 from cairn.http.wire.not_found import meant_by, nothing_at
 from cairn.http.wire.parameters import Ignored, ReadRequest
-from cairn.journal.tenants import LOCAL
+from cairn.journal.tenants import KEY_MIN, LOCAL
 
 log = structlog.get_logger(__name__)
 
@@ -120,7 +120,8 @@ def create_app(
     app = CairnApp(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES_MAX
     app.url_map.strict_slashes = False
-    metrics = Metrics(server)
+    tenants = keys.tenants if keys is not None else ()
+    metrics = MetricsByTenant(server, [one for one in tenants if not sees_all(one, keys)])
     ignored = Ignored()
     service = partial(service_of_caller, server)
     hosts = frozenset(host.lower() for host in hosts_allowed)
@@ -223,13 +224,15 @@ def create_app(
 
     @app.get("/health")
     async def get_health() -> Response:
-        body = health(server, service() if g.tenant is not None else None)
+        caller = service() if g.tenant is not None else None
+        body = health(server, caller, of_all=caller is not None and sees_all(g.tenant, keys))
         # Load balancers look at the status code alone.
         return json_response(body, status=200 if body.status == "ok" else 503)
 
     @app.get("/metrics")
     async def scrape() -> Response:
-        return Response(metrics.text(), content_type=metrics.content_type)
+        seen = metrics.of(g.tenant)
+        return Response(seen.text(), content_type=seen.content_type)
 
     @app.get(openapi.ADDRESS)
     async def describe_all() -> Response:
@@ -238,7 +241,9 @@ def create_app(
     @app.get("/")
     async def page() -> Response:
         base = request.host_url.rstrip("/")
-        text = front_page(server.facts, server.statistics(), base, with_keys=keys is not None)
+        now = server.statistics()
+        sessions = sum(now.sessions.values()) if sees_all(g.tenant, keys) else None
+        text = front_page(server.facts, now, base, sessions=sessions, with_keys=keys is not None)
         response = Response(text, content_type="text/html; charset=utf-8")
         response.headers["content-security-policy"] = _PAGE_POLICY
         return response
@@ -258,7 +263,7 @@ def create_app(
 
     @app.errorhandler(Exception)
     async def failed(error: Exception) -> Response:
-        metrics.count_refusal()
+        metrics.count_refusal(g.get("tenant"))
         return _error(error)
 
     return app
@@ -354,6 +359,11 @@ def _tenant_field() -> dict[str, str]:
     return {} if tenant in (None, LOCAL) else {"tenant": tenant}
 
 
+def _without_keys(path: str) -> str:
+    """A path without what may be an API key: a client may have one as part of its base URL."""
+    return "/".join("..." if len(part) >= KEY_MIN else part for part in path.split("/"))
+
+
 def _describe_at(path: str, error: Exception) -> ErrorAnswer:
     """The answer to an error, in the protocol of an address."""
     if messages_errors.is_ours(path):
@@ -366,11 +376,12 @@ def _describe_at(path: str, error: Exception) -> ErrorAnswer:
 
 def _error(error: Exception) -> Response:
     asked = request if has_request_context() else websocket
-    path, address = asked.path, {}
+    path, address, is_nowhere = asked.path, {}, isinstance(error, NotFound)
     if isinstance(error, NotFound):
         meant = meant_by(path, current_app.url_map)
         error, path = nothing_at(path, meant), meant or path
     answer = _describe_at(path, error)
+    shown = _without_keys(asked.path) if is_nowhere or answer.status == 401 else asked.path
     write = log.info
     if answer.status == 401:
         # A caller may be guessing keys. Behind a proxy, the address is that of the proxy.
@@ -383,7 +394,7 @@ def _error(error: Exception) -> Response:
         code=answer.code,
         param=answer.param,
         # Quoted, so that the entry stays on one line.
-        path=quote(asked.path[:200]),
+        path=quote(shown[:200]),
         **address,
     )
     return json_response(answer.envelope(), answer.status, answer.headers)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec import UNSET, UnsetType
+
 from cairn.actors.requests.messages import Statistics
 from cairn.http.service import Server, Service
 from cairn.http.wire.sent import Sent
+from cairn.journal.events import StallReason
 
 _CONTEXTS_MAX = 10
 
-Status = Literal["ok", "admission_closed", "journal_full"]
+Status = Literal["ok", "admission_closed", "journal_stalled"]
 
 
 class ContextUseObject(Sent):
@@ -26,7 +29,7 @@ class ServedModel(Sent):
 
     name: str
     state: Literal["loaded", "loading", "not_loaded"]
-    waiting: int
+    waiting: int | UnsetType = UNSET
 
 
 class QueueObject(Sent):
@@ -66,8 +69,11 @@ class MemoryObject(Sent):
     cache_bytes: int
 
 
-class Health(Sent):
-    """The state of the server."""
+class Health(Sent, kw_only=True):
+    """
+    The state of the server. What other tenants have a part in is left out for a caller that may not
+    know of them.
+    """
 
     status: Status
     model: str
@@ -77,13 +83,14 @@ class Health(Sent):
     contexts: list[ContextUseObject]
     models: list[ServedModel]
     started: int
-    sessions: dict[str, int]
-    queue: QueueObject
-    pool: PoolObject
-    blocks: BlocksObject
-    memory: MemoryObject
-    journal_position: int
-    bugs: int
+    sessions: dict[str, int] | UnsetType = UNSET
+    queue: QueueObject | UnsetType = UNSET
+    pool: PoolObject | UnsetType = UNSET
+    blocks: BlocksObject | UnsetType = UNSET
+    memory: MemoryObject | UnsetType = UNSET
+    journal_position: int | UnsetType = UNSET
+    journal_stall: StallReason | None
+    bugs: int | UnsetType = UNSET
     admission_bug: str | None
 
 
@@ -94,17 +101,20 @@ class HealthWithoutKey(Sent, kw_only=True):
     api_key: Literal["required"] = "required"
 
 
-def health(server: Server, service: Service | None) -> Health | HealthWithoutKey:
+def health(
+    server: Server, service: Service | None, *, of_all: bool = True
+) -> Health | HealthWithoutKey:
     """
     Args:
         service: as the caller sees the server; None for a caller without a key, who is shown the
             status alone.
+        of_all: whether the caller may see figures in which other tenants have a part.
     """
     facts, now = server.facts, server.statistics()
     status = _status(now)
     if service is None:
         return HealthWithoutKey(status=status)
-    return Health(
+    found = Health(
         status=status,
         model=facts.model,
         fingerprint=facts.fingerprint,
@@ -115,40 +125,52 @@ def health(server: Server, service: Service | None) -> Health | HealthWithoutKey
             for one in service.contexts(_CONTEXTS_MAX)
         ],
         models=[
-            ServedModel(name=model.facts.model, state=model.state, waiting=model.waiting)
+            ServedModel(
+                name=model.facts.model,
+                state=model.state,
+                waiting=model.waiting if of_all else UNSET,
+            )
             for model in server.models
         ],
         started=facts.started_s,
-        sessions=dict(now.sessions),
-        queue=QueueObject(queued=now.queued, running=now.running),
-        pool=PoolObject(
-            slabs=now.slabs,
-            slabs_total=now.slabs_total,
-            bytes=now.slab_bytes,
-            bytes_total=now.slab_bytes_total,
-        ),
-        blocks=BlocksObject(
-            count=now.blocks,
-            bytes=now.block_bytes,
-            bytes_total=now.block_bytes_total,
-            disk_count=now.disk_blocks,
-            disk_bytes=now.disk_bytes,
-            disk_bytes_total=now.disk_bytes_total,
-        ),
-        memory=MemoryObject(
-            kv_live_bytes=now.kv_live_bytes,
-            kv_expected_bytes=now.kv_expected_bytes,
-            weights_bytes=now.weights_bytes,
-            active_bytes=now.active_bytes,
-            cache_bytes=now.cache_bytes,
-        ),
-        journal_position=now.journal_position,
-        bugs=now.bugs,
+        journal_stall=now.journal_stall,
         admission_bug=now.admission_bug,
     )
+    if of_all:
+        _add_figures(found, now)
+    return found
+
+
+def _add_figures(found: Health, now: Statistics) -> None:
+    """Add what all tenants have a part in."""
+    found.sessions = dict(now.sessions)
+    found.queue = QueueObject(queued=now.queued, running=now.running)
+    found.pool = PoolObject(
+        slabs=now.slabs,
+        slabs_total=now.slabs_total,
+        bytes=now.slab_bytes,
+        bytes_total=now.slab_bytes_total,
+    )
+    found.blocks = BlocksObject(
+        count=now.blocks,
+        bytes=now.block_bytes,
+        bytes_total=now.block_bytes_total,
+        disk_count=now.disk_blocks,
+        disk_bytes=now.disk_bytes,
+        disk_bytes_total=now.disk_bytes_total,
+    )
+    found.memory = MemoryObject(
+        kv_live_bytes=now.kv_live_bytes,
+        kv_expected_bytes=now.kv_expected_bytes,
+        weights_bytes=now.weights_bytes,
+        active_bytes=now.active_bytes,
+        cache_bytes=now.cache_bytes,
+    )
+    found.journal_position = now.journal_position
+    found.bugs = now.bugs
 
 
 def _status(now: Statistics) -> Status:
     if now.admission_bug is not None:
         return "admission_closed"
-    return "journal_full" if now.journal_full else "ok"
+    return "journal_stalled" if now.journal_stall is not None else "ok"

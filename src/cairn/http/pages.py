@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 
 from cairn.actors.requests.messages import ServerFacts, Statistics
+from cairn.journal.events import StallReason
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -31,8 +33,7 @@ completions and responses and Anthropic's messages, and keeps conversations as a
   <tr><th>model</th><td>{model}</td></tr>
   <tr><th>context</th><td>{context:,} tokens</td></tr>
   <tr><th>fingerprint</th><td><code>{fingerprint}</code></td></tr>
-  <tr><th>sessions</th><td>{sessions}</td></tr>
-  <tr><th>state</th><td>{state}</td></tr>
+{sessions}  <tr><th>state</th><td>{state}</td></tr>
 </table>
 <h2>Call it</h2>
 <pre>curl -N {base}/v1/chat/completions \\
@@ -52,28 +53,41 @@ completions and responses and Anthropic's messages, and keeps conversations as a
 """
 
 
+_SESSIONS = "  <tr><th>sessions</th><td>{}</td></tr>\n"
+_STALLS: Mapping[StallReason, str] = {
+    "disk_full": "the journal's disk is full",
+    "locked": "another program has locked the journal",
+}
 _HEADER = """
   -H "authorization: Bearer $CAIRN_API_KEY" \\"""
 
 
-def front_page(facts: ServerFacts, statistics: Statistics, base: str, *, with_keys: bool) -> str:
+def front_page(
+    facts: ServerFacts,
+    statistics: Statistics,
+    base: str,
+    *,
+    sessions: int | None,
+    with_keys: bool,
+) -> str:
     """
     The page as HTML.
 
     Args:
         base: the URL that the reader used, without a slash at its end.
+        sessions: how many there are; None for a reader who may not know.
         with_keys: whether the server requires API keys.
     """
     state = "serving"
     if statistics.admission_bug is not None:
         state = f"admission is closed; bug id {escape(statistics.admission_bug)}"
-    elif statistics.journal_full:
-        state = "the journal's disk is full; no requests are answered"
+    elif statistics.journal_stall is not None:
+        state = f"{_STALLS[statistics.journal_stall]}; no requests are answered"
     return _PAGE.format(
         model=escape(facts.model),
         context=facts.context_tokens,
         fingerprint=escape(facts.fingerprint),
-        sessions=sum(statistics.sessions.values()),
+        sessions="" if sessions is None else _SESSIONS.format(sessions),
         state=state,
         base=escape(base),
         header=_HEADER if with_keys else "",

@@ -6,13 +6,19 @@ The errors of the journal, by whose fault they are::
       |- UnknownEvent      the operator's: the journal was written by a newer Cairn
       |- StoreError        the world's: the database cannot be opened, read or written
       |    |- HeadMoved    another writer's: it appended, so this one must stop
-      |    |- StoreFull    the world's: there is no room now; the same append may be tried again
+      |    |- StoreUnready  the world's: not now; the same append may be tried again
+      |         |- StoreFull    there is no room
+      |         |- StoreLocked  another program has locked it
       |- BugError          ours: an invariant is broken; carries the bug id that replay takes
 
 ``http/wire/errors.py`` says how a ``BugError`` becomes an HTTP error.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
+
+from cairn.journal.events import StallReason
 
 
 class JournalError(Exception):
@@ -43,10 +49,27 @@ class HeadMoved(StoreError):
     """The store's last row is not the one that this writer wrote. The rows were not appended."""
 
 
-class StoreFull(StoreError):
+class StoreUnready(StoreError):
     """
-    There is no space for the rows. They are not in the store, and can be appended later.
+    The store takes no rows now. They are not in it, and can be appended later.
+
+    Attributes:
+        reason: why.
     """
+
+    reason: ClassVar[StallReason]
+
+
+class StoreFull(StoreUnready):
+    """There is no space for the rows."""
+
+    reason = "disk_full"
+
+
+class StoreLocked(StoreUnready):
+    """Another program has locked the store."""
+
+    reason = "locked"
 
 
 class BugError(JournalError):

@@ -38,9 +38,10 @@ CancelStage = Literal[
     "timed_out",
     "sibling_failed",
     "server_stopped",
-    "journal_full",
+    "journal_stalled",
     "bug",
 ]
+StallReason = Literal["disk_full", "locked"]
 RemovalReason = Literal["space", "expired", "window", "superseded"]
 FileFault = Literal["missing", "unreadable", "foreign", "digest"]
 NextRole = Literal["user", "tool"]
@@ -251,17 +252,19 @@ class OperatorActed(Event):
 @attrs.frozen(kw_only=True)
 class JournalStalled(Event):
     """
-    The journal had no space, and has space again. Requests that were open ended without their
-    answer, and new ones were refused in the meantime.
+    The journal could not be written for a time. Requests that were open ended without their answer,
+    and new ones were refused in the meantime.
 
     Attributes:
+        reason: ``disk_full``: there was no space; ``locked``: another program had locked it.
         error: the message of the database.
-        rows_waiting: rows that waited for space.
+        rows_waiting: rows that waited to be written.
         requests_refused: requests that were refused; they have no rows of their own.
-        duration_us: from the first row that did not fit to the first that did.
+        duration_us: from the first row that was not stored to the first that was.
     """
 
     kind: ClassVar[str] = "journal_stalled"
+    reason: StallReason
     error: str
     rows_waiting: int = natural()
     requests_refused: int = natural()
@@ -889,8 +892,8 @@ class RequestCancelled(Event):
             it ended: ``no_memory``: no slab could be opened; ``grammar_failed``: its grammar allows
             no next token; ``timed_out``: it took longer than a request may; ``sibling_failed``:
             another answer to the same request failed; ``server_stopped``: the time to drain was
-            over; ``journal_full``: there was no space to record it; ``bug``: a fault elsewhere
-            ended it.
+            over; ``journal_stalled``: it could not be recorded; ``bug``: a fault elsewhere ended
+            it.
     """
 
     kind: ClassVar[str] = "request_cancelled"

@@ -26,6 +26,9 @@ LOCAL: Final = "local"
 
 NAME_MAX: Final = 32
 
+KEY_MIN: Final = 16
+"""The least characters of an API key."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MARK = "@"
 _END = "/"
@@ -59,6 +62,13 @@ def session_id(tenant: str, name: str) -> str:
     if tenant == LOCAL and not name.startswith(_MARK):
         return name
     return f"{_MARK}{tenant}{_END}{name}"
+
+
+def session_tenant(session: str) -> str:
+    """The tenant of a session, from its id."""
+    if not session.startswith(_MARK):
+        return LOCAL
+    return session.removeprefix(_MARK).partition(_END)[0]
 
 
 def session_name(session: str) -> str:

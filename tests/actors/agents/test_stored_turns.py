@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from cairn.actors.clock import clock
-from cairn.actors.errors import JournalFull
+from cairn.actors.errors import CannotRecord
 from cairn.actors.requests.messages import Generate, Keep
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, WriterDied
@@ -184,9 +184,9 @@ async def test_a_full_journal_refuses_look_ups(nursery: Any):
     receipt = Sequencer(Ledger(clock()), writer).append(
         ev.ServerStarted(boot="one", cairn_version="0", settings={})
     )
-    with pytest.raises(JournalFull):
+    with pytest.raises(CannotRecord):
         await writer.wait_committed(receipt)
-    with pytest.raises(JournalFull):
+    with pytest.raises(CannotRecord):
         await writer.rows([1])
     store.full = False
     while writer.stalled:

@@ -23,7 +23,7 @@ from cairn.actors.agents.messages import NewAgent
 from cairn.actors.boot import booted_models
 from cairn.actors.errors import (
     AgentBusy,
-    JournalFull,
+    CannotRecord,
     ModelNotLoaded,
     PromptRefused,
     QueueFull,
@@ -163,10 +163,10 @@ async def wait_in_flight(server: Server, requests: int) -> None:
             await trio.testing.wait_all_tasks_blocked()
 
 
-async def until(server: Server, *, journal_full: bool) -> None:
+async def until(server: Server, *, journal_stalled: bool) -> None:
     """Wait until the journal's disk is full, or has room again."""
     with trio.fail_after(60):
-        while server.statistics().journal_full != journal_full:
+        while (server.statistics().journal_stall is not None) != journal_stalled:
             await trio.testing.wait_all_tasks_blocked(0.01)
 
 
@@ -805,11 +805,11 @@ async def test_an_agent_whose_request_leaves_the_queue_is_free(setup: Setup) -> 
         async with engine_held(server), contextlib.AsyncExitStack() as clients:
             setup.store.full = True
             server.loaded.sequencer.append(ev.OperatorActed(action="accept_unstable", detail=""))
-            await until(server, journal_full=True)
-            with pytest.raises(JournalFull):
+            await until(server, journal_stalled=True)
+            with pytest.raises(CannotRecord):
                 await disconnect(server, turn("other", OPENING, previous=None))
             setup.store.full = False
-            await until(server, journal_full=False)
+            await until(server, journal_stalled=False)
             await disconnect(server, turn("other", OPENING, previous=None))
             for _ in range(2):
                 await clients.enter_async_context(local(server).generate(to("other", OPENING)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -12,14 +12,14 @@ import trio.lowlevel
 import trio.testing
 
 from cairn.actors.clock import clock
-from cairn.actors.errors import JournalFull
+from cairn.actors.errors import CannotRecord
 from cairn.actors.requests.messages import Generate
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.server import Server
 from cairn.actors.threads.writer import JournalWriter, Stall, WriterDied
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.errors import HeadMoved, StoreError, StoreFull
+from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked
 from cairn.journal.ledger import Ledger
 from cairn.journal.replay import replay
 from cairn.journal.rows.codec import Row, decode
@@ -36,6 +36,15 @@ def started(boot: str) -> ev.ServerStarted:
 def rejected(request: str) -> ev.RequestRejected:
     """Another event."""
     return ev.RequestRejected(request=request, tenant="local", status=429, code="queue_full")
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """The errors in a group of groups."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error
 
 
 class BrokenDisk(MemoryStore):
@@ -89,11 +98,14 @@ async def test_rows_that_are_not_stored_get_no_receipt() -> None:
             receipt = sequencer.append(rejected("lost"))
             with pytest.raises(WriterDied):
                 await writer.wait_committed(receipt)
+            later = sequencer.append(rejected("later"))
             with pytest.raises(WriterDied):
-                sequencer.append(rejected("later"))
+                await writer.wait_committed(later)
 
     with pytest.raises(ExceptionGroup) as died:
         await main()
+    with pytest.raises(WriterDied):
+        sequencer.append(rejected("after the end"))
 
     assert died.group_contains(WriterDied)
     assert writer.committed == 1
@@ -123,11 +135,11 @@ async def test_a_full_disk_delays_rows_and_loses_none(nursery: trio.Nursery) -> 
     await nursery.start(writer.run)
     store.full = True
     first = sequencer.append(started("one"))
-    with pytest.raises(JournalFull):
+    with pytest.raises(CannotRecord):
         await writer.wait_committed(first)
     assert writer.stalled
     second = sequencer.append(rejected("waits"))
-    with pytest.raises(JournalFull):
+    with pytest.raises(CannotRecord):
         await writer.wait_committed(second)
     assert [] == store.rows
 
@@ -136,7 +148,53 @@ async def test_a_full_disk_delays_rows_and_loses_none(nursery: trio.Nursery) -> 
     await writer.wait_committed(second)
     assert not writer.stalled
     assert [1, 2] == [row.position for row in store.rows]
-    assert [(1, "no room")] == [(stall.rows_waiting, stall.error) for stall in stalls]
+    assert [(1, "disk_full", "no room")] == [
+        (stall.rows_waiting, stall.reason, stall.error) for stall in stalls
+    ]
+    writer.close()
+
+
+@pytest.mark.trio
+async def test_a_lock_delays_rows_and_loses_none(nursery: trio.Nursery) -> None:
+    """
+    A lock of another program is waited for like room. If the disk is full then, that is reported in
+    its place, and the stall on record has the reason with which it began. Rows are not looked up
+    while another program has locked them.
+    """
+    store = FullDisk()
+    writer = JournalWriter(store)
+    sequencer = Sequencer(Ledger(clock()), writer)
+    ended: list[Stall] = []
+
+    class Observer:
+        def stall_began(self) -> None:
+            """Not used here."""
+
+        def stall_ended(self, stall: Stall) -> None:
+            ended.append(stall)
+
+    writer.observe_stalls(Observer())
+    await nursery.start(writer.run)
+    store.error = StoreLocked("locked")
+    with pytest.raises(CannotRecord, match="another program has locked") as refused:
+        await writer.rows([1])
+    assert "locked" == refused.value.reason
+    assert not writer.stalled
+    receipt = sequencer.append(started("one"))
+    with pytest.raises(CannotRecord, match="another program has locked"):
+        await writer.wait_committed(receipt)
+    with pytest.raises(CannotRecord, match="another program has locked"):
+        await writer.rows([1])
+    store.full = True
+    while writer.stall != "disk_full":
+        await trio.testing.wait_all_tasks_blocked(0.01)
+    with pytest.raises(CannotRecord, match="disk"):
+        await writer.wait_committed(receipt)
+    store.full = False
+    while writer.stalled:
+        await trio.testing.wait_all_tasks_blocked(0.01)
+    assert ["locked"] == [stall.reason for stall in ended]
+    assert [1] == [row.position for row in store.rows]
     writer.close()
 
 
@@ -149,7 +207,7 @@ async def test_room_before_the_end_is_used(nursery: trio.Nursery) -> None:
     await nursery.start(writer.run)
     store.full = True
     receipt = sequencer.append(started("one"))
-    with pytest.raises(JournalFull):
+    with pytest.raises(CannotRecord):
         await writer.wait_committed(receipt)
     store.full = False
     writer.close()
@@ -194,7 +252,7 @@ async def test_a_writer_that_is_closed_without_room_dies() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(writer.run)
             store.full = True
-            with pytest.raises(JournalFull):
+            with pytest.raises(CannotRecord):
                 await writer.wait_committed(sequencer.append(started("one")))
             writer.close()
 
@@ -218,7 +276,7 @@ def test_requests_are_refused_until_there_is_room_again(model_directory: Path) -
         return generate(talk, session_name=name, max_tokens=60)
 
     async def refused(server: Server, name: str) -> None:
-        with pytest.raises(JournalFull):
+        with pytest.raises(CannotRecord):
             await ask(server, hello(name))
 
     async def main() -> None:
@@ -233,13 +291,13 @@ def test_requests_are_refused_until_there_is_room_again(model_directory: Path) -
                         await trio.lowlevel.checkpoint()
                     store.full = True
                 await refused(server, "five")
-                assert server.statistics().journal_full
+                assert server.statistics().journal_stall
                 stored = len(store.rows)
-                with pytest.raises(JournalFull):
+                with pytest.raises(CannotRecord):
                     await ask(server, hello("six"))
                 assert stored == len(store.rows)
                 store.full = False
-                while server.statistics().journal_full:
+                while server.statistics().journal_stall:
                     await trio.testing.wait_all_tasks_blocked(0.01)
                 answers.append(await ask(server, hello("one")))
 
@@ -250,9 +308,9 @@ def test_requests_are_refused_until_there_is_room_again(model_directory: Path) -
     stalled = [event for event in events if isinstance(event, ev.JournalStalled)]
     assert [2] == [event.requests_refused for event in stalled]
     cancelled = [event.stage for event in events if isinstance(event, ev.RequestCancelled)]
-    assert ["journal_full"] * 2 == cancelled
+    assert ["journal_stalled"] * 2 == cancelled
     rejections = [event.code for event in events if isinstance(event, ev.RequestRejected)]
-    assert ["journal_full"] * 2 == rejections
+    assert ["journal_stalled"] * 2 == rejections
     assert () == replay(store.read()).findings
 
 
@@ -279,9 +337,6 @@ def test_a_cut_chain_stops_the_server(model_directory: Path) -> None:
         trio.run(main)
 
     assert died.group_contains(WriterDied)
-    found: BaseException | None = died.value
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    assert isinstance(found, WriterDied)
+    (found,) = [error for error in leaves(died.value) if isinstance(error, WriterDied)]
     assert isinstance(found.__cause__, HeadMoved)
     assert len(said) == 1

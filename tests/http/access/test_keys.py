@@ -15,13 +15,14 @@ import structlog
 import trio
 
 from cairn.actors.agents.messages import AgentService
-from cairn.actors.errors import Broken, JournalFull
+from cairn.actors.errors import Broken, CannotRecord
 from cairn.actors.requests.messages import Generate
 from cairn.http.access import keys as access
 from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
 from cairn.http.server.listen import bind_socket, serve_http
 from cairn.http.service import Service
+from cairn.journal.events import BlockEvicted, Event, RequestRejected, TokensEmitted
 from tests.http.fake_service import ACCEPTED, ANSWER, FACTS, FINISHED, FakeService, Hold
 
 pytestmark = pytest.mark.trio
@@ -132,7 +133,7 @@ async def test_every_address_requires_a_key():
     [
         ({}, "ok", 200),
         ({"admission_bug": "bug-1"}, "admission_closed", 503),
-        ({"journal_full": True}, "journal_full", 503),
+        ({"journal_stall": "locked"}, "journal_stalled", 503),
     ],
 )
 async def test_health_without_a_key(figures: dict[str, Any], status: str, code: int):
@@ -233,7 +234,7 @@ async def test_keys_are_not_stored():
         assert key not in held
 
 
-@pytest.mark.parametrize("refusal", [Broken("bug-1"), JournalFull()])
+@pytest.mark.parametrize("refusal", [Broken("bug-1"), CannotRecord()])
 async def test_a_refusal_names_the_tenant_in_the_log(refusal: Exception):
     """The log names the tenant of a refused request, except the default tenant."""
     with structlog.testing.capture_logs() as logs:
@@ -241,6 +242,83 @@ async def test_a_refusal_names_the_tenant_in_the_log(refusal: Exception):
         await ask(FakeService(refusal=refusal), [], keys=None)
     lines = [line for line in logs if line["event"] == "request refused"]
     assert ["alice", None] == [line.get("tenant") for line in lines]
+
+
+OPERATOR = "the operator's key, for the tenant local"
+
+
+def emitted(session: str) -> Event:
+    """Two tokens of a session."""
+    return TokensEmitted(session=session, request="r", first=0, ids=(1, 2), text="ab")
+
+
+async def seen(service: FakeService, path: str, key: str, keys: Keys, *events: Event) -> str:
+    """What the owner of a key gets at a path, after these events."""
+    client = create_app(service, keys=keys).test_client()
+    service.commit(*events)
+    await client.post(CHAT, data="{", headers={"x-api-key": BOB})  # refused
+    response = await client.get(path, headers={"x-api-key": key})
+    text: str = await response.get_data(as_text=True)
+    return text
+
+
+async def test_the_metrics_of_a_tenant_are_its_own():
+    """
+    A tenant sees the counters of its own requests and nothing of the machine; the operator's key,
+    that of the tenant `local`, sees all, and so does the only tenant of a server.
+    """
+    events = (
+        emitted("@alice/notes"),
+        emitted("@bob/notes"),
+        emitted("notes"),
+        RequestRejected(request="r", tenant="alice", status=429, code="queue_full"),
+        BlockEvicted(key="k", bytes=1, memory_blocks=0, memory_bytes=0, reason="space"),
+    )
+    three = Keys([("alice", ALICE), ("bob", BOB), ("local", OPERATOR)])
+    alice, bob, all_ = [
+        (await seen(FakeService(), "/metrics", key, three, *events)).splitlines()
+        for key in (ALICE, BOB, OPERATOR)
+    ]
+    for found, tokens, rejected, refused in ((alice, 2, 1, 0), (bob, 2, 0, 1), (all_, 6, 1, 1)):
+        assert f"cairn_tokens_emitted_total {tokens}.0" in found
+        assert f'cairn_requests_total{{outcome="rejected"}} {rejected}.0' in found
+        assert f'cairn_requests_total{{outcome="refused"}} {refused}.0' in found
+    shared = ("cairn_blocks_evicted_total 1.0", "cairn_journal_position ", "cairn_queue_depth ")
+    for name in shared:
+        assert any(line.startswith(name) for line in all_)
+        assert not any(line.startswith(name) for line in (*alice, *bob))
+    only = await seen(FakeService(), "/metrics", BOB, Keys([("bob", BOB)]), *events)
+    assert "cairn_tokens_emitted_total 6.0" in only.splitlines()
+
+
+async def test_the_health_of_a_tenant_has_no_figures_of_others():
+    """What other tenants have a part in is left out; the operator's key shows it."""
+    three = Keys([("alice", ALICE), ("bob", BOB), ("local", OPERATOR)])
+    alice = json.loads(await seen(FakeService(), "/health", ALICE, three))
+    everything = json.loads(await seen(FakeService(), "/health", OPERATOR, three))
+    assert {
+        *("status", "model", "fingerprint", "context_tokens", "block_tokens", "contexts"),
+        *("models", "started", "journal_stall", "admission_bug"),
+    } == set(alice)
+    assert {"sessions", "queue", "pool", "blocks", "memory", "journal_position", "bugs"} == set(
+        everything
+    ) - set(alice)
+    assert [{"name", "state"}] == [set(model) for model in alice["models"]]
+    assert "sessions</th>" not in await seen(FakeService(), "/", ALICE, three)
+    assert "sessions</th>" in await seen(FakeService(), "/", OPERATOR, three)
+
+
+@pytest.mark.parametrize("key", [ALICE, "sk-of-another-service-000"])
+@pytest.mark.parametrize("path", ["/{}", "/v1/{}/models", "/v1/responses/{}"])
+async def test_a_key_in_the_path_is_not_logged(key: str, path: str):
+    """A client that sends a key in the path is refused, and the log does not have the key."""
+    client = create_app(FakeService(), keys=KEYS).test_client()
+    with structlog.testing.capture_logs() as logs:
+        refused = await client.get(path.format(key))
+        unknown = await client.get(f"/v2/{key}", headers={"x-api-key": ALICE})
+    assert [401, 404] == [refused.status_code, unknown.status_code]
+    assert [path.format("..."), "/v2/..."] == [line["path"] for line in logs]
+    assert key not in repr(logs)
 
 
 async def test_official_client(nursery: trio.Nursery):
@@ -268,7 +346,7 @@ async def test_official_client(nursery: trio.Nursery):
     assert "Grüße!" == (await trio.to_thread.run_sync(call, BOB)).choices[0].message.content
     async with httpx.AsyncClient(timeout=60) as client:
         text = (await client.get(f"{url}/metrics", headers={"x-api-key": BOB})).text
-    assert 'cairn_requests_total{outcome="refused"} 1.0' in text.splitlines()
+    assert 'cairn_requests_total{outcome="refused"} 0.0' in text.splitlines()
     assert "alice" not in text
     assert "bob" not in text
     shutdown.set()

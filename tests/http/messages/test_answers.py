@@ -14,7 +14,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from cairn.actors.errors import (
     Broken,
-    JournalFull,
+    CannotRecord,
     NoMemory,
     PromptRefused,
     PromptTooLong,
@@ -347,7 +347,7 @@ def of_request(refusal: RefusalError) -> RefusalError:
         (PromptRefused("no template"), 400, "invalid_request_error", {}),
         (QueueFull("full", 5), 429, "rate_limit_error", {"retry-after": "5"}),
         (NoMemory("none", 7), 529, "overloaded_error", {"retry-after": "7"}),
-        (JournalFull(), 529, "overloaded_error", {"retry-after": "10"}),
+        (CannotRecord(), 529, "overloaded_error", {"retry-after": "10"}),
         (Stopping("stops"), 529, "overloaded_error", {"retry-after": "5"}),
         (TimedOut(90.0), 504, "timeout_error", {"x-should-retry": "false"}),
         (Broken(BUG), 500, "api_error", {"x-should-retry": "false"}),

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from cairn.actors.errors import NoMemory
 from cairn.engine.prompt.template import Conversation, Message
-from cairn.http.metrics.registry import Metrics
+from cairn.http.metrics.registry import MetricsByTenant
 from cairn.journal import events as ev
 from cairn.journal.events import Event
 from tests.http.metrics.test_registry import (
@@ -142,7 +142,7 @@ async def test_tiers_come_to_the_ratio(monkeypatch: pytest.MonkeyPatch):
     first = generate(Conversation(messages=(instructions, Message(role="user", content="a" * 200))))
     said = []
     async with setup.serving() as server:
-        metrics = Metrics(server)
+        metrics = MetricsByTenant(server).of_all
         for max_tokens in (70, 300, 300):
             said.append(await ask(server, evolve(first, max_tokens=max_tokens)))
             await wait_idle(server)

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from cairn.http.app import create_app
-from cairn.http.metrics.registry import Metrics
+from cairn.http.metrics.registry import MetricsByTenant
 from cairn.journal.events import (
     BlockEvicted,
     BlockFileRejected,
@@ -196,7 +196,7 @@ def values(*events: Event, min_cache_tokens: int = 0) -> Any:
     """A function that reads a sample after these events."""
     service = FakeService()
     service.facts = evolve(service.facts, min_cache_tokens=min_cache_tokens)
-    metrics = Metrics(service)
+    metrics = MetricsByTenant(service).of_all
     service.commit(*events)
 
     def read(name: str, **labels: str) -> float | None:
@@ -505,7 +505,7 @@ def test_joins_are_counted():
 def test_gauges_are_read_at_the_scrape():
     """Gauges are the server's statistics at the time of the scrape."""
     service = FakeService()
-    metrics = Metrics(service)
+    metrics = MetricsByTenant(service).of_all
 
     def read(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(name, labels)
@@ -591,7 +591,7 @@ async def test_scrape():
         "cairn_disk_blocks": "gauge",
         "cairn_disk_block_bytes": "gauge",
         "cairn_journal_position": "gauge",
-        "cairn_journal_full": "gauge",
+        "cairn_journal_stalled": "gauge",
         "cairn_prompt_characters_total": "counter",
         "cairn_prompt_memory_bytes": "gauge",
     } == types

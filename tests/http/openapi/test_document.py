@@ -11,7 +11,7 @@ import attrs
 import msgspec
 import pytest
 
-from cairn.actors.errors import JournalFull
+from cairn.actors.errors import CannotRecord
 from cairn.actors.requests.messages import Delta, StoredTurn
 from cairn.engine.answer.parts import Called, Said, Thought
 from cairn.engine.prompt.template import Message
@@ -209,10 +209,10 @@ async def test_an_answer_is_as_described(
     ("path", "body", "refusal", "shape"),
     [
         (CHAT, {}, None, ErrorEnvelope),
-        (CHAT, HELLO, JournalFull(), ErrorEnvelope),
+        (CHAT, HELLO, CannotRecord(), ErrorEnvelope),
         (RESPONSES, {}, None, ErrorEnvelope),
         (MESSAGES, {}, None, MessagesErrorEnvelope),
-        (MESSAGES, HELLO, JournalFull(), MessagesErrorEnvelope),
+        (MESSAGES, HELLO, CannotRecord(), MessagesErrorEnvelope),
     ],
 )
 async def test_a_refusal_is_as_described(path: str, body: Any, refusal: Any, shape: Any):

@@ -8,7 +8,7 @@ import attrs
 import openai
 import pytest
 
-from cairn.actors.errors import Broken, FormatRefused, JournalFull, PromptTooLong
+from cairn.actors.errors import Broken, CannotRecord, FormatRefused, PromptTooLong
 from cairn.actors.requests.messages import Delta, Reply, StoredTurn
 from cairn.engine.answer.parts import Called, Calling, Said, Thought
 from cairn.engine.prompt.template import Message
@@ -278,9 +278,9 @@ async def test_a_fault_in_mid_stream(serve: Serve):
 
 async def test_a_fault_in_the_queue(serve: Serve):
     """Before the response exists, the error is an event of its own."""
-    url = await serve(FakeService((QUEUED, JournalFull())))
+    url = await serve(FakeService((QUEUED, CannotRecord())))
     (last,) = await stream(url)
-    assert ("error", "journal_full", 0) == (last.type, last.code, last.sequence_number)
+    assert ("error", "journal_stalled", 0) == (last.type, last.code, last.sequence_number)
 
 
 @pytest.mark.parametrize("replies", [(), (ACCEPTED,)])

@@ -9,9 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h2.config
-import h2.connection
-import h2.settings
 import httpx
 import pytest
 import structlog
@@ -21,6 +18,7 @@ import trio.testing
 from cairn.actors.requests.messages import Delta
 from cairn.engine.answer.parts import Said
 from cairn.http.server.listen import BUFFERED_BYTES_MAX
+from cairn.http.server.protocol import Http1
 from tests.http.conftest import Serve, run_server
 from tests.http.fake_service import ACCEPTED, ANSWER, FINISHED, FakeService, Hold, Step
 
@@ -53,30 +51,6 @@ def head(target: str, *headers: str, method: str = "GET") -> bytes:
     ).encode()
 
 
-def http2(*, window: int = 65_535, pieces: int = 0, **changes: bytes) -> bytes:
-    """
-    The beginning of HTTP/2 from a client that ignores the rules, with a request.
-
-    Args:
-        window: how many bytes of an answer the client accepts.
-        pieces: how many parts of an unfinished body are sent.
-    """
-    fields = {"method": b"GET", "path": b"/health", "scheme": b"http", "authority": b"localhost"}
-    config = h2.config.H2Configuration(
-        header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
-    )
-    connection = h2.connection.H2Connection(config)
-    connection.local_settings[h2.settings.SettingCodes.INITIAL_WINDOW_SIZE] = window
-    connection.local_settings.acknowledge()  # this queues the bytes to send
-    connection.initiate_connection()
-    headers = [(f":{name}".encode(), value) for name, value in (fields | changes).items() if value]
-    connection.send_headers(1, headers, end_stream=not pieces)
-    for _ in range(pieces):
-        connection.send_data(1, b"x")
-    sent: bytes = connection.data_to_send()
-    return sent
-
-
 def question(*headers: str, **changes: Any) -> bytes:
     """A complete request for an answer."""
     body = json.dumps(HELLO | changes).encode()
@@ -102,6 +76,12 @@ async def let_go(before: int) -> None:
         await trio.sleep(0.01)
 
 
+H2C = ("upgrade: h2c", "connection: Upgrade, HTTP2-Settings", "http2-settings: AAMAAABk")
+CHUNKED = ("transfer-encoding: chunked",)
+CHUNKS = b"2\r\n{}\r\n0\r\n\r\n" + head("/health")
+#: A client that knows that the server speaks HTTP/2 begins so, with a frame of settings.
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+
 NO_REQUESTS = {
     "octets": b"\x00\x01\x02\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100) + b"\r\n\r\n",
@@ -114,12 +94,11 @@ NO_REQUESTS = {
     "two lengths": head(CHAT, "content-length: 3", "content-length: 4", method="POST") + b"{}{}",
     "a chunk of no size": head(CHAT, "transfer-encoding: chunked", method="POST") + b"zz\r\n",
     "another transfer": head(CHAT, "transfer-encoding: gzip, chunked", method="POST"),
-    "HTTP/2 cut short": b"PRI * HTTP/2.0\r\n\r\n" + b"\xff" * 200,
-    "HTTP/2 no ASCII in the path": http2(path=b"/\xff"),
-    "HTTP/2 no ASCII in the method": http2(method=b"\xff"),
-    "HTTP/2 no path": http2(path=b""),
-    "HTTP/2 no method": http2(method=b""),
-    "HTTP/2 connect": http2(method=b"CONNECT", path=b"", scheme=b""),
+    "a length beside chunks": head(CHAT, *CHUNKED, "content-length: 4", method="POST") + CHUNKS,
+    "a length before chunks": head(CHAT, "content-length: 4", *CHUNKED, method="POST") + CHUNKS,
+    "HTTP/2": HTTP2,
+    "HTTP/2 and a host": HTTP2.replace(b"\r\n", b"\r\nhost: localhost\r\n", 1),
+    "HTTP/3": head("/health").replace(b"HTTP/1.1", b"HTTP/3.0"),
 }
 
 
@@ -138,33 +117,76 @@ async def test_no_request(serve: Serve, client: httpx.AsyncClient, sent: bytes):
             except trio.BrokenResourceError:  # closed before everything was read
                 answer = b""
     if answer.startswith(b"HTTP/1.1"):
-        assert answer.split()[1] in (b"400", b"431", b"501")
+        assert answer.split()[1] in (b"400", b"431", b"501", b"505")
+        assert 1 == answer.count(b"HTTP/1.1 ")
     assert [] == service.commands
     assert 200 == (await client.get(url + "/health")).status_code
 
 
-async def test_failed_connection_leaves_a_line(serve: Serve):
-    """A failure within Hypercorn is logged as one warning."""
+async def test_failed_connection_leaves_a_line(
+    serve: Serve, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+):
+    """A failure within Hypercorn is logged as one warning, and ends that connection alone."""
+
+    async def fail(self: object, event: object) -> None:
+        raise UnicodeError("no such octet")
+
     url = await serve(FakeService())
     with structlog.testing.capture_logs() as logs, trio.fail_after(SOON_S):
-        async with connected(url) as stream:
-            await stream.send_all(http2(path=b"/\xff"))
-            await everything(stream)
+        with monkeypatch.context() as patched:
+            patched.setattr(Http1, "handle", fail)
+            async with connected(url) as stream:
+                await stream.send_all(head("/health"))
+                await everything(stream)
         await trio.testing.wait_all_tasks_blocked()
     assert [("connection failed", "warning")] == [(e["event"], e["log_level"]) for e in logs]
-    assert "UnicodeDecodeError" in logs[0]["error"]
+    assert "no such octet" in logs[0]["error"]
+    assert 200 == (await client.get(url + "/health")).status_code
 
 
-async def test_http2_is_served(serve: Serve):
-    """The control: the same bytes without the mistake are a request."""
-    service = FakeService()
-    url = await serve(service)
+FRAMINGS = {
+    "a length beside chunks": (NO_REQUESTS["a length beside chunks"], 400),
+    "HTTP/2": (HTTP2, 505),
+}
+
+
+@pytest.mark.parametrize(("sent", "status"), FRAMINGS.values(), ids=FRAMINGS)
+async def test_refused_framing(serve: Serve, sent: bytes, status: int):
+    """
+    Two ways to find the end of a body, and HTTP/2, are refused in HTTP/1.1. What follows is not
+    read as a request.
+    """
+    url = await serve(FakeService())
     with trio.fail_after(SOON_S):
         async with connected(url) as stream:
-            await stream.send_all(http2())
+            await stream.send_all(sent)
+            answer = await everything(stream)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert 1 == answer.count(b"HTTP/1.1 ")
+    assert b"connection: close" in answer.lower()
+
+
+async def test_chunks_without_a_length_are_read(serve: Serve):
+    """The control: the same request without a length is answered, and the next one too."""
+    url = await serve(FakeService())
+    with trio.fail_after(SOON_S):
+        async with connected(url) as stream:
+            await stream.send_all(head(CHAT, *CHUNKED, method="POST") + CHUNKS)
             found = b""
             while b"journal_position" not in found:
                 found += await stream.receive_some()
+    assert 2 == found.count(b"HTTP/1.1 ")
+
+
+async def test_http2_is_not_switched_to(serve: Serve):
+    """A client that asks to go on with HTTP/2 gets its answer in HTTP/1.1."""
+    url = await serve(FakeService())
+    with trio.fail_after(SOON_S):
+        async with connected(url) as stream:
+            await stream.send_all(head("/health", *H2C, "connection: close"))
+            answer = await everything(stream)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"journal_position" in answer
 
 
 ADDRESSES = {
@@ -241,7 +263,6 @@ async def test_closed_connections_are_freed(serve: Serve):
         await let_go(before)
 
 
-H2C = ("upgrade: h2c", "connection: Upgrade, HTTP2-Settings", "http2-settings: AAMAAABk")
 WHOLE, STREAM = question(), question(stream=True)
 
 #: A request, and bytes that make Hypercorn stop reading until the request is answered.
@@ -308,9 +329,8 @@ AT_ONCE = {
     "once": head("/health"),
     "twice": head("/health") * 2,
     "three times": head("/health") * 3,
-    "HTTP/2": http2(),
+    "HTTP/2": HTTP2,
     "to be HTTP/2": head("/health", *H2C),
-    "HTTP/2, takes no answer": http2(window=0),
 }
 
 
@@ -326,22 +346,6 @@ async def test_asked_and_closed(serve: Serve, sent: bytes, waits: bool):
                 await stream.send_all(sent)
                 if waits:
                     await trio.testing.wait_all_tasks_blocked(0.005)
-        await let_go(before)
-
-
-async def test_closed_after_a_body_that_is_not_read(serve: Serve):
-    """
-    A close is noticed after a body that arrives once the answer is made, and that is never read.
-    """
-    url = await serve(FakeService())
-    before = open_files()
-    sent = http2(window=0, path=b"/nowhere", pieces=20)
-    pieces = 20 * (9 + 1)
-    with trio.fail_after(SOON_S):
-        async with connected(url) as stream:
-            for part in (sent[:-pieces], sent[-pieces:]):
-                await stream.send_all(part)
-                await trio.testing.wait_all_tasks_blocked(0.05)
         await let_go(before)
 
 

@@ -55,6 +55,7 @@ BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
     "ShadowResult": st.sampled_from(ev.ShadowResult.__args__),  # type: ignore[attr-defined]
     "ShadowSkip": st.sampled_from(ev.ShadowSkip.__args__),  # type: ignore[attr-defined]
     "CallFault": st.sampled_from(ev.CallFault.__args__),  # type: ignore[attr-defined]
+    "StallReason": st.sampled_from(ev.StallReason.__args__),  # type: ignore[attr-defined]
     "CancelStage": st.sampled_from(ev.CancelStage.__args__),  # type: ignore[attr-defined]
 }
 

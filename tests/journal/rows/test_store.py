@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
-from cairn.journal.errors import HeadMoved, StoreError, StoreFull
+from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked
 from cairn.journal.replay import replay
 from cairn.journal.rows import store_sql
 from cairn.journal.rows.base import Base, base_of
@@ -638,11 +638,23 @@ def test_a_locked_database(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.
     store = SqlStore.open(sqlite_url)
     with closing(sqlite3.connect(tmp_path / "journal.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreError, match="one server at a time"):
+        with pytest.raises(StoreLocked, match="one server at a time"):
             store.append(ROWS)
         other.execute("ROLLBACK")
     store.append(ROWS)
     store.close()
+
+
+def test_a_locked_table(postgresql_url: str, monkeypatch: pytest.MonkeyPatch):
+    """So does a writer on PostgreSQL, and what it holds can be stored later."""
+    monkeypatch.setattr(store_sql, "BUSY_S", 0.05)
+    with closing(SqlStore.open(postgresql_url)) as store:
+        with changing(postgresql_url) as other:
+            other.execute(sa.text("LOCK TABLE events IN ACCESS EXCLUSIVE MODE"))
+            with pytest.raises(StoreLocked, match="lock"):
+                store.append(ROWS)
+        store.append(ROWS)
+        assert ROWS == list(store.read())
 
 
 def test_sqlite_is_set_for_durability(sqlite_url: str):

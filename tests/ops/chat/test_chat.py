@@ -27,7 +27,7 @@ import structlog
 import trio
 from click.testing import CliRunner, Result
 
-from cairn.actors.errors import Broken, JournalFull, QueueFull, Stopping
+from cairn.actors.errors import Broken, CannotRecord, QueueFull, Stopping
 from cairn.actors.requests.messages import Accepted, Delta
 from cairn.engine.answer.parts import Said, Thought
 from cairn.engine.prompt import template as prompt
@@ -342,7 +342,7 @@ def test_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch):
 
 REFUSALS = [
     (QueueFull("too many requests wait", retry_after_s=7), "429 queue_full", "in 7 s"),
-    (JournalFull(retry_after_s=5), "503 journal_full", "in 5 s"),
+    (CannotRecord(retry_after_s=5), "503 journal_stalled", "in 5 s"),
     (Broken(BUG), BUG, f"`ops replay {BUG}`"),
 ]
 
@@ -369,8 +369,8 @@ def test_only_the_end_of_a_lost_server_is_awaited(monkeypatch: pytest.MonkeyPatc
         return "It has gone."
 
     monkeypatch.setattr(chat_server.Server, "end_words", end_words)
-    with faked(refusal=JournalFull(retry_after_s=5)) as server:
-        assert "503 journal_full" in piped("Hello\n", "--url", server.url).stderr
+    with faked(refusal=CannotRecord(retry_after_s=5)) as server:
+        assert "503 journal_stalled" in piped("Hello\n", "--url", server.url).stderr
     assert [] == asked
 
     def half(handler: BaseHTTPRequestHandler) -> None:
@@ -905,7 +905,7 @@ def test_a_turn_that_failed_can_be_tried_again(terminal):
         chat = terminal("--url", server.url)
         chat.say("Hello")
         chat.until("Hi")
-        server.service.refusal = JournalFull(retry_after_s=5)
+        server.service.refusal = CannotRecord(retry_after_s=5)
         chat.say("lost")
         chat.until("The conversation is unchanged.")
         server.service.refusal = None

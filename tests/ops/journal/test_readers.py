@@ -8,7 +8,7 @@ import pytest
 
 from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.ops import doctor
-from cairn.ops.journal.readers import readers_warning
+from cairn.ops.journal.readers import readers_warning, secret_warning
 from cairn.ops.serve import run as serve_run
 from cairn.ops.serve.command import serve
 
@@ -100,3 +100,17 @@ def test_serve_warns(
     serve_run.run(serve.make_context("serve", arguments).params)
     assert [{"journal.db", "journal.db-wal", "journal.db-shm"}] == seen
     assert "Warning: open: journal.db; close it.\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_secret_of_others(tmp_path: Path, mode: int):
+    """A secret that others than its owner can use is warned of, with the command that fixes it."""
+    assert secret_warning(tmp_path) is None
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    assert secret_warning(tmp_path) is None
+    secret.chmod(mode)
+    found = secret_warning(tmp_path)
+    assert found is not None
+    assert f"other users of this machine can read {secret}" in found[0]
+    assert f"`chmod 600 {secret}`" == found[1]

@@ -74,6 +74,24 @@ def test_a_journal_is_held_once(homes: tuple[Path, Path], tmp_path: Path, linked
     assert "--journal" in str(refused.value)
 
 
+def test_a_journal_with_two_names(homes: tuple[Path, Path], tmp_path: Path) -> None:
+    """
+    A file with a second name (a hard link) is refused by each, because a lock beside one of them
+    would not keep out a server that uses the other.
+    """
+    one, two = homes
+    (one / "journal.db").write_bytes(b"rows")
+    with hold(one, journal_url(one)):
+        os.link(one / "journal.db", two / "journal.db")
+        with pytest.raises(Unreadable, match="has 2 names"), hold(two, journal_url(two)):
+            pass
+    with pytest.raises(Unreadable, match="remove the other links"), hold(one, journal_url(one)):
+        pass
+    (two / "journal.db").unlink()
+    with hold(one, journal_url(one)):
+        pass
+
+
 def test_a_command_holds_a_journal(homes: tuple[Path, Path]) -> None:
     """The holder is named: a prune is waited for, not stopped."""
     one, _ = homes

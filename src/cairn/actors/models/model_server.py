@@ -20,7 +20,6 @@ from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.clock import new_id, wall_clock_us
 from cairn.actors.errors import (
     Broken,
-    JournalFull,
     QueueFull,
     RefusalError,
     Stopping,
@@ -250,7 +249,7 @@ class ModelServer:
 
     def _stalled(self) -> None:
         """Nothing can be recorded: requests in flight end at their next step."""
-        self._end_all("journal_full", JournalFull())
+        self._end_all("journal_stalled", self._stalls.reason())
 
     async def _no_tickets(self) -> None:
         while self._tickets:

@@ -35,7 +35,7 @@ import structlog
 import trio
 
 from cairn.actors.clock import new_id, wall_clock_us
-from cairn.actors.errors import JournalFull, RefusalError, Stopping
+from cairn.actors.errors import RefusalError, Stopping
 from cairn.actors.models.choice import Choice, first_facts, not_loaded
 from cairn.actors.models.load import Run, load, unload
 from cairn.actors.models.queue import ModelQueue, Taken, Waiter, WaitingReplies, take
@@ -426,7 +426,7 @@ class Models:
         self._loading, self._server, self._loaded = None, None, None
 
     def _stalled(self) -> None:
-        self._queue.refuse_all("journal_full", JournalFull)
+        self._queue.refuse_all("journal_stalled", self._run.stalls.reason)
 
     def _count_out(self, server: ModelServer) -> None:
         """Add a server's totals to those of earlier servers, and forget the server."""

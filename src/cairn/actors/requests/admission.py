@@ -29,8 +29,8 @@ journal: ``agents/stored_turns.py``.
 
 The thirteen places together last ``Limits.request_s`` at most. Places 1 to 6 are bounded in number,
 by the functions here: a request that finds no place is refused at once, as is one that arrives
-while the server stops, the journal is full or a bug has closed admission. A request for a busy
-agent is refused in ``agents/``, and one for whose slab there is no room in
+while the server stops, the journal cannot be written or a bug has closed admission. A request for a
+busy agent is refused in ``agents/``, and one for whose slab there is no room in
 ``sessions/generate.py``.
 """
 
@@ -55,7 +55,7 @@ REJECTIONS: Mapping[str, tuple[int, str]] = {
     "timed_out": (504, "timed_out"),
     "sibling_failed": (424, "sibling_failed"),
     "server_stopped": (503, "server_stopping"),
-    "journal_full": (503, "journal_full"),
+    "journal_stalled": (503, "journal_stalled"),
     "queue_full": (429, "queue_full"),
     "model_not_loaded": (503, "model_not_loaded"),
 }
@@ -76,11 +76,11 @@ class Admission:
 
         Raises:
             Stopping: the server takes no more requests.
-            JournalFull: nothing can be recorded now.
+            CannotRecord: nothing can be recorded now.
         """
         if stopping:
             raise Stopping("the server is stopping; try again in a moment")
-        if self._writer.stalled:
+        if self._writer.stalled or self._writer.dead:
             raise self._stalls.refusal()
 
     async def check_bugs(self, quarantined_by: str | None = None) -> None:

@@ -16,7 +16,7 @@ from cairn.engine.answer.parts import AnswerPart, Calling
 from cairn.engine.prompt.template import Conversation, Message, message_of
 from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import Sampling
-from cairn.journal.events import CacheMode, FinishReason, Path
+from cairn.journal.events import CacheMode, FinishReason, Path, StallReason
 from cairn.journal.windows import SinkWindow
 
 
@@ -335,7 +335,7 @@ class Statistics:
         text_cache_bytes: the bytes of cached texts and token ids.
         bugs: violations on record.
         admission_bug: the id of the bug that closed admission, if one did.
-        journal_full: whether the journal's disk is full at the moment.
+        journal_stall: why the journal cannot be written at the moment; None if it can.
     """
 
     sessions: dict[str, int]
@@ -363,4 +363,4 @@ class Statistics:
     text_cache_bytes: int
     bugs: int
     admission_bug: str | None
-    journal_full: bool
+    journal_stall: StallReason | None

@@ -28,7 +28,7 @@ from cairn.journal import eviction, paths
 _STAGES: Mapping[str, ev.CancelStage] = MappingProxyType(
     {
         "server_stopped": "server_stopped",
-        "journal_full": "journal_full",
+        "journal_stalled": "journal_stalled",
         "timed_out": "timed_out",
         "sibling_failed": "sibling_failed",
     }

@@ -3,11 +3,11 @@ The journal writer: one thread that commits rows in groups and reports when they
 
 A receipt is a position: a reply that depends on it may be sent once ``committed`` has passed it.
 Rows that arrive during a commit share the next one, and so the cost of a sync to disk. If the
-writer dies, no reply may be sent any more, and the server stops.
+writer dies, no reply may be sent any more, and the server stops once clients have got the error.
 
-A full disk does not kill the writer. It keeps its rows and stalls: no reply is sent, requests that
-wait for a receipt are refused, and the same rows are tried again until there is room. The length of
-the stall is then recorded.
+A full disk, or a lock of another program, does not kill the writer. It keeps its rows and stalls:
+no reply is sent, requests that wait for a receipt are refused, and the same rows are tried again
+until they are stored. The length of the stall is then recorded.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ import attrs
 import structlog
 import trio
 
-from cairn.actors.errors import JournalFull
+from cairn.actors.errors import CannotRecord
 from cairn.actors.threads.thread import run_thread
-from cairn.journal.errors import StoreError, StoreFull
-from cairn.journal.events import Recorded
+from cairn.journal.errors import StoreError, StoreUnready
+from cairn.journal.events import Recorded, StallReason
 from cairn.journal.rows.codec import Row
 from cairn.journal.rows.store import Store
 
 log = structlog.get_logger("cairn")
 
 _PROBE_S = 1.0
+_LAST_WORDS_S = 2.0
+"""How long clients have to get the error of their requests, once the writer has died."""
 
 
 @attrs.frozen
@@ -61,13 +63,15 @@ class WriterDied(Exception):
 @attrs.frozen(kw_only=True)
 class Stall:
     """
-    A time in which there was no room for the journal.
+    A time in which the journal could not be written.
 
     Attributes:
-        error: what the database reported.
-        rows_waiting: rows that were kept until there was room.
+        reason: why, when it began.
+        error: what the database reported then.
+        rows_waiting: rows that were kept until they could be stored.
     """
 
+    reason: StallReason
     error: str
     rows_waiting: int
     duration_us: int
@@ -77,10 +81,10 @@ class StallObserver(Protocol):
     """Is notified of stalls, in trio's thread."""
 
     def stall_began(self) -> None:
-        """There is no room for the journal any more."""
+        """The journal cannot be written, for a time or, if the writer has died, any more."""
 
     def stall_ended(self, stall: Stall) -> None:
-        """There is room again, and what waited is committed."""
+        """It can be written again, and what waited is committed."""
 
 
 class JournalWriter:
@@ -99,7 +103,8 @@ class JournalWriter:
         self._failure: BaseException | None = None
         self._observers: list[Callable[[Recorded], None]] = []
         self._ended = trio.Event()
-        self._stalled = False
+        self._stall: StallReason | None = None
+        self._over = False  # once the writer has died, and clients know
         self._closing = threading.Event()
         self._stall_observers: list[StallObserver] = []
 
@@ -110,8 +115,18 @@ class JournalWriter:
 
     @property
     def stalled(self) -> bool:
-        """Whether there is no room for the journal now."""
-        return self._stalled
+        """Whether the journal cannot be written now."""
+        return self._stall is not None
+
+    @property
+    def dead(self) -> bool:
+        """Whether the journal cannot be written any more, so that the server stops."""
+        return self._failure is not None
+
+    @property
+    def stall(self) -> StallReason | None:
+        """Why the journal cannot be written now; None if it can."""
+        return self._stall
 
     def observe(self, observer: Callable[[Recorded], None]) -> None:
         """Pass every event on to ``observer`` once it is committed, in order."""
@@ -134,13 +149,16 @@ class JournalWriter:
         """
         Submit rows that are committed together. Does not wait.
 
+        Rows that come after the writer has died are not stored: waiting for their receipt reports
+        that. Until the server has ended its requests, their last rows come.
+
         Returns:
             The receipt: the position of the last of them.
 
         Raises:
-            WriterDied: the writer takes no more rows.
+            WriterDied: the server ends.
         """
-        if self._failure is not None:
+        if self._over:
             raise WriterDied("the journal cannot be written") from self._failure
         self._inbox.put(_Batch(tuple(rows), tuple(recorded)))
         self._submitted = rows[-1].position
@@ -157,14 +175,14 @@ class JournalWriter:
         Wait until all rows up to ``position`` are committed.
 
         Raises:
-            JournalFull: there is no room for them now.
+            CannotRecord: they cannot be stored now.
             WriterDied: they never will be.
         """
         while self._committed < position:
             if self._failure is not None:
                 raise WriterDied("the journal cannot be written") from self._failure
-            if self._stalled:
-                raise JournalFull()
+            if self._stall is not None:
+                raise CannotRecord(self._stall)
             await self._moved.park()
 
     async def rows(self, positions: Sequence[int]) -> list[Row | None]:
@@ -173,7 +191,7 @@ class JournalWriter:
         because only that uses the connection.
 
         Raises:
-            JournalFull: there is no room for the journal now; writing comes first.
+            CannotRecord: the journal cannot be written now; writing comes first.
             StoreError: they cannot be read.
             WriterDied: the writer has ended.
         """
@@ -184,9 +202,11 @@ class JournalWriter:
         while lookup.rows is None:
             if self._failure is not None:
                 raise WriterDied("the journal cannot be read") from self._failure
-            if self._stalled:
-                raise JournalFull()
+            if self._stall is not None:
+                raise CannotRecord(self._stall)
             await self._moved.park()
+        if isinstance(lookup.rows, StoreUnready):
+            raise CannotRecord(lookup.rows.reason) from lookup.rows
         if isinstance(lookup.rows, StoreError):
             raise lookup.rows
         return lookup.rows
@@ -195,11 +215,15 @@ class JournalWriter:
         """Run the thread until ``close``. Raises ``WriterDied`` if the writer died."""
         await run_thread("cairn-journal", self._loop, self._ended, task_status=task_status)
         if self._failure is not None:
+            if not self._closing.is_set():
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(_LAST_WORDS_S)
+            self._over = True
             raise WriterDied(str(self._failure)) from self._failure
 
     def close(self) -> None:
         """
-        Commit what was submitted, then end. Without room for it the writer dies.
+        Commit what was submitted, then end. If it cannot be stored now, the writer dies.
         """
         self._closing.set()
         self._inbox.put(None)
@@ -225,25 +249,30 @@ class JournalWriter:
         token.run_sync_soon(self._ended.set)
 
     def _store_rows(self, rows: Sequence[Row], token: trio.lowlevel.TrioToken) -> None:
-        """Append rows, waiting for room if there is none."""
-        began = None
+        """Append rows, waiting as long as the store takes none."""
+        first: StoreUnready | None = None
+        reason, began_ns = None, time.monotonic_ns()
         while True:
             # Read before the try, so that a close during a failing try is followed by one more.
             closing = self._closing.is_set()
             try:
                 self._store.append(rows)
                 break
-            except StoreFull as error:
-                if began is None:
-                    began, fact = time.monotonic_ns(), str(error)
-                    token.run_sync_soon(self._stall, fact)
+            except StoreUnready as error:
+                if error.reason != reason:
+                    first, reason = first or error, error.reason
+                    token.run_sync_soon(self._begin_stall, error)
                 if closing:
                     raise
                 self._closing.wait(_PROBE_S)
-        if began is not None:
-            duration_us = (time.monotonic_ns() - began) // 1000
-            stall = Stall(error=fact, rows_waiting=len(rows), duration_us=duration_us)
-            token.run_sync_soon(self._room, stall)
+        if first is not None:
+            stall = Stall(
+                reason=first.reason,
+                error=str(first),
+                rows_waiting=len(rows),
+                duration_us=(time.monotonic_ns() - began_ns) // 1000,
+            )
+            token.run_sync_soon(self._end_stall, stall)
 
     def _found(self, positions: Sequence[int]) -> list[Row | None] | StoreError:
         """Look rows up. A failure is for the caller: it does not concern the rows to write."""
@@ -278,17 +307,19 @@ class JournalWriter:
                 for observer in tuple(self._observers):
                     observer(recorded)
 
-    def _stall(self, fact: str) -> None:
-        self._stalled = True
-        log.error("journal full", fact=fact)
+    def _begin_stall(self, error: StoreUnready) -> None:
+        """Note why the journal cannot be written now; it may have been another reason before."""
+        self._stall = error.reason
+        log.error("the journal cannot be written now", reason=error.reason, fact=str(error))
         self._moved.unpark_all()
         for observer in self._stall_observers:
             observer.stall_began()
 
-    def _room(self, stall: Stall) -> None:
-        self._stalled = False
+    def _end_stall(self, stall: Stall) -> None:
+        self._stall = None
         log.warning(
-            "journal has room again",
+            "the journal can be written again",
+            reason=stall.reason,
             seconds=round(stall.duration_us / 1e6, 1),
             rows_waiting=stall.rows_waiting,
         )
@@ -299,4 +330,6 @@ class JournalWriter:
         log.error("the journal cannot be written", fact=str(error))
         self._failure = error
         self._moved.unpark_all()
+        for observer in self._stall_observers:
+            observer.stall_began()
         self._ended.set()

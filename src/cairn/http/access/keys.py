@@ -53,6 +53,14 @@ class Keys:
         return frozenset(tenant for tenant, is_same in matches if is_same)
 
 
+def sees_all(tenant: str, keys: Keys | None) -> bool:
+    """
+    Whether a tenant may see the figures of all: on a server without other tenants, and ``LOCAL``,
+    which is the operator's own.
+    """
+    return keys is None or tenant == LOCAL or len(keys.tenants) == 1
+
+
 def tenant_of(headers: Headers, keys: Keys | None) -> str:
     """
     The tenant of a request. On a server without keys it is ``LOCAL``, whatever key the request has:

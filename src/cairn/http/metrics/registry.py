@@ -8,7 +8,7 @@ tokenising prompts is not an event. That, and the gauges, are read at each scrap
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import get_args
 
 import attrs
@@ -52,10 +52,12 @@ from cairn.journal.events import (
     SessionQuarantined,
     ShadowEnded,
     ShadowSkipped,
+    StallReason,
     TokensEmitted,
 )
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.paths import Reason
+from cairn.journal.tenants import session_tenant
 
 # Without this, each series would have a second sample with its creation time; the journal has the
 # time of the first event. The setting belongs to the library and applies to the whole process.
@@ -75,18 +77,58 @@ class _Prefill:
     is_observed: bool = False
 
 
+class MetricsByTenant:
+    """The metrics of a server, and those that each of its tenants may see: of its own requests."""
+
+    def __init__(self, server: Server, tenants: Iterable[str] = ()) -> None:
+        """
+        Args:
+            tenants: those that do not see the metrics of all.
+        """
+        self.of_all = Metrics(server)
+        self._own = {tenant: Metrics(server, of_tenant=True) for tenant in tenants}
+        server.observe(self.observe)
+
+    def of(self, tenant: str) -> Metrics:
+        """The metrics that a tenant may see."""
+        return self._own.get(tenant, self.of_all)
+
+    def observe(self, recorded: Recorded) -> None:
+        """Count a committed event, also for the tenant whose request or session it is of."""
+        self.of_all.observe(recorded)
+        event = recorded.event
+        session: str | None = getattr(event, "session", None)
+        if isinstance(event, RequestRejected):
+            own = self._own.get(event.tenant)
+        else:
+            own = self._own.get(session_tenant(session)) if session is not None else None
+        if own is not None:
+            own.observe(recorded)
+
+    def count_refusal(self, tenant: str | None) -> None:
+        """Count an error answer to a tenant, or to a caller without a key."""
+        self.of_all.count_refusal()
+        if tenant is not None and (own := self._own.get(tenant)) is not None:
+            own.count_refusal()
+
+
 class Metrics:
-    """The metrics of one server, in a registry of their own."""
+    """The metrics of one server, or of one of its tenants, in a registry of their own."""
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, of_tenant: bool = False) -> None:
+        """
+        Args:
+            of_tenant: whether they are a tenant's: without those of the machine, which all tenants
+                share.
+        """
         self.registry = CollectorRegistry()
         self._running: dict[str, _Prefill] = {}
         self._prewarming: set[str] = set()
-        self._define(server)
-        self.registry.register(_ScrapeCollector(server))
-        server.observe(self.observe)
+        self._define(server, CollectorRegistry() if of_tenant else self.registry)
+        if not of_tenant:
+            self.registry.register(_ScrapeCollector(server))
 
     def text(self) -> bytes:
         """The metrics in Prometheus' text format."""
@@ -163,7 +205,14 @@ class Metrics:
         """Count an error answer, in addition to the outcome in the journal, if there is one."""
         self._requests.labels("refused").inc()
 
-    def _define(self, server: Server) -> None:
+    def _define(self, server: Server, shared: CollectorRegistry) -> None:
+        """
+        Define the metrics.
+
+        Args:
+            shared: the registry of those that are of the machine.
+        """
+        of_machine = counters_in(shared)
         self._reuse = ReuseMetrics(self.registry, server.facts.min_cache_tokens)
         counter = counters_in(self.registry)
         self._paths = counter("cairn_path_selection_total", "Path selections", path=get_args(Path))
@@ -198,7 +247,7 @@ class Metrics:
         )
         for path in get_args(Path):
             self._prefill.labels(path)
-        self._violations = counter(
+        self._violations = of_machine(
             "cairn_cache_invariant_violations_total", "Broken invariants, by kind", kind=VIOLATIONS
         )
         self._tokens_emitted = counter("cairn_tokens_emitted_total", "Tokens released to clients")
@@ -214,22 +263,22 @@ class Metrics:
             outcome=OUTCOMES,
         )
         self._blocks_sealed = counter("cairn_blocks_sealed_total", "Blocks sealed")
-        self._blocks_evicted = counter(
+        self._blocks_evicted = of_machine(
             "cairn_blocks_evicted_total", "Blocks evicted to make room in memory"
         )
-        self._blocks_spilled = counter("cairn_blocks_spilled_total", "Blocks written to files")
-        self._blocks_loaded = counter(
+        self._blocks_spilled = of_machine("cairn_blocks_spilled_total", "Blocks written to files")
+        self._blocks_loaded = of_machine(
             "cairn_blocks_loaded_total", "Blocks read from files into memory"
         )
-        self._blocks_dropped = counter(
+        self._blocks_dropped = of_machine(
             "cairn_blocks_dropped_total", "Block files removed to stay within the disk budget"
         )
-        self._blocks_rejected = counter(
+        self._blocks_rejected = of_machine(
             "cairn_blocks_rejected_total",
             "Block files rejected because their content changed, by fault",
             reason=get_args(FileFault),
         )
-        self._expired = counter(
+        self._expired = of_machine(
             "cairn_expired_total",
             "Blocks and block files removed because their TTL expired",
             what=("memory", "file"),
@@ -239,7 +288,7 @@ class Metrics:
             "Blocks reused by requests, from the session's slab or from memory",
             tier=("slab", "memory"),
         )
-        self._shadow_checks = counter(
+        self._shadow_checks = of_machine(
             "cairn_shadow_checks_total",
             "Shadow checks of answers, by result",
             result=("same", "differs", "skipped"),
@@ -330,8 +379,11 @@ class _ScrapeCollector(Collector):
         yield _gauge("cairn_disk_blocks", "Sealed blocks in files", now.disk_blocks)
         yield _gauge("cairn_disk_block_bytes", "Bytes of the block files", now.disk_bytes)
         yield _gauge("cairn_journal_position", "Events in the journal", now.journal_position)
-        yield _gauge(
-            "cairn_journal_full", "1 if the journal's disk is full, else 0", int(now.journal_full)
+        yield _labelled(
+            "cairn_journal_stalled",
+            "1 while the journal cannot be written for this reason, else 0",
+            "reason",
+            {reason: int(reason == now.journal_stall) for reason in get_args(StallReason)},
         )
         characters = CounterMetricFamily(
             "cairn_prompt_characters",

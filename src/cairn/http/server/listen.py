@@ -4,10 +4,10 @@ Hypercorn on trio, set up for long streams.
 The socket is bound before anything else, so that a port in use is noticed before a model is loaded,
 and port 0 has its number early.
 
-This module and ``connection.py`` depend on private parts of Hypercorn, Quart and quart-trio,
-because these do not report a client's disconnect reliably, and let one broken connection end the
-server.
-Serving h11 directly would remove that dependency, but would lose HTTP/2 and the rest of Hypercorn.
+This module, ``protocol.py`` and ``connection.py`` depend on private parts of Hypercorn, Quart and
+quart-trio, because these do not report a client's disconnect reliably, and let one broken
+connection end the server. Serving h11 directly would remove that dependency, but would lose the
+rest of Hypercorn.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from typing import Any
 import structlog
 import trio
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event
-from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.events import Closed, Event, Updated
 from hypercorn.trio import run as hypercorn_run
 from hypercorn.trio import serve
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import EventWrapper
 from quart_trio import QuartTrio
 
+from cairn.engine.machine.descriptors import descriptors_max
+from cairn.http.server.protocol import Http1, RequestRefused
+from cairn.http.server.waiting import Waiting, WaitingLimits
 from cairn.http.wire.errors import cause_of
 
 #: Longer than clients keep an idle connection, so that the client closes it and no request is sent
@@ -129,44 +131,72 @@ class Turn(EventWrapper):
         waiting.cancel()
 
 
+class ServerConfig(Config):
+    """Hypercorn's configuration, and what the connections of one server share."""
+
+    waiting: Waiting
+
+
 class Connection(TCPServer):
     """
     A client's connection. Invalid data ends only this connection, and it ends as soon as the client
     closes it.
     """
 
+    config: ServerConfig
     stream: Any  # Hypercorn declares a TLS stream, but serves a plain one as well
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.stream = ClientStream(self.stream)
         self._all = trio.CancelScope()  # of `run`
+        self._address = ""
 
     async def run(self) -> None:
         """
         Serve the connection until it ends.
 
-        Data that is not HTTP can raise anywhere in Hypercorn (one octet in an HTTP/2 path does),
-        and its nursery would then end the server.
+        Data that is not HTTP may raise anywhere in Hypercorn, and its nursery would then end the
+        server.
         """
+        waiting = self.config.waiting
         try:
             async with trio.open_nursery() as nursery:
                 self._all = nursery.cancel_scope
-                nursery.start_soon(self._cut)
+                self._address = _address_of(self.stream.socket)
+                waiting.arrive(self, self._address)
+                nursery.start_soon(self._close_when_cut)
+                nursery.start_soon(self._cut_when_silent)
                 await super().run()
                 nursery.cancel_scope.cancel()
         except* Exception as failed:
             log.warning("connection failed", error=repr(cause_of(failed)))
+        finally:
+            waiting.leave(self)
+
+    def cut(self) -> None:
+        """Close the connection at once."""
+        self._all.cancel()
 
     async def protocol_send(self, event: Event) -> None:
         """Send, unless the connection is being closed at this moment."""
+        if isinstance(event, Updated):
+            self.config.waiting.leave(self)
+            if event.idle:
+                self.config.waiting.rest(self, self._address)
         try:
             await super().protocol_send(event)
         except trio.BusyResourceError:  # the client has disconnected, and `_close` is sending
             self.stream.gone.set()
             await self.protocol.handle(Closed())
 
-    async def _cut(self) -> None:
+    async def _cut_when_silent(self) -> None:
+        waiting = self.config.waiting
+        await trio.sleep(waiting.limits.silent_s)
+        if waiting.is_silent(self):
+            self.cut()
+
+    async def _close_when_cut(self) -> None:
         # Hypercorn shields its sends: one client that stops reading would keep a stopping server
         # from ever ending.
         try:
@@ -178,15 +208,15 @@ class Connection(TCPServer):
         # Bytes after a request (the next one, a stray line), or an upgrade header (Java's client
         # sends one with every request), make Hypercorn stop reading until the request is answered.
         # It would miss a disconnect, and wait forever if the answer then fails.
-        if isinstance(self.protocol.protocol, H11Protocol):
-            self.protocol.protocol.can_read = Turn(self.stream)
+        assert isinstance(self.protocol.protocol, Http1)
+        self.protocol.protocol.can_read = Turn(self.stream)
         try:
             await super()._read_data()
-        except ClientGone:
+        except (ClientGone, RequestRefused):
             await self.protocol.handle(Closed())
-        # Hypercorn would wait for the idle timeout, and forever for the last piece of an answer
-        # over HTTP/2: a client that reconnects for each request would use up all descriptors.
-        self._all.cancel()
+        # Hypercorn would wait for the idle timeout: a client that reconnects for each request would
+        # use up all descriptors.
+        self.cut()
 
 
 # The one place from which `serve` takes the class of its connections.
@@ -194,6 +224,14 @@ assert hypercorn_run.TCPServer is TCPServer, (  # type: ignore[attr-defined]
     "This version of Hypercorn creates its connections in another place; see its trio/run.py."
 )
 hypercorn_run.TCPServer = Connection  # type: ignore[assignment, attr-defined]
+
+
+def _address_of(client: trio.socket.SocketType) -> str:
+    """The address of a client, without its port; empty if it has gone."""
+    try:
+        return str(client.getpeername()[0])
+    except OSError:
+        return ""
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -242,6 +280,7 @@ async def serve_http(
     shutdown: trio.Event,
     on_ready: Callable[[str], None],
     grace_s: float = 40.0,
+    limits: WaitingLimits | None = None,
 ) -> None:
     """
     Serve until ``shutdown`` is set and the open streams have ended.
@@ -251,23 +290,24 @@ async def serve_http(
         on_ready: called with the server's URL once it answers requests.
         grace_s: how long streams may continue after ``shutdown`` before they are cut. Longer than
             the service's own limit, so that its last message to each client is still sent.
+        limits: of connections that wait; by default those that fit this process's descriptors.
     """
     url = url_of(listener)
+    config = _config(listener, grace_s, limits or WaitingLimits.of(descriptors_max()))
     async with trio.open_nursery() as nursery:
-        await nursery.start(
-            partial(serve, app, _config(listener, grace_s), shutdown_trigger=shutdown.wait)
-        )
+        await nursery.start(partial(serve, app, config, shutdown_trigger=shutdown.wait))
         on_ready(url)
 
 
-def _config(listener: socket.socket, grace_s: float) -> Config:
-    config = Config()
+def _config(listener: socket.socket, grace_s: float, limits: WaitingLimits) -> Config:
+    config = ServerConfig()
+    config.waiting = Waiting(limits)
     # Hypercorn creates its own socket object; two objects would close the descriptor twice.
     config.bind = [f"fd://{listener.detach()}"]
     config.backlog = 1024
     config.graceful_timeout = grace_s
     config.keep_alive_timeout = KEEP_ALIVE_S
-    # On HTTP/2, a connection that reaches its maximum of requests ends its running streams.
+    # A client may use one connection for as many requests as it likes.
     config.keep_alive_max_requests = 2**62
     config.alpn_protocols = ["http/1.1"]
     config.include_server_header = False

@@ -30,8 +30,8 @@ from cairn.actors.errors import (
     AgentBusy,
     AgentExists,
     Broken,
+    CannotRecord,
     FormatRefused,
-    JournalFull,
     ModelNotLoaded,
     NoMemory,
     PromptRefused,
@@ -140,7 +140,7 @@ _REFUSALS: Mapping[type[RefusalError], _Kind] = {
         status=503, code="model_not_loaded", type="overloaded_error", param="model"
     ),
     NoMemory: _Kind(status=503, code="no_memory", type="overloaded_error"),
-    JournalFull: _Kind(status=503, code="journal_full", type="overloaded_error"),
+    CannotRecord: _Kind(status=503, code="journal_stalled", type="overloaded_error"),
     Stopping: _Kind(status=503, code="server_stopping", type="overloaded_error"),
     Broken: _Kind(
         status=500, code="kv_cache_inv_violation", type="internal_error", headers=_NO_RETRY

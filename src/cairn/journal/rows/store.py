@@ -23,7 +23,7 @@ class Store(Protocol):
 
         Raises:
             HeadMoved: another writer appended, or the stored head is not what it was.
-            StoreFull: there is no room for them now.
+            StoreUnready: there is no room for them now, or another program has locked the store.
             StoreError: the store could not write (database gone).
         """
 

@@ -27,7 +27,7 @@ import attrs
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
-from cairn.journal.errors import HeadMoved, StoreError, StoreFull
+from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked, StoreUnready
 from cairn.journal.rows.base import Base
 from cairn.journal.rows.codec import GENESIS, Row
 
@@ -39,10 +39,11 @@ VERSION_TABLE = "cairn_schema"
 
 BATCH_ROWS = 2000
 BUSY_S = 5.0
-"""How long SQLite waits for another process's lock, in seconds."""
+"""How long the database waits for another process's lock, in seconds."""
 
 _ROOM_BYTES = 64 * 1024  # the least that SQLite's shared memory and a few rows take
 _POSTGRES_DISK_FULL = "53100"
+_POSTGRES_LOCKED = "55P03"
 _MAKE_ROOM = "Free some space on its disk; what was journaled before is safe."
 _MAKE_MORE_ROOM = (
     "Free some space on its disk: up to twice as much as the journal takes there, until this is "
@@ -542,6 +543,9 @@ def _sqlite(path: Path, mode: str) -> sa.Connection:
 def _postgres(url: sa.URL, *, read_only: bool) -> sa.Connection:
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     connection = engine.connect()
+    if not read_only:
+        with connection.begin():
+            connection.exec_driver_sql(f"SET lock_timeout = {int(BUSY_S * 1000)}")
     return connection.execution_options(postgresql_readonly=True) if read_only else connection
 
 
@@ -594,10 +598,11 @@ def _errors(place: str, doing: str, make_room: str = _MAKE_ROOM) -> Iterator[Non
     except (DBAPIError, sqlite3.Error) as error:
         fact = str(error.orig) if isinstance(error, DBAPIError) else str(error)
         first = (fact.strip().splitlines() or ["no message"])[0].rstrip(".")
-        full = _is_full(error.orig if isinstance(error, DBAPIError) else error, place)
-        advice = make_room if full else _advice(fact)
-        kind = StoreFull if full else StoreError
-        raise kind(f"Cannot {doing} {place}: {first}. {advice}".strip()) from error
+        unready = _unready(error.orig if isinstance(error, DBAPIError) else error, place)
+        advice = make_room if unready is StoreFull else _advice(fact)
+        raise (unready or StoreError)(
+            f"Cannot {doing} {place}: {first}. {advice}".strip()
+        ) from error
 
 
 def _named_spare() -> Path | None:
@@ -628,14 +633,16 @@ def _more_room(home: Path, spare: Path) -> str:
     )
 
 
-def _is_full(error: BaseException | None, place: str) -> bool:
-    """Whether a database error means that its disk is full."""
-    name = getattr(error, "sqlite_errorname", "")
+def _unready(error: BaseException | None, place: str) -> type[StoreUnready] | None:
+    """What a database error means if the same may succeed later; None if it does not."""
+    name, state = getattr(error, "sqlite_errorname", ""), getattr(error, "sqlstate", None)
+    if name.startswith("SQLITE_BUSY") or state == _POSTGRES_LOCKED:
+        return StoreLocked
     if name.startswith("SQLITE_IOERR"):
         # When over a quota, or when the files next to the database cannot grow, SQLite reports a
         # general disk error.
-        return not _has_room(Path(place).parent)
-    return name == "SQLITE_FULL" or getattr(error, "sqlstate", None) == _POSTGRES_DISK_FULL
+        return None if _has_room(Path(place).parent) else StoreFull
+    return StoreFull if name == "SQLITE_FULL" or state == _POSTGRES_DISK_FULL else None
 
 
 def _has_room(folder: Path) -> bool:

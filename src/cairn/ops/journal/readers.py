@@ -1,5 +1,5 @@
 """
-Warns if other users of the machine can read a journal, and with it all conversations.
+Warns if other users of the machine can read a journal, and with it all conversations, or a secret.
 
 Only its owner can read a journal that Cairn creates. A copy may have another mode; it is not
 changed, because the operator may have chosen it.
@@ -26,6 +26,18 @@ def readers_warning(path: Path) -> tuple[str, str] | None:
         return None
     command = shlex.join(["chmod", "o-rwx", *map(str, there)])
     return f"every user of this machine can read {real}, with all conversations", f"`{command}`"
+
+
+def secret_warning(data_dir: Path) -> tuple[str, str] | None:
+    """
+    What is wrong with the mode of the secret in a data directory, and the command that fixes it;
+    None if only its owner can use it, or there is none yet.
+    """
+    secret = data_dir / "secret"
+    if not _mode(secret) & (stat.S_IRWXG | stat.S_IRWXO):
+        return None
+    command = shlex.join(["chmod", "600", str(secret)])
+    return f"other users of this machine can read {secret}, which names all blocks", f"`{command}`"
 
 
 def _mode(path: Path) -> int:

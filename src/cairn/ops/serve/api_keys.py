@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 import click
 
-from cairn.journal.tenants import LOCAL, NAME_MAX, is_tenant
+from cairn.journal.tenants import KEY_MIN, LOCAL, NAME_MAX, is_tenant
 from cairn.ops.cli import Unreadable
 
 KEYS_VARIABLE = "CAIRN_API_KEYS"
@@ -25,7 +25,7 @@ KEYS_VARIABLE = "CAIRN_API_KEYS"
 KEY_VARIABLE = "CAIRN_API_KEY"
 """The key that a client sends."""
 
-_KEY_MIN, _KEY_MAX = 16, 200
+_KEY_MAX = 200
 _KEY = re.compile(r"[\x21-\x7e]+")
 _MAKE_ONE = "`openssl rand -hex 24` creates a good one"
 
@@ -136,7 +136,7 @@ def _given(text: str, where: str) -> _Given:
             f"{where} has a name that cannot be used. Write NAME=KEY; a name has 1 to {NAME_MAX} "
             "letters, digits, dots, dashes or underscores, and begins with a letter or a digit."
         )
-    if not (_KEY_MIN <= len(key) <= _KEY_MAX and _KEY.fullmatch(key)):
+    if not (KEY_MIN <= len(key) <= _KEY_MAX and _KEY.fullmatch(key)):
         # A key that ends with an equals sign, as base64 does, looks like a name.
         how = (
             "One that contains an equals sign needs NAME= before it"
@@ -144,7 +144,7 @@ def _given(text: str, where: str) -> _Given:
             else "To name it, write NAME=KEY"
         )
         raise Unreadable(
-            f"{where} cannot be used: a key has {_KEY_MIN} to {_KEY_MAX} ASCII characters and no "
+            f"{where} cannot be used: a key has {KEY_MIN} to {_KEY_MAX} ASCII characters and no "
             f"spaces. {how}. {_MAKE_ONE}."
         )
     return _Given(name, key, where, is_named=bool(parted))

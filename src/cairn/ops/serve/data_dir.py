@@ -146,8 +146,29 @@ def hold_journal(
         return
     # The same file may have several paths.
     journal = Path(os.path.realpath(sqlite_path(url)))
+    _check_one_name(journal)
     with _locked(journal.with_name(f"{journal.name}.lock"), journal, other, who):
         yield
+
+
+def _check_one_name(journal: Path) -> None:
+    """
+    Refuse a file that has several names (hard links). The lock is beside one of them, and SQLite
+    keeps its log beside the name by which it opened the file: servers that use two of the names
+    would each write a log for the same file, and damage it.
+
+    Raises:
+        Unreadable: there is another name.
+    """
+    try:
+        links = journal.stat().st_nlink
+    except OSError:
+        return  # does not exist yet, or the next step says why it cannot be used
+    if links > 1:
+        raise Unreadable(
+            f"{journal} has {links} names (hard links), and servers that use two of them would "
+            "damage it. Keep one: remove the other links, or copy the journal and use the copy."
+        )
 
 
 @contextlib.contextmanager

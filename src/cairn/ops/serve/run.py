@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -46,7 +47,7 @@ from cairn.journal.rows.store_sql import SqlStore, migrate, sqlite_path
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import log_path, options_of, self_tests_folder, url_of
 from cairn.ops.common.logs import set_up_logs
-from cairn.ops.journal.readers import readers_warning
+from cairn.ops.journal.readers import readers_warning, secret_warning
 from cairn.ops.serve.api_keys import KEYS_VARIABLE, read_keys
 from cairn.ops.serve.banner import greet
 from cairn.ops.serve.data_dir import hold, make_home, root_secret
@@ -92,7 +93,13 @@ def run(options: dict[str, Any]) -> None:
         )
     data_dir: Path = options["data_dir"]
     make_home(data_dir)
-    set_up_logs(log_path(data_dir))
+    try:
+        set_up_logs(log_path(data_dir))
+    except OSError as error:
+        raise Unreadable(
+            f"The log {log_path(data_dir)} cannot be written: {error.strerror}. Check what is at "
+            "that path, and who owns it."
+        ) from error
     url = url_of(data_dir, options["journal"])
     with hold(data_dir, url) as held:
         try:
@@ -108,6 +115,7 @@ def run(options: dict[str, Any]) -> None:
             )
         held.record_address(address_of(listener))
         migrate(url)
+        _warn(secret_warning(data_dir))
         if url.startswith("sqlite"):
             _warn(warning(sqlite_path(url), sqlite3.sqlite_version_info))
         store = SqlStore.open(url)
@@ -121,7 +129,8 @@ def run(options: dict[str, Any]) -> None:
             raise _reportable(failed, options_of(data_dir, options["journal"])) from failed
         finally:
             store.close()
-    click.echo("Stopped." if served else "Stopped before the server was ready.", err=True)
+    with contextlib.suppress(OSError):  # the terminal may be closed
+        click.echo("Stopped." if served else "Stopped before the server was ready.", err=True)
     if not served:
         sys.exit(ENDED_AT_ONCE)
 
@@ -275,16 +284,27 @@ async def _signals(
     """
     Drain at the first signal and exit at the second; committed events are already on disk. Before
     the server is ready, the first signal abandons the start.
+
+    A terminal that is closed sends SIGHUP, and its shell another one: only the first counts. With
+    ``nohup`` it does not.
     """
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    ends = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ends.append(signal.SIGHUP)
+    for unused in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(unused, signal.SIG_IGN)  # by default they end a process at once
+    with trio.open_signal_receiver(*ends) as signals:
         task_status.started()
-        async for _ in signals:
+        async for number in signals:
             if stop.is_set() or starting.given_up:
+                if number == signal.SIGHUP:
+                    continue
                 os._exit(ENDED_AT_ONCE)
             if not serving.is_set():
                 starting.give_up()
                 continue
-            click.echo("Stopping after the running answers; repeat to stop at once.", err=True)
+            with contextlib.suppress(OSError):  # the terminal may be closed
+                click.echo("Stopping after the running answers; repeat to stop at once.", err=True)
             stop.set()
 
 

@@ -1,0 +1,50 @@
+"""
+HTTP/1.1 alone, and without requests whose end two programs may see at different places.
+
+Hypercorn also serves HTTP/2 to a client that asks for it on a plain connection. That would be a
+second parser for the same server, and a way past the rules of a proxy that forwards such requests.
+"""
+
+from __future__ import annotations
+
+import h11
+import hypercorn.protocol
+from hypercorn.events import Closed
+from hypercorn.protocol.h11 import H11Protocol
+
+_VERSIONS = (b"1.0", b"1.1")
+
+
+class RequestRefused(Exception):
+    """A request was answered before it was read; its connection ends."""
+
+
+class Http1(H11Protocol):
+    """Hypercorn's HTTP/1.1, with these rules."""
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """
+        Refuse what is not HTTP/1, and a request with two ways to find its end (RFC 9112, 6.1). A
+        request to go on with HTTP/2 is answered with HTTP/1.1, as RFC 9110, 7.8 allows: Java's
+        client sends one with each of its requests.
+
+        Raises:
+            RequestRefused: the client has its answer.
+        """
+        names = {name for name, _ in event.headers}  # in lower case
+        if event.http_version not in _VERSIONS:
+            status = 505
+        elif {b"content-length", b"transfer-encoding"} <= names:
+            status = 400
+        else:
+            return
+        await self._send_error_response(status)
+        await self.send(Closed())
+        raise RequestRefused
+
+
+# The one place from which Hypercorn takes the class.
+assert hypercorn.protocol.H11Protocol is H11Protocol, (  # type: ignore[attr-defined]
+    "This version of Hypercorn creates protocols in another place; see its protocol/__init__.py."
+)
+hypercorn.protocol.H11Protocol = Http1  # type: ignore[attr-defined]
