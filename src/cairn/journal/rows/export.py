@@ -16,33 +16,42 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal, TypeVar
+from types import SimpleNamespace
+from typing import Any, Literal, TypeVar
 
 import attrs
 import msgspec
 
 from cairn.journal.errors import StoreError
 from cairn.journal.rows.base import Base
-from cairn.journal.rows.codec import Row
+from cairn.journal.rows.codec import Row, column_fault, type_fault
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
+_Odd = tuple[Literal["integer", "real", "text", "blob", "null"], str]
+"""
+A value of another type than its column has: the type by SQLite's name, and base64 of the bytes of a
+blob or text, or of a number's digits.
+"""
+
+
 class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    position: int
-    stream: str
-    seq: int
-    event_id: str
-    kind: str
-    version: int
-    time: str | int
-    hash: str
-    previous_hash: str
-    private_digest: str
+    position: int | _Odd
+    stream: str | _Odd
+    seq: int | _Odd
+    event_id: str | _Odd
+    kind: str | _Odd
+    version: int | _Odd
+    time: str | int | _Odd
+    hash: str | _Odd
+    previous_hash: str | _Odd
+    private_digest: str | _Odd
     payload: msgspec.Raw
     private: msgspec.Raw
 
@@ -82,6 +91,9 @@ class Excerpt:
 First = TypeVar("First")
 """What a first line can be."""
 
+Read = TypeVar("Read")
+"""What a line can be."""
+
 LINE_FIELDS = _Line.__struct_fields__
 """The fields of a row's line."""
 
@@ -96,6 +108,8 @@ _NULL = msgspec.Raw(b"null")
 
 def to_line(row: Row) -> bytes:
     """The line of a row, with its line feed. Changes nothing."""
+    if type_fault(row) is not None:
+        row = _with_odd(row)
     line = _Line(
         position=row.position,
         stream=row.stream,
@@ -103,7 +117,7 @@ def to_line(row: Row) -> bytes:
         event_id=row.event_id,
         kind=row.kind,
         version=row.version,
-        time=_time(row.time_us),
+        time=_time(row.time_us) if type(row.time_us) is int else row.time_us,
         hash=row.hash,
         previous_hash=row.previous_hash,
         private_digest=row.private_digest,
@@ -120,27 +134,25 @@ def from_line(line: bytes) -> Row:
     Raises:
         ValueError: the line is not a line of an export.
     """
-    try:
-        read = _decoder.decode(line)
-    except msgspec.MsgspecError as error:
-        raise ValueError(str(error)) from error
-    public = _stored(read.payload)
-    if public is None:
+    read = _read(_decoder, line)
+    if bytes(read.payload) == b"null":
         raise ValueError("the payload is missing")
-    return Row(
-        position=read.position,
-        stream=read.stream,
-        seq=read.seq,
-        event_id=read.event_id,
-        kind=read.kind,
-        version=read.version,
+    row = Row(
+        position=_plain(read.position),
+        stream=_plain(read.stream),
+        seq=_plain(read.seq),
+        event_id=_plain(read.event_id),
+        kind=_plain(read.kind),
+        version=_plain(read.version),
         time_us=_time_us(read.time),
-        public=public,
+        public=_stored(read.payload),
         private=_stored(read.private),
-        private_digest=read.private_digest,
-        previous_hash=read.previous_hash,
-        hash=read.hash,
+        private_digest=_plain(read.private_digest),
+        previous_hash=_plain(read.previous_hash),
+        hash=_plain(read.hash),
     )
+    _require_single_keys(line, to_line(row))
+    return row
 
 
 def base_to_line(base: Base) -> bytes:
@@ -162,16 +174,15 @@ def base_from_line(line: bytes) -> Base:
     Raises:
         ValueError: the line is not a base.
     """
-    try:
-        read = _base_decoder.decode(line)
-    except msgspec.MsgspecError as error:
-        raise ValueError(str(error)) from error
-    return Base(
+    read = _read(_base_decoder, line)
+    base = Base(
         position=read.position,
         head=read.head,
         state=_stored(read.state),
         state_digest=read.state_digest,
     )
+    _require_single_keys(line, base_to_line(base))
+    return base
 
 
 def excerpt_to_line(excerpt: Excerpt) -> bytes:
@@ -194,17 +205,16 @@ def excerpt_from_line(line: bytes) -> Excerpt:
     Raises:
         ValueError: the line does not begin an excerpt.
     """
-    try:
-        read = _excerpt_decoder.decode(line)
-    except msgspec.MsgspecError as error:
-        raise ValueError(str(error)) from error
-    return Excerpt(
+    read = _read(_excerpt_decoder, line)
+    excerpt = Excerpt(
         stream=read.stream,
         seq=read.seq,
         base=Base(
             position=read.position, head=read.head, state=None, state_digest=read.state_digest
         ),
     )
+    _require_single_keys(line, excerpt_to_line(excerpt))
+    return excerpt
 
 
 def read_base(path: Path) -> Base | None:
@@ -278,7 +288,8 @@ def require_complete(rows: Iterable[Row], base: Base | None) -> Iterator[Row]:
             "--no-private."
         )
     for count, row in enumerate(rows):
-        excerpt = row.position > 1 and row.stream.startswith("session/")
+        readable = type_fault(row) is None
+        excerpt = readable and row.position > 1 and row.stream.startswith("session/")
         if count == 0 and base is None and excerpt:
             raise StoreError(
                 "This export has only one session's rows, and the server's decisions depended on "
@@ -287,6 +298,78 @@ def require_complete(rows: Iterable[Row], base: Base | None) -> Iterator[Row]:
         if row.private is None and row.private_digest:
             raise StoreError(f"{left_out}. Export the journal without --no-private.")
         yield row
+
+
+def _read(decoder: msgspec.json.Decoder[Read], line: bytes) -> Read:
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _require_single_keys(line: bytes, written: bytes) -> None:
+    """
+    Refuse a line that has a key twice: which of the values counts depends on who reads it.
+
+    Args:
+        written: the line as Cairn writes it, which has none. The same line is not looked at again.
+    """
+    if line != written:
+        json.loads(line, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"the key `{name}` is there twice")
+    return dict(pairs)
+
+
+def _with_odd(row: Row) -> Any:
+    """A row in which each value of another type is as its line has it."""
+    fields = {
+        name: value if column_fault(row, name) is None else _odd(value)
+        for name, value in attrs.asdict(row).items()
+    }
+    return SimpleNamespace(**fields)
+
+
+def _odd(value: object) -> _Odd:
+    match value:
+        case None:
+            return "null", ""
+        case str():
+            return "text", _base64(value.encode(errors="surrogateescape"))
+        case bytes():
+            return "blob", _base64(value)
+        case int():
+            return "integer", _base64(str(value).encode())
+        case _:
+            return "real", _base64(repr(value).encode())
+
+
+def _plain(value: Any) -> Any:
+    """The value of a field; what ``_odd`` made is converted back."""
+    if not isinstance(value, tuple):
+        return value
+    kind, encoded = value
+    stored = base64.b64decode(encoded, validate=True)
+    match kind:
+        case "null":
+            return None
+        case "text":
+            return stored.decode(errors="surrogateescape")
+        case "blob":
+            return stored
+        case "integer":
+            return int(stored)
+        case _:
+            return float(stored)
+
+
+def _base64(stored: bytes) -> str:
+    return base64.b64encode(stored).decode()
 
 
 def _time(time_us: int) -> str | int:
@@ -298,33 +381,37 @@ def _time(time_us: int) -> str | int:
     return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
-def _time_us(time: str | int) -> int:
-    if isinstance(time, int):
-        return time
+def _time_us(time: str | int | _Odd) -> Any:
+    if not isinstance(time, str):
+        return _plain(time)
     moment = datetime.fromisoformat(time)
     if moment.tzinfo is None:
         raise ValueError(f"the time {time} has no zone")
     return (moment - _EPOCH) // _MICROSECOND
 
 
-def _embedded(stored: bytes) -> msgspec.Raw:
+def _embedded(stored: bytes | _Odd) -> msgspec.Raw:
+    if isinstance(stored, tuple):
+        return msgspec.Raw(_encoder.encode(stored))
     if stored[:1] == b"{" and stored[-1:] == b"}" and b"\n" not in stored:
         try:
             stored.decode()
             msgspec.json.decode(stored, type=dict[str, msgspec.Raw])
             return msgspec.Raw(stored)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             pass
     return msgspec.Raw(_encoder.encode(base64.b64encode(stored).decode()))
 
 
-def _stored(embedded: msgspec.Raw) -> bytes | None:
+def _stored(embedded: msgspec.Raw) -> Any:
     text = bytes(embedded)
     if text == b"null":
         return None
     if text[:1] == b"{":
         return text
     try:
+        if text[:1] == b"[":
+            return _plain(msgspec.json.decode(text, type=_Odd))
         return base64.b64decode(msgspec.json.decode(text, type=str), validate=True)
     except (msgspec.MsgspecError, binascii.Error) as error:
         raise ValueError(f"a payload is neither an object nor base64: {error}") from error

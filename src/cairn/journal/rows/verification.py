@@ -25,11 +25,21 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+import attrs
+
 from cairn.journal import events as ev
 from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.replay import Finding, Replay
 from cairn.journal.rows.base import Base, base_fault
-from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode
+from cairn.journal.rows.codec import (
+    GENESIS,
+    Row,
+    chain_fault,
+    decode,
+    misplaced,
+    shown,
+    type_fault,
+)
 from cairn.journal.rows.export import Excerpt, read_base, read_excerpt, read_export
 
 _NAMESPACE = uuid.UUID("0d6cf0d6-54b3-5d0c-8a7b-6f4f5b3c9a27")
@@ -100,6 +110,7 @@ class Verification:
         # The rows of one session have no base.
         self._may_be_excerpt = may_be_excerpt and base is None
         self._without_state = base is not None and base.state is None
+        self._after = base.position if base is not None else 0
         self._replay = Replay(base)
         self._before: Row | None = None
         self._chain: list[Finding] = []
@@ -118,6 +129,13 @@ class Verification:
             UnknownEvent: the journal was written by a newer Cairn.
         """
         self.rows += 1
+        odd = type_fault(row) or (None if self.excerpt else misplaced(row, self._after))
+        if odd is not None:
+            if self.whole:
+                self._replay.feed(row)
+            else:
+                self._broken(row, *odd)
+            return
         if self._before is None and row.position > 1 and row.stream.startswith("session/"):
             self.excerpt = self.excerpt or self._may_be_excerpt
         if row.private is None and row.private_digest:
@@ -148,6 +166,11 @@ class Verification:
             self._check_base()
         found = (*self._replay.report(whole=self.whole).findings, *self._chain)
         return tuple(sorted(found, key=lambda finding: finding.position))
+
+    def note_place(self, place: str, message: str) -> None:
+        """Add a violation in a part of the database that is not a row."""
+        found = _unrecorded(f"{place}/{message}", 0, message, "what Cairn makes", place)
+        self._chain.append(attrs.evolve(found, place=place))
 
     def _note_pruned(self, row: Row) -> None:
         # A changed row may not decode to an event; its hash shows that it was changed.
@@ -192,8 +215,9 @@ class Verification:
         return row.stream, 0, 0, GENESIS
 
     def _broken(self, row: Row, message: str, expected: str, actual: str) -> None:
-        name = f"{row.hash}/{row.position}/{message}"
-        self._chain.append(_unrecorded(name, row.position, message, expected, actual))
+        at = row.position if type(row.position) is int else 0
+        name = f"{shown(row.hash)}/{at}/{message}"
+        self._chain.append(_unrecorded(name, at, message, expected, actual))
 
 
 def _unrecorded(name: str, position: int, message: str, expected: str, actual: str) -> Finding:

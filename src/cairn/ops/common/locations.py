@@ -199,6 +199,18 @@ class Source:
         with contextlib.closing(self.open()) as store:
             return store.base()
 
+    def schema_faults(self) -> list[tuple[str, str]]:
+        """
+        What another program changed in the database of a journal; nothing of an export.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        if self._file is not None:
+            return []
+        with contextlib.closing(self.open()) as store:
+            return store.schema_faults()
+
     def excerpt(self) -> Excerpt | None:
         """
         The first line of one session's export, if rows of its journal were pruned.

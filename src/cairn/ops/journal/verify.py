@@ -32,7 +32,7 @@ def line_of(finding: Finding, *, follows: bool = False) -> str:
     fields = (
         finding.bug_id,
         finding.invariant,
-        f"row {finding.position}",
+        finding.where,
         f"session {finding.session}" if finding.session else "server",
         " ".join(finding.message.split()),
         "on record" if finding.recorded else "not on record",
@@ -89,6 +89,7 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, saved: str | 
     """
     source = Source.of(data_dir, journal, file)
     base = source.base()
+    faults = source.schema_faults()
     begins = source.excerpt()
     checked = Verification(
         may_be_excerpt=source.is_export, saved_head=saved, base=base, begins=begins
@@ -102,13 +103,15 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, saved: str | 
                 f"{error.fact}. Its hash is correct, so it was written like this: "
                 "verify it with the version of Cairn that wrote it.",
             ) from error
+    for part, fact in faults:
+        checked.note_place(part, fact)
     findings = checked.findings()
     follow = consequences(findings)
     first = next((finding for finding in findings if not finding.recorded), None)
     for finding in findings:
         click.echo(line_of(finding, follows=finding.bug_id in follow))
         if finding is first:
-            click.echo(f"first broken: row {finding.position}")
+            click.echo(f"first broken: {finding.where}")
     click.echo(f"rows: {checked.rows}")
     if base is not None:
         click.echo(f"begins: {_begins_words(base, checked)}")

@@ -42,7 +42,7 @@ from cairn.http.app import create_app
 from cairn.http.server.listen import bind_socket, is_loopback, serve_http
 from cairn.http.server.listen import url_of as address_of
 from cairn.journal.rows.store import Store
-from cairn.journal.rows.store_sql import SqlStore, migrate, sqlite_path
+from cairn.journal.rows.store_sql import SqlStore, migrate, sqlite_path, strange_words
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import log_path, options_of, self_tests_folder, url_of
 from cairn.ops.common.logs import set_up_logs
@@ -116,6 +116,8 @@ def run(options: dict[str, Any]) -> None:
                 readers_warning(sqlite_path(url))
             )  # after opening it, which creates the files beside it
         try:
+            if faults := store.schema_faults():
+                raise Unreadable(strange_words(store.place, faults))
             served = trio.run(serve_over, options, store, listener, data_dir, keys, models)
         except BaseExceptionGroup as failed:
             raise _reportable(failed, options_of(data_dir, options["journal"])) from failed
