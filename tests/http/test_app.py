@@ -79,6 +79,8 @@ async def test_health():
                 "cache_bytes": 20,
             },
             "journal_position": 77,
+            "journal_head": f"77:{'7' * 64}",
+            "journal_checkpoint": f"70:{'a' * 64}",
             "bugs": 1,
             "admission_bug": None,
         },

@@ -250,7 +250,7 @@ def test_export(run, stored, tmp_path: Path):
     stored(healthy())
     path = tmp_path / "x.jsonl"
     result = run("export", "-o", path)
-    assert (0, "", f"31 rows, head {healthy()[-1].hash}\n") == (
+    assert (0, "", f"31 rows, head 31:{healthy()[-1].hash}\n") == (
         *(result.exit_code, result.stdout),
         result.stderr,
     )

@@ -83,6 +83,8 @@ class Health(Sent):
     blocks: BlocksObject
     memory: MemoryObject
     journal_position: int
+    journal_head: str
+    journal_checkpoint: str
     bugs: int
     admission_bug: str | None
 
@@ -143,6 +145,8 @@ def health(server: Server, service: Service | None) -> Health | HealthWithoutKey
             cache_bytes=now.cache_bytes,
         ),
         journal_position=now.journal_position,
+        journal_head=now.journal_head,
+        journal_checkpoint=now.journal_checkpoint,
         bugs=now.bugs,
         admission_bug=now.admission_bug,
     )

@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -94,7 +95,8 @@ def test_a_value_of_another_type(run, folder: Path, tmp_path: Path, column, chan
 def test_null(column):
     """A value is missing: a violation, and it comes back from an export."""
     rows = healthy()
-    rows[3] = attrs.evolve(rows[3], **{column: None})
+    changed: dict[str, Any] = {column: None}
+    rows[3] = attrs.evolve(rows[3], **changed)
     assert rows[3] == from_line(to_line(rows[3]))
     checked = Verification(may_be_excerpt=True)
     for row in rows:

@@ -158,8 +158,8 @@ def type_fault(row: Row) -> tuple[str, str, str] | None:
 def column_fault(row: Row, name: str) -> tuple[str, str, str] | None:
     """As ``type_fault``, of one column."""
     kind, what = _TYPES[name]
-    value = getattr(row, name)
-    if type(value) is kind and (kind is not str or _is_unicode(value)):
+    value: Any = getattr(row, name)
+    if isinstance(value, kind) and not (isinstance(value, str) and not _is_unicode(value)):
         return None
     if value is None and name == "private":
         return None

@@ -10,6 +10,9 @@ If the first rows were pruned, the first line is the base that replaces them. It
 its field ``base``, the version of this format. A base cannot start the rows of one session. They
 begin with a line, recognized by its field ``excerpt``, that names the base and the number of the
 session's rows that were pruned. Without it, pruned rows and lost rows would look the same.
+
+The last line, recognized by its field ``checkpoint``, has the public half of the key that signs the
+journal's checkpoints, and the last of these.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -73,6 +77,26 @@ class _ExcerptLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     state_digest: str
 
 
+class _CheckpointLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    checkpoint: Literal[1]
+    public_key: str
+    note: str
+
+
+@attrs.frozen(kw_only=True)
+class SignedEnd:
+    """
+    The last line of an export: what its journal's key has signed.
+
+    Attributes:
+        public_key: the public half of the key, as text.
+        note: the last checkpoint of a row up to the end of the export; empty if there is none.
+    """
+
+    public_key: str
+    note: str
+
+
 @attrs.frozen(kw_only=True)
 class Excerpt:
     """
@@ -101,6 +125,9 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Line)
 _base_decoder = msgspec.json.Decoder(_BaseLine)
 _excerpt_decoder = msgspec.json.Decoder(_ExcerptLine)
+_checkpoint_decoder = msgspec.json.Decoder(_CheckpointLine)
+_CHECKPOINT_BEGINS = b'{"checkpoint":'
+_CHECKPOINT_BYTES = 64 * 1024  # more than such a line has
 _BASE_BEGINS = b'{"base":'
 _EXCERPT_BEGINS = b'{"excerpt":'
 _NULL = msgspec.Raw(b"null")
@@ -217,6 +244,36 @@ def excerpt_from_line(line: bytes) -> Excerpt:
     return excerpt
 
 
+def checkpoint_to_line(end: SignedEnd) -> bytes:
+    """The last line of an export, with its line feed. Changes nothing."""
+    line = _CheckpointLine(checkpoint=1, public_key=end.public_key, note=end.note)
+    return _encoder.encode(line) + b"\n"
+
+
+def read_checkpoint(path: Path) -> SignedEnd | None:
+    """
+    What the last line of an export says about checkpoints; None if it is a row.
+
+    Raises:
+        StoreError: the file cannot be read, or the line is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _CHECKPOINT_BYTES))
+            line = file.read().rstrip(b"\n").rpartition(b"\n")[2] + b"\n"
+        if not line.startswith(_CHECKPOINT_BEGINS):
+            return None
+        read = _read(_checkpoint_decoder, line)
+        end = SignedEnd(public_key=read.public_key, note=read.note)
+        _require_single_keys(line, checkpoint_to_line(end))
+        return end
+    except ValueError as error:
+        raise StoreError(f"{path}: its last line is not a checkpoint: {error}.") from error
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+
+
 def read_base(path: Path) -> Base | None:
     """
     The base that an export begins with, or None if it begins with a row.
@@ -263,6 +320,8 @@ def read_export(path: Path) -> Iterator[Row]:
             for number, line in enumerate(file, start=1):
                 if number == 1 and line.startswith((_BASE_BEGINS, _EXCERPT_BEGINS)):
                     continue
+                if line.startswith(_CHECKPOINT_BEGINS) and not file.read(1):
+                    return
                 try:
                     yield from_line(line)
                 except ValueError as error:

@@ -350,11 +350,11 @@ class SqlStore:
         query = sa.select(_events.c.stream).distinct()
         return {name for (name,) in self._found(query) if isinstance(name, str)}
 
-    def _found(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+    def _found(self, query: Any) -> Sequence[Any]:
         with _errors(self._place, "read"), self._connection.begin():
             return self._executed(query)
 
-    def _executed(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+    def _executed(self, query: Any) -> Sequence[Any]:
         """What a query finds; a text that is not UTF-8 does not stop it."""
         try:
             return self._connection.execute(query).all()
@@ -506,6 +506,11 @@ def _parsed(url: str) -> sa.URL:
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     return parsed
+
+
+def place_of(url: str) -> str:
+    """Where a journal is, for people; never shows a password."""
+    return _place(_parsed(url))
 
 
 def _file(url: sa.URL) -> Path | None:

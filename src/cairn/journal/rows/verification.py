@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import attrs
 
@@ -41,17 +42,24 @@ from cairn.journal.rows.codec import (
     type_fault,
 )
 from cairn.journal.rows.export import Excerpt, read_base, read_excerpt, read_export
+from cairn.journal.rows.heads import BEGINNING, Head
+
+Standing = Literal["kept", "replaced", "missing", "pruned", "unseen"]
+"""
+What became of the row of a saved head: it is in the chain, another row is in its place, the chain
+ends before it, it may have been pruned, or it may be a row of another session than the excerpt's.
+"""
 
 _NAMESPACE = uuid.UUID("0d6cf0d6-54b3-5d0c-8a7b-6f4f5b3c9a27")
 
 
-def verify_export(path: Path, *, saved_head: str | None = None) -> Verification:
+def verify_export(path: Path, *, saved: Iterable[Head] = ()) -> Verification:
     """
     Verify an export.
 
     Args:
         path: the file, not compressed.
-        saved_head: a head of this journal that was saved earlier, to look for.
+        saved: heads of this journal that were saved earlier, to look for.
 
     Raises:
         StoreError: the file cannot be read, or a line of it is not a row.
@@ -60,7 +68,7 @@ def verify_export(path: Path, *, saved_head: str | None = None) -> Verification:
     """
     verification = Verification(
         may_be_excerpt=True,
-        saved_head=saved_head,
+        saved=saved,
         base=read_base(path),
         begins=read_excerpt(path),
     )
@@ -75,16 +83,15 @@ class Verification:
 
     Args:
         may_be_excerpt: whether the rows may be those of one session only, as in an export.
-        saved_head: a head of this journal that was saved earlier, to look for.
+        saved: heads of this journal that were saved earlier, to look for.
         base: replaces the first rows of a pruned journal.
         begins: the first line of an excerpt from a pruned journal.
 
     Attributes:
         rows: how many were fed.
-        head: the hash of the last one.
+        head: of the last one.
         left_out: how many rows lack their private contents.
         excerpt: whether these are the rows of one session only.
-        saved_at: the row whose hash is ``saved_head``; None if it was not found.
         pruned: the last ``journal_pruned`` event and its position.
     """
 
@@ -92,21 +99,19 @@ class Verification:
         self,
         *,
         may_be_excerpt: bool,
-        saved_head: str | None = None,
+        saved: Iterable[Head] = (),
         base: Base | None = None,
         begins: Excerpt | None = None,
     ) -> None:
         self.rows = 0
         self.base = base
-        self.head = GENESIS if base is None else base.head
-        self.saved_at = 0 if saved_head == GENESIS else None
-        if base is not None and saved_head == base.head:
-            self.saved_at = base.position
+        self.head = BEGINNING if base is None else Head(base.position, base.head)
+        self._wanted = {head.position for head in saved}
+        self._seen = {self.head.position: self.head.hash}
         self.left_out = 0
         self.begins = begins
         self.excerpt = begins is not None
         self.pruned: tuple[int, ev.JournalPruned] | None = None
-        self._saved_head = saved_head
         # The rows of one session have no base.
         self._may_be_excerpt = may_be_excerpt and base is None
         self._without_state = base is not None and base.state is None
@@ -149,16 +154,25 @@ class Verification:
         if row.kind == ev.JournalPruned.kind:
             self._note_pruned(row)
         self._before = row
-        self.head = row.hash
-        if row.hash == self._saved_head:
-            self.saved_at = row.position
+        self.head = Head(row.position, row.hash)
+        if row.position in self._wanted:
+            self._seen[row.position] = row.hash
 
-    @property
-    def vouched_for(self) -> bool:
-        """Whether the saved head is in the chain, and no base was made after it."""
-        if self.saved_at is None:
+    def standing(self, saved: Head) -> Standing:
+        """What became of the row of a saved head."""
+        found = self._seen.get(saved.position)
+        if found is not None:
+            return "kept" if found == saved.hash else "replaced"
+        if self.excerpt:
+            return "unseen"
+        pruned = self.base is not None and saved.position < self.base.position
+        return "pruned" if pruned else "missing"
+
+    def vouched_for(self, saved: Head) -> bool:
+        """Whether a saved head is in the chain, and no base was made after it."""
+        if self.standing(saved) != "kept":
             return False
-        return self.base is None or (self.pruned is not None and self.pruned[0] <= self.saved_at)
+        return self.base is None or (self.pruned is not None and self.pruned[0] <= saved.position)
 
     def findings(self) -> tuple[Finding, ...]:
         """All violations, in the order of rows."""
@@ -184,11 +198,11 @@ class Verification:
         fault = base_fault(self.base, self.pruned[1] if self.pruned else None)
         if fault is not None:
             at = self.base.position if self.base is not None else 0
-            self._chain.append(_unrecorded(f"{self.head}/{at}/{fault[0]}", at, *fault))
+            self._chain.append(_unrecorded(f"{self.head.hash}/{at}/{fault[0]}", at, *fault))
 
     def _feed_chain(self, row: Row) -> None:
         before = self._before.position if self._before is not None else None
-        fault = chain_fault(row, self.head, before)
+        fault = chain_fault(row, self.head.hash, before)
         if fault is not None:
             self._broken(row, *fault)
 
