@@ -446,7 +446,10 @@ def _time_us(time: str | int | _Odd) -> Any:
     moment = datetime.fromisoformat(time)
     if moment.tzinfo is None:
         raise ValueError(f"the time {time} has no zone")
-    return (moment - _EPOCH) // _MICROSECOND
+    time_us = (moment - _EPOCH) // _MICROSECOND
+    if _time(time_us) != time:
+        raise ValueError(f"the time {time} is not written as an export writes it")
+    return time_us
 
 
 def _embedded(stored: bytes | _Odd) -> msgspec.Raw:
