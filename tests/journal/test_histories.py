@@ -168,7 +168,7 @@ def test_a_forged_end_is_found_by_a_saved_head():
     for row in forged:
         checked.feed(row)
     assert [] == list(checked.findings())
-    assert ("kept", "replaced") == (checked.standing(earlier), checked.standing(last))
+    assert ("present", "replaced") == (checked.standing(earlier), checked.standing(last))
 
 
 @pytest.mark.parametrize("path", sorted(HISTORIES.iterdir()), ids=lambda path: path.name)

@@ -37,7 +37,7 @@ def test_a_healthy_export(tmp_path: Path):
     verification = verify_export(exported(tmp_path / "x.jsonl", rows), saved=[saved])
     assert () == verification.findings()
     assert (len(rows), head_of(rows[-1])) == (verification.rows, verification.head)
-    assert (True, "kept", True) == (
+    assert (True, "present", True) == (
         verification.whole,
         verification.standing(saved),
         verification.vouched_for(saved),
@@ -146,11 +146,11 @@ def test_a_pruned_journal():
     assert checked.pruned is not None
     assert rows[-1].position == checked.pruned[0]
     for saved in (first, of_base):
-        assert ("kept", False) == (checked.standing(saved), checked.vouched_for(saved))
+        assert ("present", False) == (checked.standing(saved), checked.vouched_for(saved))
     assert ("pruned", False) == (checked.standing(BEGINNING), checked.vouched_for(BEGINNING))
     # A row after the base cannot have been pruned: it would have to be there.
     assert "missing" == checked.standing(Head(last.position + 1, last.hash))
-    assert "kept" == verified([], saved=[BEGINNING]).standing(BEGINNING)
+    assert "present" == verified([], saved=[BEGINNING]).standing(BEGINNING)
 
 
 @pytest.mark.parametrize("left_out", [False, True])

@@ -24,7 +24,7 @@ from cairn.journal.rows.export import (
 from cairn.journal.rows.heads import Head
 from cairn.journal.rows.signed_notes import Signer
 from cairn.ops.common.heads import HeadFiles
-from cairn.ops.serve.kept_heads import head_keeper
+from cairn.ops.serve.recorded_heads import head_keeper
 from tests.support.journals import healthy
 
 ROWS = healthy()
@@ -49,7 +49,7 @@ def rewritten() -> list[Row]:
 @pytest.fixture
 def notes(tmp_path: Path) -> Path:
     """Checkpoints that were kept elsewhere."""
-    path = tmp_path / "kept"
+    path = tmp_path / "saved"
     path.write_text("".join(SIGNER.note(head_of(at)) for at in (1, 20, 31)))
     return path
 
@@ -67,7 +67,7 @@ def test_checkpoints_kept_elsewhere(run, stored, notes: Path, text: bool):
     given = notes.read_text() if text else notes
     result = run("verify", "--checkpoint", given, "--public-key", KEY)
     assert 0 == result.exit_code
-    assert "checkpoints kept: 3 checkpoints, the last of row 31: in the chain" in result.stdout
+    assert "saved checkpoints: 3 checkpoints, the last of row 31: in the chain" in result.stdout
     assert f"public key: {KEY}\n" in result.stdout
     assert "removed from the end, or rewritten, after row 31.\n" in result.stdout
 
@@ -82,7 +82,7 @@ def test_a_cut_tail_and_a_rewritten_chain(run, tmp_path: Path, notes: Path):
         assert 0 == run("verify", path).exit_code
         result = run("verify", path, "--checkpoint", notes, "--public-key", KEY)
         assert 1 == result.exit_code
-        assert f"checkpoints kept: {words}\n" in result.stdout
+        assert f"saved checkpoints: {words}\n" in result.stdout
         assert "broken: 0\n" in result.stdout
 
 
@@ -92,11 +92,11 @@ def test_a_note_of_another_key(run, stored, tmp_path: Path, notes: Path):
     other = str(Signer(bytes(32)).public)
     result = run("verify", "--checkpoint", notes, "--public-key", other)
     assert 1 == result.exit_code
-    assert "checkpoint: checkpoints kept, line 1: not signed by cairn-journal/" in result.stdout
+    assert "checkpoint: saved checkpoints, line 1: not signed by cairn-journal/" in result.stdout
     notes.write_text(notes.read_text().replace("\n20\n", "\n21\n"))
     result = run("verify", "--checkpoint", notes, "--public-key", KEY)
     assert 1 == result.exit_code
-    assert "checkpoints kept, line 7: the signature does not fit\n" in result.stdout
+    assert "saved checkpoints, line 7: the signature does not fit\n" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ class Note:
     @property
     def head(self) -> Head:
         """
-        What it says, whoever signed it.
+        What it says, signed or not.
 
         Raises:
             ValueError: it is not the checkpoint of a journal.

@@ -44,7 +44,7 @@ from cairn.journal.rows.codec import (
 from cairn.journal.rows.export import Excerpt, read_base, read_excerpt, read_export
 from cairn.journal.rows.heads import BEGINNING, Head
 
-Standing = Literal["kept", "replaced", "missing", "pruned", "unseen"]
+Standing = Literal["present", "replaced", "missing", "pruned", "unseen"]
 """
 What became of the row of a saved head: it is in the chain, another row is in its place, the chain
 ends before it, it may have been pruned, or it may be a row of another session than the excerpt's.
@@ -106,7 +106,7 @@ class Verification:
         self.rows = 0
         self.base = base
         self.head = BEGINNING if base is None else Head(base.position, base.head)
-        self._wanted = {head.position for head in saved}
+        self._saved_positions = {head.position for head in saved}
         self._seen = {self.head.position: self.head.hash}
         self.left_out = 0
         self.begins = begins
@@ -155,14 +155,14 @@ class Verification:
             self._note_pruned(row)
         self._before = row
         self.head = Head(row.position, row.hash)
-        if row.position in self._wanted:
+        if row.position in self._saved_positions:
             self._seen[row.position] = row.hash
 
     def standing(self, saved: Head) -> Standing:
         """What became of the row of a saved head."""
         found = self._seen.get(saved.position)
         if found is not None:
-            return "kept" if found == saved.hash else "replaced"
+            return "present" if found == saved.hash else "replaced"
         if self.excerpt:
             return "unseen"
         pruned = self.base is not None and saved.position < self.base.position
@@ -170,7 +170,7 @@ class Verification:
 
     def vouched_for(self, saved: Head) -> bool:
         """Whether a saved head is in the chain, and no base was made after it."""
-        if self.standing(saved) != "kept":
+        if self.standing(saved) != "present":
             return False
         return self.base is None or (self.pruned is not None and self.pruned[0] <= saved.position)
 

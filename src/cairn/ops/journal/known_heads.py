@@ -1,5 +1,5 @@
 """
-What ``ops verify`` compares a chain with: a head and checkpoints that the operator kept, and what
+What ``ops verify`` compares a chain with: a head and checkpoints that the operator saved, and what
 the data directory or the export has beside the rows.
 """
 
@@ -26,13 +26,14 @@ class KnownHead:
     A head with where it was found.
 
     Attributes:
-        kept: whether the operator kept it, so that it was not changed with the journal.
+        is_saved: whether the operator saved it elsewhere, so that it did not change with the
+            journal.
         is_signed: whether it is one of several checkpoints, which are counted.
     """
 
     head: Head
     name: str
-    kept: bool
+    is_saved: bool
     is_signed: bool = False
 
 
@@ -57,10 +58,10 @@ class KnownHeads:
 
     @property
     def is_little(self) -> bool:
-        """Whether the operator kept none of them."""
-        return not any(one.kept for one in self.found)
+        """Whether the operator saved none of them."""
+        return not any(one.is_saved for one in self.found)
 
-    def add_notes(self, notes: Iterable[Note], name: str, *, kept: bool) -> None:
+    def add_notes(self, notes: Iterable[Note], name: str, *, is_saved: bool) -> None:
         """
         Add what the key has signed. A note of another key is a fault: what the operator names has
         to be signed by the key that it is compared with.
@@ -74,7 +75,7 @@ class KnownHeads:
             elif not signed:
                 self.faults.append(f"{where}: the signature does not fit")
             else:
-                self.found.append(KnownHead(note.head, name, kept, is_signed=True))
+                self.found.append(KnownHead(note.head, name, is_saved, is_signed=True))
 
     def report(self, checked: Verification) -> bool:
         """Print what became of each. Returns whether one is lost, or is faulty."""
@@ -101,21 +102,21 @@ class KnownHeads:
                 lost = lost or checked.standing(one.head) in ("replaced", "missing")
         return lost
 
-    def last_kept(self, checked: Verification) -> tuple[int | None, bool]:
+    def last_present(self, checked: Verification) -> tuple[int | None, bool]:
         """
-        The last row that is in the chain and was known, and whether the operator kept its head.
+        The last row that is in the chain and was known, and whether the operator saved its head.
         """
-        standing = [one for one in self.found if checked.standing(one.head) == "kept"]
-        kept = [one for one in standing if one.kept]
-        rows = [one.head.position for one in kept or standing]
-        return max(rows, default=None), bool(kept)
+        present = [one for one in self.found if checked.standing(one.head) == "present"]
+        saved = [one for one in present if one.is_saved]
+        rows = [one.head.position for one in saved or present]
+        return max(rows, default=None), bool(saved)
 
     def is_unsure(self, checked: Verification) -> bool:
         """
-        Whether the operator kept something, and the last of it does not vouch for the rows before.
+        Whether the operator saved something, and the last of it does not vouch for the rows before.
         """
-        kept = [one.head for one in self.found if one.kept]
-        last = max(kept, key=lambda head: head.position, default=None)
+        saved = [one.head for one in self.found if one.is_saved]
+        last = max(saved, key=lambda head: head.position, default=None)
         return last is not None and not checked.vouched_for(last)
 
 
@@ -131,8 +132,8 @@ def known_heads(
 
     Args:
         files: of the journal; None for an export.
-        saved: the head that the operator kept.
-        checkpoint: the path of checkpoints that the operator kept, or the text of one.
+        saved: the head that the operator saved.
+        checkpoint: the path of checkpoints that the operator saved, or the text of one.
         public_key: of the key that signed them.
 
     Raises:
@@ -141,7 +142,7 @@ def known_heads(
     """
     known = KnownHeads()
     if saved is not None:
-        known.found.append(KnownHead(saved, "saved head", kept=True))
+        known.found.append(KnownHead(saved, "saved head", is_saved=True))
     end = source.signed_end()
     if files is not None:
         known.public_key = public_key or files.public_key()
@@ -155,7 +156,7 @@ def known_heads(
                 "No key is known to compare the checkpoints with. Name the public half of the "
                 "journal's with --public-key."
             )
-        known.add_notes(_given(checkpoint), "checkpoints kept", kept=True)
+        known.add_notes(_given(checkpoint), "saved checkpoints", is_saved=True)
     if files is not None:
         try:
             recorded = files.recorded_head()
@@ -163,10 +164,10 @@ def known_heads(
             known.faults.append(str(error))
         else:
             if recorded is not None:
-                known.found.append(KnownHead(recorded, "head record", kept=False))
+                known.found.append(KnownHead(recorded, "head record", is_saved=False))
         if known.public_key is not None and public_key is None:
             try:
-                known.add_notes(files.notes(), "checkpoints beside the journal", kept=False)
+                known.add_notes(files.notes(), "checkpoints beside the journal", is_saved=False)
             except StoreError as error:
                 known.faults.append(str(error))
     if end is not None and end.note:
@@ -174,7 +175,7 @@ def known_heads(
             notes = list(read_notes(end.note))
         except ValueError as error:
             raise StoreError(f"{source.name}: its last line is damaged: {error}.") from error
-        known.add_notes(notes, "checkpoint of the export", kept=False)
+        known.add_notes(notes, "checkpoint of the export", is_saved=False)
     return known
 
 
@@ -196,7 +197,7 @@ def _given(checkpoint: str) -> list[Note]:
 
 def _words(checked: Verification, head: Head) -> str:
     match checked.standing(head):
-        case "kept":
+        case "present":
             words = f"in the chain, at row {head.position}"
             if checked.base is None or checked.vouched_for(head):
                 return words

@@ -168,7 +168,7 @@ def verify(
     click.echo(f"head: {checked.head}")
     lost = known.report(checked)
     pruned = "" if base is None and begins is None else ", or changes to rows that were pruned"
-    reached, is_elsewhere = known.last_kept(checked)
+    reached, is_elsewhere = known.last_present(checked)
     if reached is None:
         click.echo(_UNSEEN.format(pruned=pruned) + "." + (_SAVE if known.is_little else ""))
     elif is_elsewhere:

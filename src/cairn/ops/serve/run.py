@@ -52,9 +52,9 @@ from cairn.ops.journal.readers import readers_warning
 from cairn.ops.serve.api_keys import KEYS_VARIABLE, read_keys
 from cairn.ops.serve.banner import greet
 from cairn.ops.serve.data_dir import hold, make_home, root_secret
-from cairn.ops.serve.kept_heads import head_keeper, require_known_head
 from cairn.ops.serve.models_option import read_models_option
 from cairn.ops.serve.progress import ShownProgress
+from cairn.ops.serve.recorded_heads import head_keeper, require_known_head
 from cairn.ops.serve.second_writer import warning
 
 ENDED_AT_ONCE = 130

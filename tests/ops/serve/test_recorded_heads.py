@@ -17,7 +17,7 @@ from cairn.journal.rows.heads import Head
 from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.heads import HeadFiles
-from cairn.ops.serve.kept_heads import head_keeper, require_known_head
+from cairn.ops.serve.recorded_heads import head_keeper, require_known_head
 from tests.support.journals import healthy
 from tests.support.subprocess_server import ask, recorded, run_ops, started, user
 
@@ -220,4 +220,4 @@ def test_a_server(tmp_path: Path):
     acted = [one.event for one in recorded(data) if isinstance(one.event, OperatorActed)]
     assert ["accept_lost_rows"] == [event.action for event in acted]
     code, printed, _ = run_ops("verify", "--data-dir", data, "--checkpoint", elsewhere)
-    assert (0, True) == (code, "checkpoints kept: " in printed)
+    assert (0, True) == (code, "saved checkpoints: " in printed)
