@@ -4,6 +4,7 @@ the database, and none fails with a traceback.
 """
 
 import contextlib
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -237,3 +238,31 @@ def test_nesting_without_end(run, tmp_path: Path):
     export.write_bytes(to_line(attrs.evolve(row, hash=row_hash(row))))
     assert run("verify", export).exit_code in (1, 2)
     assert next(iter(read_export(export))).public == deep
+
+
+@pytest.mark.parametrize(
+    ("column", "payload", "words"),
+    [
+        ("public", b'{"forged":1,"forged":2}', "the key `forged` is there twice"),
+        ("public", b'{"a":{"b":1,"b":1}}', "the key `b` is there twice"),
+        ("private", b'{"a":1,"a":1}', "the key `a` is there twice"),
+        ("private", b'{"request":"r9"}', "a field is both public and private"),
+        ("public", b"[]", "cannot be decoded"),
+        ("private", b"7", "cannot be decoded"),
+    ],
+)
+def test_a_payload_that_says_two_things(
+    run, tmp_path: Path, column: str, payload: bytes, words: str
+):
+    """Its hashes are right, so another program wrote it: it is refused, with its row."""
+    changed: dict[str, Any] = {column: payload}
+    row = attrs.evolve(healthy()[3], **changed)
+    if row.private is not None:
+        row = attrs.evolve(row, private_digest=hashlib.sha256(row.private).hexdigest())
+    row = attrs.evolve(row, hash=row_hash(row))
+    export = tmp_path / "x.jsonl"
+    export.write_bytes(b"".join(map(to_line, [*healthy()[:3], row])))
+    result = run("verify", export)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert f"row 4: {row.kind}" in result.stderr
+    assert words in result.stderr

@@ -11,6 +11,7 @@ Rows of an older version are brought up step by step by ``UPCASTS`` and never re
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -225,6 +226,28 @@ def chain_fault(
     return None
 
 
+def unique(pairs: list[tuple[str, object]]) -> Payload:
+    """
+    An object of JSON.
+
+    Raises:
+        ValueError: a key is there twice: which of the values counts depends on who reads it.
+    """
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"the key `{name}` is there twice")
+    return dict(pairs)
+
+
+def _read_payload(stored: bytes) -> Payload:
+    payload: Payload = msgspec.json.decode(stored)
+    # As Cairn writes it, it has no key twice, and does not have to be looked at again.
+    if _encoder.encode(payload) != stored:
+        json.loads(stored, object_pairs_hook=unique)
+    return payload
+
+
 def decode(row: Row) -> ev.Recorded:
     """
     The event of a row, brought up to the current version.
@@ -242,15 +265,21 @@ def decode(row: Row) -> ev.Recorded:
             "know; use the version that wrote the journal, or a newer one"
         )
     try:
-        payload = msgspec.json.decode(row.public)
+        payload = _read_payload(row.public)
         if row.private is not None:
-            payload |= msgspec.json.decode(row.private)
+            hidden = _read_payload(row.private)
+            if payload.keys() & hidden.keys():
+                raise ValueError("a field is both public and private")
+            payload |= hidden
         for version in range(row.version, event_type.version):
             payload = UPCASTS[row.kind, version](payload)
         event = msgspec.convert(payload, event_type)
         if isinstance(event, ev.RequestReceived | ev.PrewarmStarted):
             event = attrs.evolve(event, new_ids=shared(event.new_ids))
-    except (msgspec.MsgspecError, LookupError, ValueError, TypeError, RecursionError) as error:
+    except (
+        *(msgspec.MsgspecError, LookupError, ValueError),
+        *(TypeError, AttributeError, RecursionError),
+    ) as error:
         raise DamagedRow(row.position, f"{row.kind} cannot be decoded: {error}") from error
     return ev.Recorded(
         position=row.position,

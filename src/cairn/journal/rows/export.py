@@ -32,7 +32,7 @@ import msgspec
 
 from cairn.journal.errors import StoreError
 from cairn.journal.rows.base import Base
-from cairn.journal.rows.codec import Row, column_fault, type_fault
+from cairn.journal.rows.codec import Row, column_fault, type_fault, unique
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -164,7 +164,7 @@ def from_line(line: bytes) -> Row:
     read = _read(_decoder, line)
     if bytes(read.payload) == b"null":
         raise ValueError("the payload is missing")
-    row = Row(
+    return Row(
         position=_plain(read.position),
         stream=_plain(read.stream),
         seq=_plain(read.seq),
@@ -178,8 +178,6 @@ def from_line(line: bytes) -> Row:
         previous_hash=_plain(read.previous_hash),
         hash=_plain(read.hash),
     )
-    _require_single_keys(line, to_line(row))
-    return row
 
 
 def base_to_line(base: Base) -> bytes:
@@ -202,14 +200,12 @@ def base_from_line(line: bytes) -> Base:
         ValueError: the line is not a base.
     """
     read = _read(_base_decoder, line)
-    base = Base(
+    return Base(
         position=read.position,
         head=read.head,
         state=_stored(read.state),
         state_digest=read.state_digest,
     )
-    _require_single_keys(line, base_to_line(base))
-    return base
 
 
 def excerpt_to_line(excerpt: Excerpt) -> bytes:
@@ -233,15 +229,13 @@ def excerpt_from_line(line: bytes) -> Excerpt:
         ValueError: the line does not begin an excerpt.
     """
     read = _read(_excerpt_decoder, line)
-    excerpt = Excerpt(
+    return Excerpt(
         stream=read.stream,
         seq=read.seq,
         base=Base(
             position=read.position, head=read.head, state=None, state_digest=read.state_digest
         ),
     )
-    _require_single_keys(line, excerpt_to_line(excerpt))
-    return excerpt
 
 
 def checkpoint_to_line(end: SignedEnd) -> bytes:
@@ -265,9 +259,7 @@ def read_checkpoint(path: Path) -> SignedEnd | None:
         if not line.startswith(_CHECKPOINT_BEGINS):
             return None
         read = _read(_checkpoint_decoder, line)
-        end = SignedEnd(public_key=read.public_key, note=read.note)
-        _require_single_keys(line, checkpoint_to_line(end))
-        return end
+        return SignedEnd(public_key=read.public_key, note=read.note)
     except ValueError as error:
         raise StoreError(f"{path}: its last line is not a checkpoint: {error}.") from error
     except OSError as error:
@@ -360,29 +352,21 @@ def require_complete(rows: Iterable[Row], base: Base | None) -> Iterator[Row]:
 
 
 def _read(decoder: msgspec.json.Decoder[Read], line: bytes) -> Read:
+    """
+    Decode a line.
+
+    Raises:
+        ValueError: it does not have these fields, or has a key twice: which of the values counts
+            depends on who reads it.
+    """
     try:
-        return decoder.decode(line)
+        read = decoder.decode(line)
+        # As Cairn writes it, it has no key twice, and does not have to be looked at again.
+        if line.rstrip(b"\n") != _encoder.encode(read):
+            json.loads(line, object_pairs_hook=unique)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from error
-
-
-def _require_single_keys(line: bytes, written: bytes) -> None:
-    """
-    Refuse a line that has a key twice: which of the values counts depends on who reads it.
-
-    Args:
-        written: the line as Cairn writes it, which has none. The same line is not looked at again.
-    """
-    if line != written:
-        json.loads(line, object_pairs_hook=_unique)
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"the key `{name}` is there twice")
-    return dict(pairs)
+    return read
 
 
 def _with_odd(row: Row) -> Any:
