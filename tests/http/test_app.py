@@ -80,6 +80,8 @@ async def test_health():
             },
             "journal_position": 77,
             "journal_stall": None,
+            "journal_head": f"77:{'7' * 64}",
+            "journal_checkpoint": f"70:{'a' * 64}",
             "bugs": 1,
             "admission_bug": None,
         },

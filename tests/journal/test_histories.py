@@ -17,6 +17,7 @@ from cairn.journal.replay import replay
 from cairn.journal.rows.base import Base, loaded_of, state_of
 from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.export import read_base, read_export
+from cairn.journal.rows.heads import Head
 from cairn.journal.rows.verification import Verification
 from cairn.ops.drills.table import DRILLS
 
@@ -162,12 +163,12 @@ def test_a_forged_end_is_found_by_a_saved_head():
     before, forged = rows_of("stopped"), rows_of("tail-rewritten")
     first = next(place for place, row in enumerate(forged) if row != before[place])
     assert 0 < first < len(before) == len(forged)
-    for kept, place in ((before[first - 1].hash, first), (before[-1].hash, None)):
-        checked = Verification(may_be_excerpt=True, saved_head=kept)
-        for row in forged:
-            checked.feed(row)
-        assert [] == list(checked.findings())
-        assert place == checked.saved_at
+    earlier, last = (Head(before[at].position, before[at].hash) for at in (first - 1, -1))
+    checked = Verification(may_be_excerpt=True, saved=(earlier, last))
+    for row in forged:
+        checked.feed(row)
+    assert [] == list(checked.findings())
+    assert ("present", "replaced") == (checked.standing(earlier), checked.standing(last))
 
 
 @pytest.mark.parametrize("path", sorted(HISTORIES.iterdir()), ids=lambda path: path.name)

@@ -234,7 +234,7 @@ class Growing(MemoryStore):
         super().__init__(rows)
         self.later = later
 
-    def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
+    def read(self, after: int | None = None, *, stream: str | None = None) -> Iterator[Row]:
         """The rows that were there; then there is one more."""
         found = list(super().read(after, stream=stream))
         self.append(self.later[:1])

@@ -28,15 +28,18 @@ from cairn.engine.model.builtin import builtin_directory
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
 from cairn.journal.rows.export import read_export
-from cairn.journal.rows.store_sql import SqlStore, journal_url
+from cairn.journal.rows.heads import Head
+from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.ops import doctor
 from cairn.ops.cli import COMMANDS
+from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import bytes_on_disk, default_data_dir, self_tests_folder
 from cairn.ops.common.output import table
 from cairn.ops.doctor import Found
 from cairn.ops.journal.growth import Growth, growth
 from cairn.ops.journal.sessions import time_text, used
 from cairn.ops.serve.data_dir import hold_journal
+from cairn.ops.serve.recorded_heads import head_keeper
 from tests.support import journals
 from tests.support.journals import Builder, broken, healthy, tampered
 
@@ -250,7 +253,7 @@ def test_export(run, stored, tmp_path: Path):
     stored(healthy())
     path = tmp_path / "x.jsonl"
     result = run("export", "-o", path)
-    assert (0, "", f"31 rows, head {healthy()[-1].hash}\n") == (
+    assert (0, "", f"31 rows, head 31:{healthy()[-1].hash}\n") == (
         *(result.exit_code, result.stdout),
         result.stderr,
     )
@@ -452,7 +455,7 @@ def test_doctor(run, stored):
     assert "ok    journal   up to row 31, " in result.stdout
     assert "KiB; the hashes of the last 31 rows are correct\n" in result.stdout
     assert "ok    bits      not tested yet" in result.stdout
-    assert 10 == len(result.stdout.splitlines())
+    assert 11 == len(result.stdout.splitlines())
 
 
 @pytest.mark.usefixtures("healthy_machine")
@@ -766,3 +769,31 @@ def test_the_reference_is_current():
     assert printed.stdout == path.read_text(), (
         "python -m cairn.ops.reference > docs/reference/cli.md"
     )
+
+
+def test_doctor_and_heads(tmp_path: Path):
+    """The key and what is recorded; rows that are lost, and files that are damaged, fail."""
+    url = journal_url(tmp_path)
+    found = doctor.check_heads(tmp_path, None)
+    assert ("ok", "no key yet; the server makes one") == (found.status, found.fact)
+    migrate(url)
+    with contextlib.closing(SqlStore.open(url)) as store:
+        store.append(healthy())
+    files = HeadFiles.of(tmp_path, None)
+    with head_keeper(files, None, None):
+        pass
+    found = doctor.check_heads(tmp_path, None)
+    assert ("ok", f"checkpoints are signed by {files.public_key()}") == (found.status, found.fact)
+    with head_keeper(files, None, None) as keeper:
+        keeper.committed(Head(31, healthy()[-1].hash))
+    assert "recorded up to row 31; " in doctor.check_heads(tmp_path, None).fact
+    with head_keeper(files, None, None) as keeper:
+        keeper.committed(Head(40, healthy()[-1].hash))
+    found = doctor.check_heads(tmp_path, None)
+    assert "rows are lost: it ends at row 31, and had row 40 before" == found.fact
+    files.record.write_text("x")
+    assert "fail" == doctor.check_heads(tmp_path, None).status
+    with head_keeper(files, None, None) as keeper:
+        keeper.committed(Head(40, healthy()[-1].hash))
+    (tmp_path / "journal.db").unlink()
+    assert "the journal is gone; it had row 40" == doctor.check_heads(tmp_path, None).fact

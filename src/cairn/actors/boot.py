@@ -40,6 +40,7 @@ from cairn.actors.settings import JournalBroken as JournalBroken
 from cairn.actors.settings import Progress, no_progress
 from cairn.actors.settings import Settings as Settings
 from cairn.actors.threads.engine import EngineGone, EngineThread
+from cairn.actors.threads.heads import HeadKeeper
 from cairn.actors.threads.journal_stalls import Stalls
 from cairn.actors.threads.writer import JournalWriter
 from cairn.engine.contract import StartedEngine
@@ -112,6 +113,7 @@ async def booted(
     progress: Progress = no_progress,
     starting: Starting | None = None,
     start_engine: StartEngine = start_on_mlx,
+    heads: HeadKeeper | None = None,
 ) -> AsyncIterator[Server]:
     """
     Run a server over a store. Leaving the context drains the server and records the stop.
@@ -119,6 +121,7 @@ async def booted(
     Args:
         starting: with which the start can be given up.
         start_engine: loads a model, on the engine's thread.
+        heads: keeps the head of the journal outside of it.
 
     Raises:
         BootRefused: the journal violates an invariant, or the device is not stable.
@@ -126,7 +129,7 @@ async def booted(
         StartGivenUp: the start was given up.
     """
     starting = starting or Starting()
-    async with _run(settings, store, secret, progress, starting, start_engine) as run:
+    async with _run(settings, store, secret, progress, starting, start_engine, heads) as run:
         first = await _first(run, settings, starting)
         only = _only(settings, first)
         async with _serving(run, [only], only, first) as server:
@@ -142,6 +145,7 @@ async def booted_models(
     progress: Progress = no_progress,
     starting: Starting | None = None,
     start_engine: StartEngine = start_on_mlx,
+    heads: HeadKeeper | None = None,
 ) -> AsyncIterator[Server]:
     """
     Run a server over several models, as ``booted``. The default model is loaded first.
@@ -152,7 +156,7 @@ async def booted_models(
     """
     chosen = next(choice for choice in choices if choice.name == default)
     starting = starting or Starting()
-    async with _run(chosen.settings, store, secret, progress, starting, start_engine) as run:
+    async with _run(chosen.settings, store, secret, progress, starting, start_engine, heads) as run:
         first = await _first(run, chosen.settings, starting)
         async with _serving(run, choices, chosen, first) as server:
             yield server
@@ -305,6 +309,7 @@ async def _run(
     progress: Progress,
     starting: Starting,
     start_engine: StartEngine,
+    heads: HeadKeeper | None,
 ) -> AsyncIterator[Run]:
     """
     A run of the server: checks the journal, and records the start and in the end the stop.
@@ -319,7 +324,7 @@ async def _run(
     fold = read_journal(store, progress, watch)
     ledger = Ledger(clock(), state=fold.state, head=fold.report().head)
     async with trio.open_nursery() as nursery:
-        writer, engine = JournalWriter(store), EngineThread()
+        writer, engine = JournalWriter(store, heads), EngineThread()
         # From the run's first row on, which may report that the run before was lost.
         writer.observe(agents.turns.see)
         writer.observe(agents.see)
@@ -355,7 +360,7 @@ async def _run(
         )
         try:
             starting.check()
-            _begin(run, settings)
+            _begin(run, settings, heads.accepted if heads is not None else None)
             writer.observe(RequestLog())
             writer.observe(run.agents.see)
             yield run
@@ -367,7 +372,13 @@ async def _run(
             writer.close()
 
 
-def _begin(run: Run, settings: Settings) -> None:
+def _begin(run: Run, settings: Settings, accepted: str | None) -> None:
+    """
+    Record the start.
+
+    Args:
+        accepted: the loss of rows that the operator has accepted.
+    """
     sequencer = run.sequencer
     lost = sequencer.state.boot
     if lost is not None:
@@ -383,6 +394,9 @@ def _begin(run: Run, settings: Settings) -> None:
             boot=run.boot, cairn_version=cairn.__version__, settings=settings.on_record
         )
     )
+    if accepted is not None:
+        log.warning("the journal lacks rows that it had; the operator accepted it", fact=accepted)
+        sequencer.append(ev.OperatorActed(action="accept_lost_rows", detail=accepted))
 
 
 async def _first(run: Run, settings: Settings, starting: Starting) -> ModelServer:

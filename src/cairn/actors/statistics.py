@@ -61,6 +61,8 @@ def statistics_of(
         active_bytes=memory.active_bytes,
         cache_bytes=memory.cache_bytes,
         journal_position=writer.committed,
+        journal_head=str(writer.head),
+        journal_checkpoint=str(writer.signed_head or ""),
         encoded_characters=encoder.encoded_characters if encoder else 0,
         cached_characters=encoder.cached_characters if encoder else 0,
         text_cache_bytes=text_cache_bytes + (encoder.cached_bytes if encoder else 0),

@@ -89,6 +89,8 @@ class Health(Sent, kw_only=True):
     blocks: BlocksObject | UnsetType = UNSET
     memory: MemoryObject | UnsetType = UNSET
     journal_position: int | UnsetType = UNSET
+    journal_head: str | UnsetType = UNSET
+    journal_checkpoint: str | UnsetType = UNSET
     journal_stall: StallReason | None
     bugs: int | UnsetType = UNSET
     admission_bug: str | None
@@ -167,6 +169,8 @@ def _add_figures(found: Health, now: Statistics) -> None:
         cache_bytes=now.cache_bytes,
     )
     found.journal_position = now.journal_position
+    found.journal_head = now.journal_head
+    found.journal_checkpoint = now.journal_checkpoint
     found.bugs = now.bugs
 
 

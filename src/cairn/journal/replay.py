@@ -20,7 +20,7 @@ from cairn.journal import events as ev
 from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.invariants import Violation, check
 from cairn.journal.rows.base import Base, base_fault, state_of
-from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode
+from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode, misplaced, shown
 from cairn.journal.state import EMPTY, State, apply, lengthened
 
 _NAMESPACE = uuid.UUID("6f0a2f0e-6a5c-5c0f-9d52-2b7f1c0b1a11")
@@ -39,6 +39,7 @@ class Finding:
         recorded: whether the journal already has it as a violation.
         reproduced: whether the check failed again on replay; false for a recorded violation that
             does not come out again, and for a crash, which no check can repeat.
+        place: the part of the database that it is in, if that is not a row.
     """
 
     bug_id: str
@@ -51,11 +52,17 @@ class Finding:
     recorded: bool
     reproduced: bool
     of_session: str | None = None
+    place: str | None = None
 
     @property
     def concerns(self) -> str | None:
         """The session to look at."""
         return self.session or self.of_session
+
+    @property
+    def where(self) -> str:
+        """The row, or the part of the database."""
+        return self.place or f"row {self.position}"
 
 
 @attrs.frozen(kw_only=True)
@@ -81,6 +88,7 @@ class Replay:
     def __init__(self, base: Base | None = None) -> None:
         self.state: State = EMPTY if base is None else _begun(base)
         self._rows = 0
+        self._has_begun = False
         self._base = base
         self._pruned: tuple[int, ev.JournalPruned] | None = None
         self._head = GENESIS if base is None else base.head
@@ -98,18 +106,25 @@ class Replay:
             UnknownEvent: the journal was written by a newer Cairn.
         """
         self._rows += 1
+        after = self._base.position if self._base is not None else 0
+        if (fault := misplaced(row, after)) is not None:
+            # It is no part of the chain, so what follows is read as if it were not there.
+            self._found(row.position, None, _violation("INV-8", *fault), shown(row.hash))
+            return None
         fault = chain_fault(row, self._head, self.state.position)
-        if self._rows == 1 and self._base is None and row.position > 1:
+        at = row.position if type(row.position) is int else self.state.position
+        if not self._has_begun and self._base is None and at > 1:
             fault = "the rows before it are gone, and no base is in their place", "row 1", "none"
-        self._head = row.hash
+        self._has_begun = True
+        self._head = shown(row.hash)
         if fault is not None:
-            self._found(row.position, None, _violation("INV-8", *fault), row.hash)
+            self._found(at, None, _violation("INV-8", *fault), self._head)
         try:
             recorded = decode(row)
         except (DamagedRow, UnknownEvent):
             if fault is None:
                 raise
-            self.state = attrs.evolve(self.state, position=row.position)
+            self.state = attrs.evolve(self.state, position=at)
             return None
         self._fold(recorded, row.hash)
         return recorded
@@ -146,12 +161,13 @@ class Replay:
         if session in self._passed_over:
             self.state = lengthened(self.state, recorded)
             return
-        violations = check(self.state, recorded)
-        if not violations:
-            try:
+        try:
+            violations = check(self.state, recorded)
+            if not violations:
                 self.state = apply(self.state, recorded)
-            except (AssertionError, LookupError) as error:
-                violations = [_violation("INV-6", "an event that does not fit", "one", repr(error))]
+        except (AssertionError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+            # Values that no server writes: a number beyond all bounds, a hash that is none.
+            violations = [_violation("INV-6", "an event that does not fit", "one", repr(error))]
         if violations:
             self.state = lengthened(self.state, recorded)
             self._broken = (recorded, violations[0])

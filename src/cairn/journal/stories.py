@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal.errors import DamagedRow
+from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.replay import Finding, Report
 from cairn.journal.rows.base import Base, state_of
 from cairn.journal.rows.codec import Row, decode
@@ -67,7 +67,7 @@ def request_stories(rows: Iterable[Row], state: State) -> list[RequestStory]:
     """
     found: list[RequestStory] = []
     for row in rows:
-        with contextlib.suppress(DamagedRow):
+        with contextlib.suppress(DamagedRow, UnknownEvent):
             recorded = decode(row)
             if isinstance(recorded.event, ev.RequestReceived):
                 request, prompt = recorded.event.request, recorded.event.prompt_tokens
@@ -161,7 +161,7 @@ def bug_story(rows: Iterable[Row], finding: Finding, base: Base | None = None) -
             led.append(row)
         if row.kind not in (ev.ModelLoaded.kind, ev.InvariantViolated.kind):
             continue
-        with contextlib.suppress(DamagedRow):
+        with contextlib.suppress(DamagedRow, UnknownEvent):
             match decode(row).event:
                 case ev.ModelLoaded() as loaded if row.position <= finding.position:
                     fingerprint = loaded.fingerprint

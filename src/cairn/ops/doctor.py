@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -34,6 +35,7 @@ from cairn.journal.rows.base import Base, state_of
 from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode
 from cairn.ops.chat.client import NotCairn, look
 from cairn.ops.cli import Unreadable
+from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import (
     bytes_on_disk,
     example,
@@ -105,7 +107,8 @@ def doctor(data_dir: Path, journal: str | None, port: int, models: Path | None) 
     """
     failed = False
     url = url_of(data_dir, journal)
-    for name, check in checks(data_dir, url, port, models, options_of(data_dir, journal)):
+    options = options_of(data_dir, journal)
+    for name, check in checks(data_dir, url, port, models, options, journal):
         found = check()
         failed = failed or found.status == "fail"
         advice = f" - {found.advice}" if found.advice else ""
@@ -115,7 +118,12 @@ def doctor(data_dir: Path, journal: str | None, port: int, models: Path | None) 
 
 
 def checks(
-    data_dir: Path, url: str, port: int, models: Path | None = None, options: str = ""
+    data_dir: Path,
+    url: str,
+    port: int,
+    models: Path | None = None,
+    options: str = "",
+    journal: str | None = None,
 ) -> Iterator[tuple[str, Callable[[], Found]]]:
     """
     The checks by name, in the order in which they run.
@@ -123,6 +131,7 @@ def checks(
     Args:
         models: a file of models, if there is one.
         options: with which another command finds the journal.
+        journal: the option that names it.
     """
     yield "python", check_python
     yield "blas", check_blas
@@ -135,6 +144,7 @@ def checks(
     yield "selftest", check_self_tests
     yield "sqlite", lambda: check_sqlite(url, sqlite3.sqlite_version_info)
     yield "journal", lambda: check_journal(url, options)
+    yield "heads", lambda: check_heads(data_dir, journal, options)
     yield "bits", lambda: check_bits(url)
     yield "disk", lambda: check_disk(data_dir, url)
     yield "port", lambda: check_port(port)
@@ -281,6 +291,33 @@ def check_journal(url: str, options: str = "") -> Found:
     if url.startswith("sqlite") and (warned := readers_warning(_sqlite_path(url))) is not None:
         return Found("warn", f"{fact}; {warned[0]}", warned[1])
     return Found("ok", fact)
+
+
+def check_heads(data_dir: Path, journal: str | None, options: str = "") -> Found:
+    """
+    The key that signs the checkpoints, and whether the journal has what was recorded of it.
+
+    Args:
+        options: with which `ops verify` finds the journal.
+    """
+    from cairn.journal.rows.heads import lost_words
+    from cairn.journal.rows.store_sql import SqlStore, schema_revision
+
+    files, url = HeadFiles.of(data_dir, journal), url_of(data_dir, journal)
+    try:
+        public, recorded = files.public_key(), files.recorded_head()
+        if public is None:
+            return Found("ok", "no key yet; the server makes one")
+        if recorded is not None:
+            if schema_revision(url) is None:
+                return Found("fail", f"the journal is gone; it had row {recorded.position}")
+            with contextlib.closing(SqlStore.open(url, read_only=True)) as store:
+                if (words := lost_words(recorded, store)) is not None:
+                    return Found("fail", f"rows are lost: {words}", f"run `ops verify{options}`")
+    except JournalError as error:
+        return Found("fail", str(error))
+    up_to = f"recorded up to row {recorded.position}; " if recorded is not None else ""
+    return Found("ok", f"{up_to}checkpoints are signed by {public}")
 
 
 def check_bits(url: str) -> Found:

@@ -592,6 +592,7 @@ async def test_scrape():
         "cairn_disk_block_bytes": "gauge",
         "cairn_journal_position": "gauge",
         "cairn_journal_stalled": "gauge",
+        "cairn_journal_checkpoint_info": "gauge",
         "cairn_prompt_characters_total": "counter",
         "cairn_prompt_memory_bytes": "gauge",
     } == types

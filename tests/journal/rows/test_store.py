@@ -929,3 +929,68 @@ def test_a_journal_of_a_newer_schema(sqlite_url: str):
         with pytest.raises(StoreError, match="written by a newer Cairn"):
             refused(sqlite_url)
     assert "9999" == schema_revision(sqlite_url)
+
+
+# --- what another program changed ----------------------------------------------------------------
+
+
+def test_a_schema_as_cairn_made_it(url: str):
+    """Nothing is strange about it, also after rows were written and the space was given back."""
+    with closing(SqlStore.open(url)) as store:
+        assert [] == store.schema_faults()
+        store.append(ROWS)
+        store.give_back()
+        assert [] == store.schema_faults()
+
+
+def test_a_column_that_another_program_added(url: str):
+    """It is named in each kind of database."""
+    with changing(url) as connection:
+        connection.exec_driver_sql("ALTER TABLE events ADD COLUMN note TEXT")
+    with closing(SqlStore.open(url)) as store:
+        assert [("column events.note", "Cairn did not make it")] == store.schema_faults()
+
+
+def test_a_trigger_and_a_rule_in_postgresql(postgresql_url: str):
+    """Both can change what is written; a table of another program in the database cannot."""
+    with changing(postgresql_url) as connection:
+        connection.exec_driver_sql("CREATE TABLE notes (text TEXT)")
+        connection.exec_driver_sql(
+            "CREATE FUNCTION spoil() RETURNS trigger AS 'BEGIN RETURN NEW; END' LANGUAGE plpgsql"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER spoiled BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION spoil()"
+        )
+        connection.exec_driver_sql("CREATE RULE lost AS ON INSERT TO bases DO INSTEAD NOTHING")
+    with closing(SqlStore.open(postgresql_url)) as store:
+        assert ["rule lost", "trigger spoiled"] == sorted(part for part, _ in store.schema_faults())
+
+
+def test_a_base_with_values_of_other_types(sqlite_url: str):
+    """They come out as texts and bytes, which no row names."""
+    with changing(sqlite_url) as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO bases VALUES (3, x'00ff', 7, cast(x'ff41' as text))"
+        )
+    with closing(SqlStore.open(sqlite_url)) as store:
+        base = store.base()
+    assert base is not None
+    found = (base.position, base.head, base.state, base.state_digest)
+    assert (3, "\x00\\xff", b"7", "'\\udcffA'") == found
+
+
+def test_all_rows_or_those_after(store: Store):
+    """Without a position, rows before the first one are read, too."""
+    store.append(ROWS[:2])
+    assert ROWS[:2] == list(store.read())
+    assert ROWS[:2] == list(store.read(0))
+
+
+def test_a_time_that_is_none(sqlite_url: str):
+    """A time that is no number is no time."""
+    with closing(SqlStore.open(sqlite_url)) as store:
+        store.append(ROWS)
+        assert ROWS[0].time_us == store.time_at(1)
+        with changing(sqlite_url) as connection:
+            connection.exec_driver_sql("UPDATE events SET time_us = 'x' WHERE position = 1")
+        assert store.time_at(1) is None

@@ -17,6 +17,7 @@ from cairn.journal.replay import replay
 from cairn.journal.rows.base import Base, base_of
 from cairn.journal.rows.codec import GENESIS, Row
 from cairn.journal.rows.export import Excerpt, to_line
+from cairn.journal.rows.heads import BEGINNING, Head
 from cairn.journal.rows.verification import Verification, consequences, verify_export
 from tests.support.journals import BREAKABLE, broken, healthy, tampered
 
@@ -32,14 +33,17 @@ def exported(path: Path, rows) -> Path:
 def test_a_healthy_export(tmp_path: Path):
     """No violations; a head that was saved earlier is found at its row."""
     rows = healthy()
-    verification = verify_export(exported(tmp_path / "x.jsonl", rows), saved_head=rows[9].hash)
+    saved = Head(10, rows[9].hash)
+    verification = verify_export(exported(tmp_path / "x.jsonl", rows), saved=[saved])
     assert () == verification.findings()
-    assert (len(rows), rows[-1].hash) == (verification.rows, verification.head)
-    assert (True, 10, True) == (
+    assert (len(rows), head_of(rows[-1])) == (verification.rows, verification.head)
+    assert (True, "present", True) == (
         verification.whole,
-        verification.saved_at,
-        verification.vouched_for,
+        verification.standing(saved),
+        verification.vouched_for(saved),
     )
+    assert "replaced" == verification.standing(Head(10, GENESIS))
+    assert "missing" == verification.standing(Head(len(rows) + 1, GENESIS))
 
 
 @pytest.mark.parametrize("invariant", BREAKABLE)
@@ -118,6 +122,11 @@ def verified(rows: list[Row], **options: Any) -> Verification:
     return checked
 
 
+def head_of(row: Row) -> Head:
+    """The head when a row was the last one."""
+    return Head(row.position, row.hash)
+
+
 def facts(checked: Verification) -> list[tuple[int, str]]:
     """The findings: (row, message)."""
     return [(found.position, found.message) for found in checked.findings()]
@@ -131,15 +140,17 @@ def without_private(rows: list[Row]) -> list[Row]:
 def test_a_pruned_journal():
     """The base is checked against the event that names it; heads after that vouch for all."""
     base, rows = pruned()
-    checked = verified(rows, base=base, saved_head=rows[-1].hash)
-    assert ([], True, True) == (facts(checked), checked.whole, checked.vouched_for)
+    last, first, of_base = head_of(rows[-1]), head_of(rows[0]), Head(base.position, base.head)
+    checked = verified(rows, base=base, saved=[last, first])
+    assert ([], True, True) == (facts(checked), checked.whole, checked.vouched_for(last))
     assert checked.pruned is not None
     assert rows[-1].position == checked.pruned[0]
-    for saved in (rows[0].hash, base.head):
-        checked = verified(rows, base=base, saved_head=saved)
-        assert (False, False) == (checked.saved_at is None, checked.vouched_for)
-    assert not verified(rows, base=base, saved_head="0" * 64).vouched_for
-    assert 0 == verified([], saved_head=GENESIS).saved_at
+    for saved in (first, of_base):
+        assert ("present", False) == (checked.standing(saved), checked.vouched_for(saved))
+    assert ("pruned", False) == (checked.standing(BEGINNING), checked.vouched_for(BEGINNING))
+    # A row after the base cannot have been pruned: it would have to be there.
+    assert "missing" == checked.standing(Head(last.position + 1, last.hash))
+    assert "present" == verified([], saved=[BEGINNING]).standing(BEGINNING)
 
 
 @pytest.mark.parametrize("left_out", [False, True])

@@ -27,7 +27,7 @@ def test_all_holds(run, stored):
     result = run("verify")
     assert 0 == result.exit_code
     assert "rows: 31\n" in result.stdout
-    assert f"head: {healthy()[-1].hash}\n" in result.stdout
+    assert f"head: 31:{healthy()[-1].hash}\n" in result.stdout
     assert "checked: INV-1 INV-2 INV-3 INV-4 INV-5 INV-6 INV-7 INV-8\nbroken: 0\n" in result.stdout
     assert "" == result.stderr
 
@@ -109,16 +109,16 @@ def test_a_kept_head(run, stored, tmp_path: Path):
     rows = healthy()
     stored(rows)
     for saved, row in ((rows[-1].hash, 31), (rows[19].hash.upper(), 20), ("0" * 64, 0)):
-        result = run("verify", "--head", saved)
+        result = run("verify", "--head", f"{row}:{saved}")
         assert 0 == result.exit_code
         assert f"saved head: in the chain, at row {row}\n" in result.stdout
-        assert "or rewritten, after the saved head.\n" in result.stdout
+        assert f"or rewritten, after row {row}.\n" in result.stdout
     cut = write(tmp_path / "x.jsonl", rows[:-1])
     assert 0 == run("verify", cut).exit_code
-    result = run("verify", cut, "--head", rows[-1].hash)
+    result = run("verify", cut, "--head", f"31:{rows[-1].hash}")
     assert 1 == result.exit_code
-    assert "saved head: not in the chain" in result.stdout
-    assert "pass a head" not in result.stdout
+    assert "saved head: not in the chain: rows were removed from the end" in result.stdout
+    assert "pass a checkpoint" not in result.stdout
     assert result.stdout.endswith("broken: 0\n")
 
 
@@ -126,14 +126,16 @@ def test_a_kept_head_and_an_excerpt(run, tmp_path: Path):
     """One session's rows need not have it."""
     rows = healthy()
     excerpt = write(tmp_path / "x.jsonl", [row for row in rows if row.stream == "session/s1"])
-    result = run("verify", excerpt, "--head", rows[0].hash)
+    result = run("verify", excerpt, "--head", f"1:{rows[0].hash}")
     assert 3 == result.exit_code
     assert "saved head: not in this excerpt" in result.stdout
 
 
-@pytest.mark.parametrize("saved", ["", "abc", "g" * 64])
+@pytest.mark.parametrize(
+    "saved", ["", "abc", "0" * 64, f"31:{'g' * 64}", f"-1:{'0' * 64}", f"01:{'0' * 64}"]
+)
 def test_an_invalid_head(run, stored, saved: str):
-    """A text that cannot be a hash is not looked up."""
+    """A text that cannot be a position and a hash is not looked up."""
     stored(healthy())
     result = run("verify", "--head", saved)
     assert (2, "") == (result.exit_code, result.stdout)
@@ -146,7 +148,7 @@ def test_what_it_cannot_see_is_said(run, stored):
         "This cannot detect rows removed from the end, or a completely rewritten chain. To"
         in run("verify").stdout
     )
-    assert "It cannot detect rows removed from the end" in " ".join(
+    assert "The rows alone cannot show that rows were removed from the end" in " ".join(
         run("verify", "--help").stdout.split()
     )
 
@@ -344,4 +346,4 @@ def test_an_empty_journal(run, stored):
     stored(Builder().rows)
     result = run("verify")
     assert 0 == result.exit_code
-    assert f"rows: 0\nhead: {'0' * 64}\n" in result.stdout
+    assert f"rows: 0\nhead: 0:{'0' * 64}\n" in result.stdout

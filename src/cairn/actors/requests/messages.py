@@ -333,6 +333,8 @@ class Statistics:
         encoded_characters: characters of prompts that the tokenizer encoded since the start.
         cached_characters: characters of prompts whose token ids were cached.
         text_cache_bytes: the bytes of cached texts and token ids.
+        journal_head: position and hash of the last committed row.
+        journal_checkpoint: likewise of the last signed head of this run; empty before the first.
         bugs: violations on record.
         admission_bug: the id of the bug that closed admission, if one did.
         journal_stall: why the journal cannot be written at the moment; None if it can.
@@ -358,6 +360,8 @@ class Statistics:
     active_bytes: int
     cache_bytes: int
     journal_position: int
+    journal_head: str
+    journal_checkpoint: str
     encoded_characters: int
     cached_characters: int
     text_cache_bytes: int

@@ -24,10 +24,12 @@ import structlog
 import trio
 
 from cairn.actors.errors import CannotRecord
+from cairn.actors.threads.heads import HeadKeeper
 from cairn.actors.threads.thread import run_thread
 from cairn.journal.errors import StoreError, StoreUnready
 from cairn.journal.events import Recorded, StallReason
 from cairn.journal.rows.codec import Row
+from cairn.journal.rows.heads import Head
 from cairn.journal.rows.store import Store
 
 log = structlog.get_logger("cairn")
@@ -94,10 +96,16 @@ class JournalWriter:
     ``submit`` and ``wait_committed`` are for trio's thread.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, heads: HeadKeeper | None = None) -> None:
+        """
+        Args:
+            heads: keeps the head outside of the journal, too.
+        """
         self._store = store
+        self._heads = heads
+        self._head = Head(*store.head())
         self._inbox: queue.SimpleQueue[_Batch | _Lookup | None] = queue.SimpleQueue()
-        self._committed = store.head()[0]
+        self._committed = self._head.position
         self._submitted = self._committed
         self._moved = trio.lowlevel.ParkingLot()
         self._failure: BaseException | None = None
@@ -112,6 +120,16 @@ class JournalWriter:
     def committed(self) -> int:
         """The position of the last committed row."""
         return self._committed
+
+    @property
+    def head(self) -> Head:
+        """The last committed row's position and hash."""
+        return self._head
+
+    @property
+    def signed_head(self) -> Head | None:
+        """The head of the last checkpoint of this run; None before the first."""
+        return self._heads.signed if self._heads is not None else None
 
     @property
     def stalled(self) -> bool:
@@ -235,11 +253,15 @@ class JournalWriter:
                 rows = [row for batch in batches for row in batch.rows]
                 if rows:
                     self._store_rows(rows, token)
+                    if self._heads is not None:
+                        self._heads.committed(Head(rows[-1].position, rows[-1].hash))
                     token.run_sync_soon(self._announce, batches)
                 for lookup in lookups:
                     lookup.rows = self._found(lookup.positions)
                     token.run_sync_soon(self._moved.unpark_all)
                 if last:
+                    if self._heads is not None:
+                        self._heads.end()
                     break
         except StoreError as error:
             token.run_sync_soon(self._fail, error)
@@ -300,7 +322,8 @@ class JournalWriter:
         return batches, lookups, True
 
     def _announce(self, batches: list[_Batch]) -> None:
-        self._committed = batches[-1].rows[-1].position
+        last = batches[-1].rows[-1]
+        self._head, self._committed = Head(last.position, last.hash), last.position
         self._moved.unpark_all()
         for batch in batches:
             for recorded in batch.recorded:

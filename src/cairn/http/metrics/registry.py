@@ -18,7 +18,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -379,6 +379,15 @@ class _ScrapeCollector(Collector):
         yield _gauge("cairn_disk_blocks", "Sealed blocks in files", now.disk_blocks)
         yield _gauge("cairn_disk_block_bytes", "Bytes of the block files", now.disk_bytes)
         yield _gauge("cairn_journal_position", "Events in the journal", now.journal_position)
+        # The last signed head: each position and hash is a series of its own, and those of all
+        # commits would be too many.
+        position, _, head = now.journal_checkpoint.partition(":")
+        if head:
+            checkpoint = InfoMetricFamily(
+                "cairn_journal_checkpoint", "Position and hash of the last signed head"
+            )
+            checkpoint.add_metric([], {"position": position, "hash": head})
+            yield checkpoint
         yield _labelled(
             "cairn_journal_stalled",
             "1 while the journal cannot be written for this reason, else 0",

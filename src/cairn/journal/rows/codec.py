@@ -11,6 +11,7 @@ Rows of an older version are brought up step by step by ``UPCASTS`` and never re
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,6 +36,12 @@ _PRIVATE = {
     for event in ev.ALL_EVENTS
 }
 _encoder = msgspec.json.Encoder()
+_TYPES: Mapping[str, tuple[type, str]] = {
+    **dict.fromkeys(("position", "seq", "version", "time_us"), (int, "an integer")),
+    **dict.fromkeys(("stream", "event_id", "kind"), (str, "a text")),
+    **dict.fromkeys(("private_digest", "previous_hash", "hash"), (str, "a text")),
+    **dict.fromkeys(("public", "private"), (bytes, "bytes")),
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -130,6 +137,62 @@ def row_hash(row: Row) -> str:
     return digest.hexdigest()
 
 
+def type_fault(row: Row) -> tuple[str, str, str] | None:
+    """
+    A column that has a value of another type than Cairn writes there, as another program may have
+    stored it: (fact, expected, actual), or None. Such a row has no hash and no event.
+    """
+    texts = (
+        *(row.stream, row.event_id, row.kind),
+        *(row.private_digest, row.previous_hash, row.hash),
+    )
+    if (
+        type(row.position) is type(row.seq) is type(row.version) is type(row.time_us) is int
+        and type(row.public) is bytes
+        and (row.private is None or type(row.private) is bytes)
+        and all(type(text) is str and (text.isascii() or _is_unicode(text)) for text in texts)
+    ):
+        return None
+    return next(filter(None, (column_fault(row, name) for name in _TYPES)))
+
+
+def column_fault(row: Row, name: str) -> tuple[str, str, str] | None:
+    """As ``type_fault``, of one column."""
+    kind, what = _TYPES[name]
+    value: Any = getattr(row, name)
+    if isinstance(value, kind) and not (isinstance(value, str) and not _is_unicode(value)):
+        return None
+    if value is None and name == "private":
+        return None
+    return f"the column `{name}` is not {what}", what, shown(value)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(value: object) -> str:
+    """A stored value for people, whatever its type; a text of Unicode is itself."""
+    return value if isinstance(value, str) and _is_unicode(value) else ascii(value)
+
+
+def misplaced(row: Row, after: int) -> tuple[str, str, str] | None:
+    """
+    How a row stands where none can be (INV-8): (fact, expected, actual), or None.
+
+    Args:
+        after: the position of the base; 0 without one.
+    """
+    if type(row.position) is not int or row.position > after:
+        return None
+    fact = "the row is at a position where none can be"
+    return fact, f"a position above {after}", str(row.position)
+
+
 def chain_fault(
     row: Row, previous_hash: str, previous_position: int | None = None
 ) -> tuple[str, str, str] | None:
@@ -139,6 +202,8 @@ def chain_fault(
     Args:
         previous_position: with it, the fact names the rows that are missing before this one.
     """
+    if (odd := type_fault(row)) is not None:
+        return odd
     if row.previous_hash != previous_hash:
         fact = "the row is not chained to the one before"
         last = row.position - 1
@@ -161,6 +226,28 @@ def chain_fault(
     return None
 
 
+def unique(pairs: list[tuple[str, object]]) -> Payload:
+    """
+    An object of JSON.
+
+    Raises:
+        ValueError: a key is there twice: which of the values counts depends on who reads it.
+    """
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"the key `{name}` is there twice")
+    return dict(pairs)
+
+
+def _read_payload(stored: bytes) -> Payload:
+    payload: Payload = msgspec.json.decode(stored)
+    # As Cairn writes it, it has no key twice, and does not have to be looked at again.
+    if _encoder.encode(payload) != stored:
+        json.loads(stored, object_pairs_hook=unique)
+    return payload
+
+
 def decode(row: Row) -> ev.Recorded:
     """
     The event of a row, brought up to the current version.
@@ -169,6 +256,8 @@ def decode(row: Row) -> ev.Recorded:
         UnknownEvent: the kind or version is newer than this Cairn.
         DamagedRow: the payload does not make an event, or its private part was forgotten.
     """
+    if (odd := type_fault(row)) is not None:
+        raise DamagedRow(row.position if type(row.position) is int else 0, f"{odd[0]}: {odd[2]}")
     event_type = KINDS.get(row.kind)
     if event_type is None or row.version > event_type.version:
         raise UnknownEvent(
@@ -176,15 +265,21 @@ def decode(row: Row) -> ev.Recorded:
             "know; use the version that wrote the journal, or a newer one"
         )
     try:
-        payload = msgspec.json.decode(row.public)
+        payload = _read_payload(row.public)
         if row.private is not None:
-            payload |= msgspec.json.decode(row.private)
+            hidden = _read_payload(row.private)
+            if payload.keys() & hidden.keys():
+                raise ValueError("a field is both public and private")
+            payload |= hidden
         for version in range(row.version, event_type.version):
             payload = UPCASTS[row.kind, version](payload)
         event = msgspec.convert(payload, event_type)
         if isinstance(event, ev.RequestReceived | ev.PrewarmStarted):
             event = attrs.evolve(event, new_ids=shared(event.new_ids))
-    except (msgspec.MsgspecError, LookupError, ValueError, TypeError) as error:
+    except (
+        *(msgspec.MsgspecError, LookupError, ValueError),
+        *(TypeError, AttributeError, RecursionError),
+    ) as error:
         raise DamagedRow(row.position, f"{row.kind} cannot be decoded: {error}") from error
     return ev.Recorded(
         position=row.position,

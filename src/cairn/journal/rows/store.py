@@ -43,8 +43,11 @@ class Store(Protocol):
             StoreError: the store could not write.
         """
 
-    def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
-        """Rows with a position above ``after`` in order, of one stream if one is named."""
+    def read(self, after: int | None = None, *, stream: str | None = None) -> Iterator[Row]:
+        """
+        Rows with a position above ``after`` in order, of one stream if one is named; without
+        ``after`` all that is there, also at positions where a journal has no row.
+        """
 
     def row(self, position: int) -> Row | None:
         """The row at a position; None if it was pruned or does not exist yet."""
@@ -88,10 +91,10 @@ class MemoryStore:
         self.rows = [row for row in self.rows if row.position > base.position]
         self._base = base
 
-    def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
+    def read(self, after: int | None = None, *, stream: str | None = None) -> Iterator[Row]:
         """See ``Store.read``."""
         for row in self.rows:
-            if row.position > after and stream in (None, row.stream):
+            if (after is None or row.position > after) and stream in (None, row.stream):
                 yield row
 
     def row(self, position: int) -> Row | None:

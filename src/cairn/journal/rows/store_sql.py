@@ -18,18 +18,19 @@ import errno
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
 import sqlalchemy as sa
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked, StoreUnready
 from cairn.journal.rows.base import Base
-from cairn.journal.rows.codec import GENESIS, Row
+from cairn.journal.rows.codec import GENESIS, Row, shown
 
 REVISION = "0001"
 """The head of the migrations. Defined here so that a store opens without loading Alembic."""
@@ -49,6 +50,8 @@ _MAKE_MORE_ROOM = (
     "Free some space on its disk: up to twice as much as the journal takes there, until this is "
     "done. What is in the journal is safe."
 )
+
+_STRANGE = "Cairn did not make it"
 
 metadata = sa.MetaData()
 """The tables, as the migrations make them."""
@@ -119,6 +122,7 @@ class SqlStore:
         self._place = place
         self._file = file
         self._known_by = _known_by(file)
+        self._schema_version: int | None = None
 
     @classmethod
     def open(cls, url: str, *, read_only: bool = False) -> SqlStore:
@@ -146,11 +150,17 @@ class SqlStore:
         connection = _connected(parsed, mode="ro" if read_only else "rw")
         return cls(connection, place, path)
 
+    @property
+    def place(self) -> str:
+        """Where the journal is, for people; without a password."""
+        return self._place
+
     def append(self, rows: Sequence[Row]) -> None:
         """See ``Store.append``."""
         if not rows:
             return
         with _errors(self._place, "write to"), self._connection.begin():
+            self._require_own_schema()
             self._append(rows)
         # SQLite would keep writing to an open file that was deleted, and the rows would be lost in
         # the end.
@@ -159,6 +169,17 @@ class SqlStore:
                 f"{self._place} was removed, moved or replaced while it was in use, so that rows "
                 "would be lost. Put it back as it was, or a copy of it, and start again."
             )
+
+    def _require_own_schema(self) -> None:
+        """Refuse to write if another program changed the schema: a trigger would spoil the rows."""
+        if self._connection.dialect.name != "sqlite":
+            return
+        ((version,),) = self._raw().execute("PRAGMA schema_version").fetchall()
+        if version == self._schema_version:
+            return
+        if faults := self._schema_faults():
+            raise StoreError(strange_words(self._place, faults))
+        self._schema_version = version
 
     def _append(self, rows: Sequence[Row]) -> None:
         position, head = self._head()
@@ -277,7 +298,7 @@ class SqlStore:
         query = sa.select(_events.c.time_us).where(_events.c.position == position)
         with _errors(self._place, "read"), self._connection.begin():
             found = self._connection.execute(query).scalar_one_or_none()
-        return int(found) if found is not None else None
+        return found if isinstance(found, int) else None  # another program may have changed it
 
     def size_bytes(self) -> int:
         """
@@ -296,7 +317,7 @@ class SqlStore:
         with _errors(self._place, "read"), self._connection.begin():
             return self._head()
 
-    def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
+    def read(self, after: int | None = None, *, stream: str | None = None) -> Iterator[Row]:
         """
         See ``Store.read``. Reads rows in batches, each in a transaction of its own, so that a slow
         reader does not block other processes.
@@ -305,8 +326,7 @@ class SqlStore:
         if stream is not None:
             query = query.where(_events.c.stream == stream)
         while True:
-            with _errors(self._place, "read"), self._connection.begin():
-                batch = self._connection.execute(query.where(_events.c.position > after)).all()
+            batch = self._found(query if after is None else query.where(_events.c.position > after))
             for values in batch:
                 yield _row(values)
             if len(batch) < BATCH_ROWS:
@@ -316,40 +336,65 @@ class SqlStore:
     def row(self, position: int) -> Row | None:
         """See ``Store.row``."""
         query = sa.select(*_columns).where(_events.c.position == position)
-        with _errors(self._place, "read"), self._connection.begin():
-            found = self._connection.execute(query).one_or_none()
-        return _row(found) if found is not None else None
+        found = self._found(query)
+        return _row(found[0]) if found else None
 
     def last(self, count: int, *, stream: str | None = None) -> list[Row]:
         """The last ``count`` rows in order, of one stream if one is named."""
         query = sa.select(*_columns).order_by(_events.c.position.desc()).limit(count)
         if stream is not None:
             query = query.where(_events.c.stream == stream)
-        with _errors(self._place, "read"), self._connection.begin():
-            return [_row(values) for values in reversed(self._connection.execute(query).all())]
+        return [_row(values) for values in reversed(self._found(query))]
 
     def streams(self) -> set[str]:
         """The names of all streams that have a row."""
         query = sa.select(_events.c.stream).distinct()
+        return {name for (name,) in self._found(query) if isinstance(name, str)}
+
+    def _found(self, query: Any) -> Sequence[Any]:
         with _errors(self._place, "read"), self._connection.begin():
-            return set(self._connection.execute(query).scalars())
+            return self._executed(query)
+
+    def _executed(self, query: Any) -> Sequence[Any]:
+        """What a query finds; a text that is not UTF-8 does not stop it."""
+        try:
+            return self._connection.execute(query).all()
+        except DBAPIError as error:
+            if "Could not decode" not in str(error.orig):
+                raise
+            self._raw().text_factory = _escaped  # slower, so only from here on
+            return self._connection.execute(query).all()
+
+    def schema_faults(self) -> list[tuple[str, str]]:
+        """
+        What another program added to the database or changed in its tables: (part, fact) each. A
+        database server may have tables of other programs.
+        """
+        with _errors(self._place, "read"), self._connection.begin():
+            return self._schema_faults()
+
+    def _schema_faults(self) -> list[tuple[str, str]]:
+        if self._connection.dialect.name == "sqlite":
+            return _sqlite_faults(self._raw())
+        return _postgres_faults(self._connection)
 
     def close(self) -> None:
         """See ``Store.close``."""
         _let_go(self._connection)
 
     def _head(self) -> tuple[int, str]:
-        query = sa.select(_events.c.position, _events.c.hash)
-        found = self._connection.execute(query.order_by(_events.c.position.desc()).limit(1))
-        if (last := found.one_or_none()) is not None:
-            return last[0], last[1]
+        row_hash = sa.type_coerce(_events.c.hash, sa.types.NullType())
+        query = sa.select(_events.c.position, row_hash)
+        last = self._executed(query.order_by(_events.c.position.desc()).limit(1))
+        if last:
+            return last[0][0], shown(last[0][1])
         base = self._base()
         return (base[0], _text(base[1])) if base is not None else (0, GENESIS)
 
     def _base(self) -> Sequence[Any] | None:
         # As the driver returns it, like a row: a base that was changed by hand is a finding.
         columns = [sa.type_coerce(column, sa.types.NullType()) for column in _bases.c]
-        found = self._connection.execute(sa.select(*columns).limit(2)).all()
+        found = self._executed(sa.select(*columns).limit(2))
         if len(found) > 1:
             raise StoreError(
                 f"{self._place} has more than one base in the place of its first rows; Cairn keeps "
@@ -436,6 +481,15 @@ def schema_revision(url: str) -> str | None:
         _let_go(connection)
 
 
+def strange_words(place: str, faults: Sequence[tuple[str, str]]) -> str:
+    """What to do about what another program changed in the database of a journal."""
+    what = "; ".join(f"{part}: {fact}" for part, fact in faults)
+    return (
+        f"Another program changed the database {place} ({what}). Remove what it added, or restore "
+        "a backup. `ops verify` checks the rows."
+    )
+
+
 # --- connections ---------------------------------------------------------------------------------
 
 
@@ -453,6 +507,11 @@ def _parsed(url: str) -> sa.URL:
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     return parsed
+
+
+def place_of(url: str) -> str:
+    """Where a journal is, for people; never shows a password."""
+    return _place(_parsed(url))
 
 
 def _file(url: sa.URL) -> Path | None:
@@ -568,7 +627,75 @@ def _revision(connection: sa.Connection, place: str) -> str | None:
             )
         return None
     version = sa.table(VERSION_TABLE, sa.column("version_num", sa.Text))
-    return connection.execute(sa.select(version.c.version_num)).scalar_one_or_none()
+    found = connection.execute(sa.select(version.c.version_num).limit(2)).scalars().all()
+    if len(found) > 1:
+        raise StoreError(
+            f"{place} names two schemas as its own; another program changed it. Restore a backup."
+        )
+    return _text(found[0]) if found else None
+
+
+def _sqlite_faults(raw: sqlite3.Connection) -> list[tuple[str, str]]:
+    dialect = sqlite.dialect()
+    known = {("table", name) for name in (*metadata.tables, VERSION_TABLE)}
+    query = "SELECT type, name FROM sqlite_schema WHERE type != 'index'"
+    parts = {(_text(kind), _text(name)) for kind, name in raw.execute(query)}
+    # SQLite's own names cannot be taken by another program.
+    strange = {part for part in parts - known if not part[1].startswith("sqlite_")}
+    faults = [(f"{kind} {name}", _STRANGE) for kind, name in sorted(strange)]
+    faults += [(f"table {name}", "it is missing") for _, name in sorted(known - parts)]
+    for table in metadata.tables.values():
+        if ("table", table.name) not in parts:
+            continue
+        found = {
+            _text(name): (_text(kind).upper(), bool(required or key), bool(key))
+            for _, name, kind, required, _, key, _ in raw.execute(
+                f"PRAGMA table_xinfo({table.name})"
+            )
+        }
+        due = {
+            column.name: (
+                column.type.compile(dialect=dialect),
+                not column.nullable,
+                column.primary_key,
+            )
+            for column in table.columns
+        }
+        faults += _column_faults(table.name, found, due)
+    return faults
+
+
+def _column_faults(
+    table: str, found: Mapping[str, object], due: Mapping[str, object]
+) -> list[tuple[str, str]]:
+    facts = [(name, _STRANGE) for name in found if name not in due]
+    facts += [(name, "it is missing") for name in due if name not in found]
+    facts += [
+        (name, "it was changed") for name in due if name in found and found[name] != due[name]
+    ]
+    return [(f"column {table}.{name}", fact) for name, fact in facts]
+
+
+def _postgres_faults(connection: sa.Connection) -> list[tuple[str, str]]:
+    names = ", ".join(f"'{name}'" for name in metadata.tables)
+    parts = (
+        "SELECT 'trigger', tgname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid "
+        f"WHERE NOT tgisinternal AND relname IN ({names}) AND pg_table_is_visible(pg_class.oid) "
+        "UNION ALL SELECT 'rule', rulename FROM pg_rules "
+        f"WHERE tablename IN ({names}) AND schemaname = current_schema()"
+    )
+    faults = [
+        (f"{kind} {name}", _STRANGE) for kind, name in connection.exec_driver_sql(parts).all()
+    ]
+    for table in metadata.tables.values():
+        columns = sa.inspect(connection).get_columns(table.name)
+        found = {column["name"]: (str(column["type"]), column["nullable"]) for column in columns}
+        due = {
+            column.name: (column.type.compile(dialect=connection.dialect), bool(column.nullable))
+            for column in table.columns
+        }
+        faults += _column_faults(table.name, found, due)
+    return faults
 
 
 def _other_revision(place: str, revision: str | None) -> str:
@@ -678,15 +805,20 @@ def _row(values: Sequence[Any]) -> Row:
     fields = dict(zip(_names, values, strict=True))
     for name in ("public", "private"):
         if isinstance(fields[name], str):
-            fields[name] = fields[name].encode()
+            fields[name] = fields[name].encode(errors="surrogateescape")
     return Row(**fields)
+
+
+def _escaped(text: bytes) -> str:
+    """A stored text; a byte that is not of UTF-8 becomes a lone surrogate."""
+    return text.decode(errors="surrogateescape")
 
 
 def _text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
-    return str(value)
+    return shown(value)
 
 
 def _bytes(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
+    return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")

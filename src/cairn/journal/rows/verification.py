@@ -22,26 +22,44 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
+
+import attrs
 
 from cairn.journal import events as ev
 from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.replay import Finding, Replay
 from cairn.journal.rows.base import Base, base_fault
-from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode
+from cairn.journal.rows.codec import (
+    GENESIS,
+    Row,
+    chain_fault,
+    decode,
+    misplaced,
+    shown,
+    type_fault,
+)
 from cairn.journal.rows.export import Excerpt, read_base, read_excerpt, read_export
+from cairn.journal.rows.heads import BEGINNING, Head
+
+Standing = Literal["present", "replaced", "missing", "pruned", "unseen"]
+"""
+What became of the row of a saved head: it is in the chain, another row is in its place, the chain
+ends before it, it may have been pruned, or it may be a row of another session than the excerpt's.
+"""
 
 _NAMESPACE = uuid.UUID("0d6cf0d6-54b3-5d0c-8a7b-6f4f5b3c9a27")
 
 
-def verify_export(path: Path, *, saved_head: str | None = None) -> Verification:
+def verify_export(path: Path, *, saved: Iterable[Head] = ()) -> Verification:
     """
     Verify an export.
 
     Args:
         path: the file, not compressed.
-        saved_head: a head of this journal that was saved earlier, to look for.
+        saved: heads of this journal that were saved earlier, to look for.
 
     Raises:
         StoreError: the file cannot be read, or a line of it is not a row.
@@ -50,7 +68,7 @@ def verify_export(path: Path, *, saved_head: str | None = None) -> Verification:
     """
     verification = Verification(
         may_be_excerpt=True,
-        saved_head=saved_head,
+        saved=saved,
         base=read_base(path),
         begins=read_excerpt(path),
     )
@@ -65,16 +83,15 @@ class Verification:
 
     Args:
         may_be_excerpt: whether the rows may be those of one session only, as in an export.
-        saved_head: a head of this journal that was saved earlier, to look for.
+        saved: heads of this journal that were saved earlier, to look for.
         base: replaces the first rows of a pruned journal.
         begins: the first line of an excerpt from a pruned journal.
 
     Attributes:
         rows: how many were fed.
-        head: the hash of the last one.
+        head: of the last one.
         left_out: how many rows lack their private contents.
         excerpt: whether these are the rows of one session only.
-        saved_at: the row whose hash is ``saved_head``; None if it was not found.
         pruned: the last ``journal_pruned`` event and its position.
     """
 
@@ -82,24 +99,23 @@ class Verification:
         self,
         *,
         may_be_excerpt: bool,
-        saved_head: str | None = None,
+        saved: Iterable[Head] = (),
         base: Base | None = None,
         begins: Excerpt | None = None,
     ) -> None:
         self.rows = 0
         self.base = base
-        self.head = GENESIS if base is None else base.head
-        self.saved_at = 0 if saved_head == GENESIS else None
-        if base is not None and saved_head == base.head:
-            self.saved_at = base.position
+        self.head = BEGINNING if base is None else Head(base.position, base.head)
+        self._saved_positions = {head.position for head in saved}
+        self._seen = {self.head.position: self.head.hash}
         self.left_out = 0
         self.begins = begins
         self.excerpt = begins is not None
         self.pruned: tuple[int, ev.JournalPruned] | None = None
-        self._saved_head = saved_head
         # The rows of one session have no base.
         self._may_be_excerpt = may_be_excerpt and base is None
         self._without_state = base is not None and base.state is None
+        self._after = base.position if base is not None else 0
         self._replay = Replay(base)
         self._before: Row | None = None
         self._chain: list[Finding] = []
@@ -118,6 +134,13 @@ class Verification:
             UnknownEvent: the journal was written by a newer Cairn.
         """
         self.rows += 1
+        odd = type_fault(row) or (None if self.excerpt else misplaced(row, self._after))
+        if odd is not None:
+            if self.whole:
+                self._replay.feed(row)
+            else:
+                self._broken(row, *odd)
+            return
         if self._before is None and row.position > 1 and row.stream.startswith("session/"):
             self.excerpt = self.excerpt or self._may_be_excerpt
         if row.private is None and row.private_digest:
@@ -131,16 +154,25 @@ class Verification:
         if row.kind == ev.JournalPruned.kind:
             self._note_pruned(row)
         self._before = row
-        self.head = row.hash
-        if row.hash == self._saved_head:
-            self.saved_at = row.position
+        self.head = Head(row.position, row.hash)
+        if row.position in self._saved_positions:
+            self._seen[row.position] = row.hash
 
-    @property
-    def vouched_for(self) -> bool:
-        """Whether the saved head is in the chain, and no base was made after it."""
-        if self.saved_at is None:
+    def standing(self, saved: Head) -> Standing:
+        """What became of the row of a saved head."""
+        found = self._seen.get(saved.position)
+        if found is not None:
+            return "present" if found == saved.hash else "replaced"
+        if self.excerpt:
+            return "unseen"
+        pruned = self.base is not None and saved.position < self.base.position
+        return "pruned" if pruned else "missing"
+
+    def vouched_for(self, saved: Head) -> bool:
+        """Whether a saved head is in the chain, and no base was made after it."""
+        if self.standing(saved) != "present":
             return False
-        return self.base is None or (self.pruned is not None and self.pruned[0] <= self.saved_at)
+        return self.base is None or (self.pruned is not None and self.pruned[0] <= saved.position)
 
     def findings(self) -> tuple[Finding, ...]:
         """All violations, in the order of rows."""
@@ -148,6 +180,11 @@ class Verification:
             self._check_base()
         found = (*self._replay.report(whole=self.whole).findings, *self._chain)
         return tuple(sorted(found, key=lambda finding: finding.position))
+
+    def note_place(self, place: str, message: str) -> None:
+        """Add a violation in a part of the database that is not a row."""
+        found = _unrecorded(f"{place}/{message}", 0, message, "what Cairn makes", place)
+        self._chain.append(attrs.evolve(found, place=place))
 
     def _note_pruned(self, row: Row) -> None:
         # A changed row may not decode to an event; its hash shows that it was changed.
@@ -161,11 +198,11 @@ class Verification:
         fault = base_fault(self.base, self.pruned[1] if self.pruned else None)
         if fault is not None:
             at = self.base.position if self.base is not None else 0
-            self._chain.append(_unrecorded(f"{self.head}/{at}/{fault[0]}", at, *fault))
+            self._chain.append(_unrecorded(f"{self.head.hash}/{at}/{fault[0]}", at, *fault))
 
     def _feed_chain(self, row: Row) -> None:
         before = self._before.position if self._before is not None else None
-        fault = chain_fault(row, self.head, before)
+        fault = chain_fault(row, self.head.hash, before)
         if fault is not None:
             self._broken(row, *fault)
 
@@ -192,8 +229,9 @@ class Verification:
         return row.stream, 0, 0, GENESIS
 
     def _broken(self, row: Row, message: str, expected: str, actual: str) -> None:
-        name = f"{row.hash}/{row.position}/{message}"
-        self._chain.append(_unrecorded(name, row.position, message, expected, actual))
+        at = row.position if type(row.position) is int else 0
+        name = f"{shown(row.hash)}/{at}/{message}"
+        self._chain.append(_unrecorded(name, at, message, expected, actual))
 
 
 def _unrecorded(name: str, position: int, message: str, expected: str, actual: str) -> Finding:

@@ -24,7 +24,7 @@ from cairn.ops.common.output import progress
 if TYPE_CHECKING:
     from cairn.journal.rows.base import Base
     from cairn.journal.rows.codec import Row
-    from cairn.journal.rows.export import Excerpt, First
+    from cairn.journal.rows.export import Excerpt, First, SignedEnd
     from cairn.journal.rows.store_sql import SqlStore
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -199,6 +199,18 @@ class Source:
         with contextlib.closing(self.open()) as store:
             return store.base()
 
+    def schema_faults(self) -> list[tuple[str, str]]:
+        """
+        What another program changed in the database of a journal; nothing of an export.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        if self._file is not None:
+            return []
+        with contextlib.closing(self.open()) as store:
+            return store.schema_faults()
+
     def excerpt(self) -> Excerpt | None:
         """
         The first line of one session's export, if rows of its journal were pruned.
@@ -209,6 +221,17 @@ class Source:
         from cairn.journal.rows.export import read_excerpt
 
         return self._first(read_excerpt, self._file) if self._file is not None else None
+
+    def signed_end(self) -> SignedEnd | None:
+        """
+        What the last line of an export says about checkpoints; None if there is no such line.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        from cairn.journal.rows.export import read_checkpoint
+
+        return self._first(read_checkpoint, self._file) if self._file is not None else None
 
     def _first(self, read: Callable[[Path], First | None], file: Path) -> First | None:
         try:

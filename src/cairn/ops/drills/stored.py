@@ -14,6 +14,7 @@ from cairn.actors.threads.writer import WriterDied
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
 from cairn.journal.rows.codec import Row
+from cairn.journal.rows.heads import Head
 from cairn.ops.drills.evidence import command, logged, run_ops
 from cairn.ops.drills.faults.journal import tail_rewritten
 from cairn.ops.drills.outcome import Check, Outcome, Scene, checked
@@ -108,7 +109,8 @@ async def play_beneath(damage: Rewriting, scene: Scene) -> Outcome:
                 private.server.observe(watch)
                 first = await private.client.ask(victim_first())
                 await settled.wait()
-                saved_head = stored_rows(scene.directory)[-1].hash
+                last = stored_rows(scene.directory)[-1]
+                saved_head = str(Head(last.position, last.hash))
                 damage(scene.directory)
                 forged = stored_rows(scene.directory)
                 struck_s = time.monotonic()

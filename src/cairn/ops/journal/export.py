@@ -14,8 +14,17 @@ import click
 
 from cairn.journal.errors import StoreError
 from cairn.journal.rows.base import Base, state_of
-from cairn.journal.rows.codec import GENESIS
-from cairn.journal.rows.export import Excerpt, base_to_line, excerpt_to_line, to_line
+from cairn.journal.rows.codec import shown
+from cairn.journal.rows.export import (
+    Excerpt,
+    SignedEnd,
+    base_to_line,
+    checkpoint_to_line,
+    excerpt_to_line,
+    to_line,
+)
+from cairn.journal.rows.heads import BEGINNING, Head
+from cairn.ops.common.heads import HeadFiles, last_note
 from cairn.ops.common.locations import (
     Source,
     example,
@@ -62,10 +71,15 @@ def export(
     If the journal was pruned, the first line is the base that replaces the pruned rows. In the
     export of one session, the first line says which base that is and how many of the session's rows
     were pruned.
+
+    The last line has the public half of the key that signs the journal's checkpoints, and the last
+    checkpoint, unless no server has written the journal from this data directory.
     """
     source = Source.of(data_dir, journal)
     base = source.base()
-    count, head = 0, base.head if base is not None else GENESIS
+    files = HeadFiles.of(data_dir, journal)
+    public = files.public_key()
+    count, head = 0, Head(base.position, base.head) if base is not None else BEGINNING
     if session is not None:
         session = _meant(source, base, session)
     stream = f"session/{session}" if session is not None else None
@@ -76,9 +90,13 @@ def export(
             if base is not None and stream is not None and count == 0:
                 file.write(excerpt_to_line(_excerpt(stream, base)))
             file.write(to_line(attrs.evolve(row, private=None) if no_private else row))
-            count, head = count + 1, row.hash
+            count, head = count + 1, Head(row.position, shown(row.hash))
         if session is not None and count == 0:
             raise _not_found(source, base, session)
+        if public is not None:
+            note = last_note(files.notes(), head.position)
+            words = note.whole if note is not None else ""
+            file.write(checkpoint_to_line(SignedEnd(public_key=str(public), note=words)))
     click.echo(f"{count} rows, head {head}", err=True)
 
 

@@ -18,11 +18,11 @@ import click
 
 from cairn.journal import events as ev
 from cairn.journal.agents import SESSIONS
-from cairn.journal.errors import DamagedRow, StoreError
+from cairn.journal.errors import DamagedRow, StoreError, UnknownEvent
 from cairn.journal.replay import Finding, Report
 from cairn.journal.replay import replay as fold
 from cairn.journal.rows.base import Base
-from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.codec import Row, decode, shown
 from cairn.journal.rows.export import require_complete
 from cairn.journal.state import Session, State
 from cairn.journal.stories import bug_story, findings_of, pruned_names, request_stories
@@ -217,9 +217,8 @@ def _show_bug(source: Source, finding: Finding) -> int:
     click.echo("\nwhat led to it:")
     for row in story.rows:
         mark = ">" if row.position == finding.position else " "
-        click.echo(
-            f"{mark} {row.position:>8}  {time_text(row.time_us)}  {row.kind:<19} {_gist(row)}"
-        )
+        moment, kind = time_text(row.time_us), shown(row.kind)
+        click.echo(f"{mark} {row.position:>8}  {moment}  {kind:<19} {_gist(row)}")
     if violated is not None and violated.trace:
         click.echo("\nstack:")
         click.echo("\n".join(f"  {line}" for line in violated.trace.rstrip().splitlines()))
@@ -238,7 +237,7 @@ def _gist(row: Row) -> str:
     """The short fields of an event that are not private."""
     try:
         event = decode(row).event
-    except DamagedRow:
+    except (DamagedRow, UnknownEvent):
         return "(damaged)"
     shown = []
     for field in attrs.fields(type(event)):

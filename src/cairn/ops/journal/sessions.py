@@ -10,6 +10,7 @@ import click
 from cairn.journal import events as ev
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
+from cairn.journal.rows.codec import shown
 from cairn.journal.rows.export import require_complete
 from cairn.journal.state import Session, State
 from cairn.journal.tenants import LOCAL
@@ -85,6 +86,9 @@ def used(time_us: int | None) -> Shown | None:
 
 
 def time_text(time_us: int) -> str:
-    """A time in UTC, for people."""
-    moment = datetime.fromtimestamp(time_us / 1e6, UTC)
+    """A time in UTC, for people; one that is none in a calendar is written as it is stored."""
+    try:
+        moment = datetime.fromtimestamp(time_us / 1e6, UTC)
+    except (TypeError, ValueError, OverflowError, OSError):  # of a row that was changed
+        return shown(time_us)
     return moment.strftime("%Y-%m-%d %H:%M:%S") + f".{time_us // 1000 % 1000:03d}Z"

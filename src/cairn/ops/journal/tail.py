@@ -24,7 +24,7 @@ import msgspec
 
 from cairn.journal.errors import StoreError
 from cairn.journal.events import ALL_EVENTS
-from cairn.journal.rows.codec import Row
+from cairn.journal.rows.codec import Row, shown
 from cairn.journal.rows.export import LINE_FIELDS, to_line
 from cairn.journal.tenants import session_name
 from cairn.ops.common.locations import Source, data_dir_option, example, log_path
@@ -322,8 +322,7 @@ class Events:
             yield self._entry(row)
 
     def _entry(self, row: Row) -> Entry:
-        shown = row if self._private else attrs.evolve(row, private=None)
-        line = to_line(shown)
+        line = to_line(row if self._private else attrs.evolve(row, private=None))
         fields = msgspec.json.decode(line, type=dict[str, Any])
         payload = fields.pop("payload")
         payload = payload if isinstance(payload, dict) else {}  # a damaged row has text there
@@ -335,11 +334,11 @@ class Events:
             fields=fields | payload,
             moment=time_of(fields["time"]),
             session=(
-                row.stream.removeprefix("session/")
+                shown(row.stream).removeprefix("session/")
                 if row.stream != "server"
                 else str(payload.get("of_session", ""))
             ),
-            head=(f"{row.position:>8}", row.kind),
+            head=(f"{row.position:>8}", shown(row.kind)),
             rest=rest,
         )
 

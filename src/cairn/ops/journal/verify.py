@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -12,16 +11,23 @@ from cairn.journal.errors import DamagedRow
 from cairn.journal.invariants import SENTENCES
 from cairn.journal.replay import Finding
 from cairn.journal.rows.base import Base, state_of
+from cairn.journal.rows.heads import Head
+from cairn.journal.rows.signed_notes import PublicKey
 from cairn.journal.rows.verification import Verification, consequences
+from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import Source, example, file_argument, journal_options
 from cairn.ops.common.output import counted
+from cairn.ops.journal.known_heads import known_heads
 
-_HASH = re.compile(r"[0-9a-f]{64}")
-_SAVE = " To check for that, pass a head you saved earlier: --head HASH"
-_UNSEEN_AFTER = (
-    "This cannot detect rows removed from the end, or rewritten, after the saved head{pruned}."
+_SAVE = (
+    " To check for that, pass a checkpoint that was kept elsewhere, --checkpoint FILE, or a head, "
+    "--head POSITION:HASH"
 )
-_UNSEEN = "This cannot detect rows removed from the end, or a completely rewritten chain{pruned}."
+_UNSEEN_AFTER = (
+    "This cannot detect rows removed from the end, or rewritten, after row {row}{pruned}."
+)
+_UNSEEN = "This cannot detect rows removed from the end, or a completely rewritten chain{pruned}"
+_BESIDE = " if the head record and the checkpoints beside the journal were changed with it"
 
 
 def line_of(finding: Finding, *, follows: bool = False) -> str:
@@ -32,7 +38,7 @@ def line_of(finding: Finding, *, follows: bool = False) -> str:
     fields = (
         finding.bug_id,
         finding.invariant,
-        f"row {finding.position}",
+        finding.where,
         f"session {finding.session}" if finding.session else "server",
         " ".join(finding.message.split()),
         "on record" if finding.recorded else "not on record",
@@ -40,12 +46,22 @@ def line_of(finding: Finding, *, follows: bool = False) -> str:
     return "\t".join((*fields, "may be a consequence") if follows else fields)
 
 
-def _head(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not _HASH.fullmatch(value.lower()):
+def _head(_: click.Context, __: click.Parameter, value: str | None) -> Head | None:
+    try:
+        return Head.parse(value) if value is not None else None
+    except ValueError as error:
         raise click.BadParameter(
-            "expected 64 hexadecimal digits, as `ops verify` prints them after `head:`"
-        )
-    return value.lower() if value is not None else None
+            "expected POSITION:HASH, as `ops verify` prints it after `head:`"
+        ) from error
+
+
+def _key(_: click.Context, __: click.Parameter, value: str | None) -> PublicKey | None:
+    try:
+        return PublicKey.parse(value) if value is not None else None
+    except ValueError as error:
+        raise click.BadParameter(
+            "expected NAME+ID+KEY, as `ops verify` prints it after `public key:`"
+        ) from error
 
 
 @click.command(
@@ -61,11 +77,31 @@ def _head(_: click.Context, __: click.Parameter, value: str | None) -> str | Non
 @click.option(
     "--head",
     "saved",
-    metavar="HASH",
+    metavar="POSITION:HASH",
     callback=_head,
     help="A head that you saved earlier. The chain must still contain it.",
 )
-def verify(data_dir: Path, journal: str | None, file: Path | None, saved: str | None) -> None:
+@click.option(
+    "--checkpoint",
+    metavar="FILE",
+    help="Signed checkpoints that were kept elsewhere: a file, or the text of one. The chain must "
+    "still contain them all.",
+)
+@click.option(
+    "--public-key",
+    metavar="KEY",
+    callback=_key,
+    help="The public half of the key that signed them. Default: the one in the data directory or "
+    "in the export.",
+)
+def verify(
+    data_dir: Path,
+    journal: str | None,
+    file: Path | None,
+    saved: Head | None,
+    checkpoint: str | None,
+    public_key: PublicKey | None,
+) -> None:
     """
     Check a journal: its hash chain and all invariants.
 
@@ -74,24 +110,32 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, saved: str | 
     that `ops replay` takes, and a summary of what was checked. Violations after the first one that
     is not on record may be its consequences; they are marked and counted separately.
 
-    It cannot detect rows removed from the end, or a completely rewritten chain. Save the `head`
-    that it prints, and pass it later with --head. If the journal was pruned, the base that replaces
-    the pruned rows is checked against the row that names it. What those rows contained cannot be
-    checked.
+    The rows alone cannot show that rows were removed from the end, or that the chain was completely
+    rewritten. The head record and the signed checkpoints that a server keeps in its data directory
+    do, unless they were changed with the journal. Keep checkpoints elsewhere (`ops serve
+    --checkpoints FILE`), and pass them with --checkpoint; or save the `head` that is printed, and
+    pass it later with --head.
+
+    If the journal was pruned, the base that replaces the pruned rows is checked against the row
+    that names it. What those rows contained cannot be checked.
 
     \b
     Exit code
       0  all checks pass
-      1  something is broken, or the head that you saved is not in the chain
-      2  the journal cannot be read, or the export has no rows
-      3  all that can be checked passes, but contents or rows were left out of the export, or the
-         head that you saved is older than the last prune, and may be of a pruned row
+      1  something is broken, a head or a checkpoint is not in the chain, or a signature is wrong
+      2  the journal or the checkpoints cannot be read, or the export has no rows
+      3  all that can be checked passes, but contents or rows were left out of the export, or what
+         you saved is older than the last prune, and may be of a pruned row
     """
     source = Source.of(data_dir, journal, file)
+    files = HeadFiles.of(data_dir, journal) if file is None else None
+    # Read before the rows, which a server may be adding to.
+    known = known_heads(source, files, saved, checkpoint, public_key)
     base = source.base()
+    faults = source.schema_faults()
     begins = source.excerpt()
     checked = Verification(
-        may_be_excerpt=source.is_export, saved_head=saved, base=base, begins=begins
+        may_be_excerpt=source.is_export, saved=known.heads, base=base, begins=begins
     )
     for row in source.rows("verify", base=base):
         try:
@@ -102,13 +146,15 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, saved: str | 
                 f"{error.fact}. Its hash is correct, so it was written like this: "
                 "verify it with the version of Cairn that wrote it.",
             ) from error
+    for part, fact in faults:
+        checked.note_place(part, fact)
     findings = checked.findings()
     follow = consequences(findings)
     first = next((finding for finding in findings if not finding.recorded), None)
     for finding in findings:
         click.echo(line_of(finding, follows=finding.bug_id in follow))
         if finding is first:
-            click.echo(f"first broken: row {finding.position}")
+            click.echo(f"first broken: {finding.where}")
     click.echo(f"rows: {checked.rows}")
     if base is not None:
         click.echo(f"begins: {_begins_words(base, checked)}")
@@ -120,23 +166,22 @@ def verify(data_dir: Path, journal: str | None, file: Path | None, saved: str | 
             f"pruned, with base {begins.base.digest}"
         )
     click.echo(f"head: {checked.head}")
-    lost = False
-    if saved is not None:
-        # An excerpt lacks the rows of other sessions, and a pruned journal its first rows: the head
-        # may be of one of these.
-        lost = checked.saved_at is None and not checked.excerpt and base is None
-        click.echo(f"saved head: {_saved_words(checked)}")
+    lost = known.report(checked)
     pruned = "" if base is None and begins is None else ", or changes to rows that were pruned"
-    if checked.saved_at is None:
-        click.echo(_UNSEEN.format(pruned=pruned) + (_SAVE if saved is None else ""))
+    reached, is_elsewhere = known.last_present(checked)
+    if reached is None:
+        click.echo(_UNSEEN.format(pruned=pruned) + "." + (_SAVE if known.is_little else ""))
+    elif is_elsewhere:
+        click.echo(_UNSEEN_AFTER.format(row=reached, pruned=pruned))
     else:
-        click.echo(_UNSEEN_AFTER.format(pruned=pruned))
+        click.echo(_UNSEEN_AFTER.format(row=reached, pruned=pruned))
+        click.echo(_UNSEEN.format(pruned="") + _BESIDE + "." + _SAVE)
     click.echo(f"checked: {' '.join(SENTENCES) if checked.whole else 'INV-8'}")
     if not checked.whole:
         click.echo(_not_checked(checked))
     more = f", and {len(follow)} that may be consequences" if follow else ""
     click.echo(f"broken: {len(findings) - len(follow)}{more}")
-    unsure = saved is not None and not checked.vouched_for
+    unsure = known.is_unsure(checked)
     sys.exit(1 if findings or lost else 0 if checked.whole and not unsure else 3)
 
 
@@ -153,22 +198,6 @@ def _violations(base: Base) -> int:
         return len(state_of(base).faults)
     except ValueError:
         return 0  # left out, or damaged, which is a violation of its own
-
-
-def _saved_words(checked: Verification) -> str:
-    if checked.saved_at is not None:
-        words = f"in the chain, at row {checked.saved_at}"
-        if checked.base is None or checked.vouched_for:
-            return words
-        return (
-            f"{words}; the base was made after that head, which does not vouch for the rows before "
-            f"row {checked.base.position + 1}"
-        )
-    if checked.excerpt:
-        return "not in this excerpt, which lacks the rows of other sessions"
-    if checked.base is not None:
-        return f"not in the chain; it may be of a row up to {checked.base.position}, now pruned"
-    return "not in the chain: rows were removed from the end, or the chain was rewritten"
 
 
 def _not_checked(checked: Verification) -> str:

@@ -114,6 +114,19 @@ _option = partial(click.option, show_default=True)
     help="A database URL for the journal. Default: SQLite in the data directory.",
 )
 @_option(
+    "--checkpoints",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also append the signed checkpoints of the journal to this file, which may be on another "
+    "disk. `ops verify --checkpoint FILE` compares the journal with it.",
+)
+@_option(
+    "--accept-lost-rows",
+    is_flag=True,
+    help="Serve although rows of the journal were lost or replaced since the last start. This is "
+    "journaled.",
+)
+@_option(
     "--block-tokens",
     type=click.IntRange(8, 4096),
     help="C, the tokens per block and per prefill pass. Default: 64 on a CPU, 256 on a GPU.",

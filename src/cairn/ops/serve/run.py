@@ -32,6 +32,7 @@ from cairn.actors.models.choice import Choice
 from cairn.actors.requests.limits import Limits
 from cairn.actors.server import Server
 from cairn.actors.settings import SHADOW_SHARE
+from cairn.actors.threads.heads import HeadKeeper
 from cairn.actors.threads.writer import WriterDied
 from cairn.engine.machine.heap import use_one_heap
 from cairn.engine.model.builtin import builtin_directory, builtin_fault
@@ -43,8 +44,9 @@ from cairn.http.app import create_app
 from cairn.http.server.listen import bind_socket, is_loopback, serve_http
 from cairn.http.server.listen import url_of as address_of
 from cairn.journal.rows.store import Store
-from cairn.journal.rows.store_sql import SqlStore, migrate, sqlite_path
+from cairn.journal.rows.store_sql import SqlStore, migrate, sqlite_path, strange_words
 from cairn.ops.cli import Unreadable
+from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import log_path, options_of, self_tests_folder, url_of
 from cairn.ops.common.logs import set_up_logs
 from cairn.ops.journal.readers import readers_warning, secret_warning
@@ -53,13 +55,14 @@ from cairn.ops.serve.banner import greet
 from cairn.ops.serve.data_dir import hold, make_home, root_secret
 from cairn.ops.serve.models_option import read_models_option
 from cairn.ops.serve.progress import ShownProgress
+from cairn.ops.serve.recorded_heads import head_keeper, require_known_head
 from cairn.ops.serve.second_writer import warning
 
 ENDED_AT_ONCE = 130
 """The exit code if a signal ended the process before it had finished."""
 
 # Paths of this machine are not journaled.
-_PLACES = ("model", "models", "adapter", "journal")
+_PLACES = ("model", "models", "adapter", "journal", "checkpoints")
 # After the last answer was cut off, its client still has to get the error.
 _LAST_WORDS_S = 10.0
 
@@ -114,6 +117,8 @@ def run(options: dict[str, Any]) -> None:
                 f"or ${KEYS_VARIABLE}, or omit --host."
             )
         held.record_address(address_of(listener))
+        files = HeadFiles.of(data_dir, options["journal"])
+        accepted = require_known_head(files, url, accept=options["accept_lost_rows"])
         migrate(url)
         _warn(secret_warning(data_dir))
         if url.startswith("sqlite"):
@@ -124,7 +129,12 @@ def run(options: dict[str, Any]) -> None:
                 readers_warning(sqlite_path(url))
             )  # after opening it, which creates the files beside it
         try:
-            served = trio.run(serve_over, options, store, listener, data_dir, keys, models)
+            if faults := store.schema_faults():
+                raise Unreadable(strange_words(store.place, faults))
+            with head_keeper(files, options["checkpoints"], accepted) as heads:
+                served = trio.run(
+                    serve_over, options, store, listener, data_dir, keys, models, heads
+                )
         except BaseExceptionGroup as failed:
             raise _reportable(failed, options_of(data_dir, options["journal"])) from failed
         finally:
@@ -200,12 +210,14 @@ async def serve_over(
     data_dir: Path,
     keys: Keys | None,
     models: ModelList | None = None,
+    heads: HeadKeeper | None = None,
 ) -> bool:
     """
     Serve with the command's options and an open store, until a signal arrives.
 
     Args:
         models: several models, instead of the option ``--model``.
+        heads: keeps the head of the journal outside of it.
 
     Returns:
         Whether the server was ready when the signal arrived.
@@ -213,7 +225,7 @@ async def serve_over(
     options = {**options, "tenants": ", ".join(keys.tenants) if keys is not None else None}
     starting = Starting()
     try:
-        await _serve(options, store, listener, data_dir, keys, models, starting)
+        await _serve(options, store, listener, data_dir, keys, models, starting, heads)
     except* StartGivenUp:
         pass  # already journaled
     return not starting.given_up
@@ -227,6 +239,7 @@ async def _serve(
     keys: Keys | None,
     models: ModelList | None,
     starting: Starting,
+    heads: HeadKeeper | None,
 ) -> None:
     """
     See ``serve_over``.
@@ -243,10 +256,12 @@ async def _serve(
             secret = root_secret(data_dir)
             booting: AbstractAsyncContextManager[Server]
             if models is None:
-                booting = booted(settings, store, secret, progress, starting)
+                booting = booted(settings, store, secret, progress, starting, heads=heads)
             else:
                 choices, default = choices_of(models, settings), models.default.name
-                booting = booted_models(choices, default, store, secret, progress, starting)
+                booting = booted_models(
+                    choices, default, store, secret, progress, starting, heads=heads
+                )
             async with booting as server:
                 progress.close()
                 if not starting.given_up:  # after the model was loaded

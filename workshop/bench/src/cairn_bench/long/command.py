@@ -204,7 +204,7 @@ def verified(data: Path) -> Checked:
         rows=checked.rows,
         broken=len(findings),
         why="" if why is None else f"{why.invariant} at row {why.position}: {why.message}",
-        head=checked.head,
+        head=str(checked.head),
     )
 
 

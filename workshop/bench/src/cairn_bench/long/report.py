@@ -404,7 +404,7 @@ def _verified(checked: Checked) -> str:
         return f"could not be verified: {checked.why}"
     if checked.broken:
         return f"{checked.broken} broken of {checked.rows} rows, first: {checked.why}"
-    return f"{checked.rows} rows verified, head {checked.head[:16]}"
+    return f"{checked.rows} rows verified, head {checked.head[:24]}"
 
 
 def _tier(name: str) -> str:

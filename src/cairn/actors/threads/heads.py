@@ -1,0 +1,140 @@
+"""
+Keeps the head of a journal outside of it, while the journal is written.
+
+The head record is overwritten after each commit, so a start that finds less than it says knows that
+rows were lost. Checkpoints are signed at the start, at the stop and every so many rows. All methods
+but the constructor are for the thread that writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from cairn.journal.rows.heads import Head
+from cairn.journal.rows.signed_notes import Signer
+
+log = structlog.get_logger("cairn")
+
+CHECKPOINT_ROWS = 10_000
+"""How many rows may follow a checkpoint before the next one."""
+
+Written = TypeVar("Written")
+
+_LINE = "cairn head 1 {position:>19} {hash}\n"
+
+
+def record_of(text: str) -> Head:
+    """
+    The head of a head record.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    words = text.split()
+    head = Head.parse(":".join(words[3:]))
+    if text != _LINE.format(position=head.position, hash=head.hash):
+        raise ValueError("the head record is damaged")
+    return head
+
+
+class HeadKeeper:
+    """
+    The head record and the checkpoints of one journal.
+
+    Args:
+        record: the file of the head record.
+        checkpoints: the files that checkpoints are appended to.
+        accepted: the loss of rows that the operator has accepted, in words; None if there is none.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+
+    def __init__(
+        self,
+        record: Path,
+        checkpoints: Sequence[Path],
+        signer: Signer,
+        accepted: str | None = None,
+    ) -> None:
+        self.accepted = accepted
+        self.signed: Head | None = None
+        self._signer = signer
+        self._last: Head | None = None
+        self._is_failing = False
+        with contextlib.ExitStack() as opened:
+            self._record = _opened(record, os.O_RDWR)
+            opened.callback(os.close, self._record)
+            self._files = []
+            for path in checkpoints:
+                file = _opened(path, os.O_WRONLY | os.O_APPEND)
+                opened.callback(os.close, file)
+                self._files.append(file)
+            self._opened = opened.pop_all()
+
+    def committed(self, head: Head) -> None:
+        """Record the head of the journal after a commit. The first one of a run is signed."""
+        last, self._last = self._last, head
+        self._try(self._write_record, head)
+        if last is None:
+            self._sign(head, "start")
+        elif self.signed is None or head.position - self.signed.position >= CHECKPOINT_ROWS:
+            self._sign(head, "rows")
+
+    def end(self) -> None:
+        """Sign the last head of a run."""
+        if self._last is not None:
+            self._sign(self._last, "stop")
+
+    def close(self) -> None:
+        """Close the files."""
+        self._opened.close()
+
+    def _sign(self, head: Head, when: str) -> None:
+        log.info("journal head", at=when, position=head.position, head=str(head))
+        if head != self.signed and self._try(self._append_note, self._signer.note(head)):
+            self.signed = head
+
+    def _write_record(self, head: Head) -> None:
+        # Not synced: it survives the process, and after a loss of power it is older than the
+        # journal, which says nothing false.
+        line = _LINE.format(position=head.position, hash=head.hash)
+        os.pwrite(self._record, line.encode(), 0)
+
+    def _append_note(self, note: str) -> None:
+        for file in self._files:
+            size = os.fstat(file).st_size
+            try:
+                if os.write(file, note.encode()) < len(note.encode()):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file)
+            except OSError:
+                # Half a note would make those after it unreadable.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file, size)
+                raise
+
+    def _try(self, write: Callable[[Written], None], what: Written) -> bool:
+        """Write; report a failure once. The journal itself is written, so the server goes on."""
+        try:
+            write(what)
+        except OSError as error:
+            if not self._is_failing:
+                log.error("the journal's head cannot be recorded", fact=error.strerror)
+            self._is_failing = True
+            return False
+        if self._is_failing:
+            log.warning("the journal's head can be recorded again")
+            self._is_failing = False
+        return True
+
+
+def _opened(path: Path, how: int) -> int:
+    return os.open(path, how | os.O_CREAT | os.O_CLOEXEC, 0o600)
