@@ -4,7 +4,7 @@ The events. Every path decision and every cache mutation is one of these.
 Rules of this module:
 
 1. An event that exists is valid in itself, because its constructor validates it. Whether it may
-   happen *now* is decided in ``lifecycle.py`` and ``invariants.py``.
+   happen *now* is decided in ``lifecycle.py`` and ``invariants/``.
 2. Fields are plain values: text, numbers, booleans, tuples of them. No arrays, no clocks, no
    defaults. Fields that engine and store **measured** are recorded next to those that were asked
    for, because a check that reads the same number twice checks nothing.

@@ -7,7 +7,7 @@ Rules of this module:
    state of a session alone is in the table ``STEPS``. What a table cannot express is below it, as
    marked special cases.
 2. This module looks at which event happened, to whom, and after what. What an event means is in
-   ``state.py``; whether its figures are right is in ``invariants.py``.
+   ``state.py``; whether its figures are right is in ``invariants/``.
 
 A step that is not in the table violates INV-6. A terminal state has an empty table: no step may
 follow.

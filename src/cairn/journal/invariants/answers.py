@@ -1,0 +1,53 @@
+"""INV-7: the tokens that are emitted, and the end of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cairn.journal import events as ev
+from cairn.journal.invariants.sentences import Violation, broken
+from cairn.journal.state import State
+
+
+def emitted(state: State, event: ev.TokensEmitted) -> Iterator[Violation]:
+    request = state.session(event.session).request
+    assert request is not None
+    if event.first != request.emitted:
+        yield broken("INV-7", "tokens emitted out of order", request.emitted, event.first)
+        return
+    made = request.sampled[event.first : event.first + len(event.ids)]
+    if made != event.ids or not request.sampled:
+        yield broken("INV-7", "tokens emitted that no pass made", made, event.ids)
+
+
+def finished(state: State, event: ev.RequestFinished) -> Iterator[Violation]:
+    request = state.session(event.session).request
+    assert request is not None and request.path is not None
+    if not request.sampled:
+        yield broken("INV-7", "an answer before the prompt has run", ">= 1 token", 0)
+    if not request.emitted <= event.answer_tokens <= len(request.sampled):
+        yield broken(
+            "INV-7",
+            "an answer of other tokens",
+            f"{request.emitted} to {len(request.sampled)}",
+            event.answer_tokens,
+        )
+    if event.prompt_tokens != len(request.prompt_ids):
+        yield broken(
+            "INV-7", "another prompt is billed", len(request.prompt_ids), event.prompt_tokens
+        )
+    if event.cached_tokens != request.path.reused_tokens:
+        yield broken(
+            "INV-7", "other reuse is reported", request.path.reused_tokens, event.cached_tokens
+        )
+    if event.completion_tokens != event.answer_tokens:
+        yield broken(
+            "INV-7", "another answer is billed", event.answer_tokens, event.completion_tokens
+        )
+    if event.finish_reason == "length" and event.answer_tokens != request.ask.max_tokens:
+        yield broken(
+            "INV-7",
+            "an answer cut off at another length than was asked for",
+            request.ask.max_tokens,
+            event.answer_tokens,
+        )
