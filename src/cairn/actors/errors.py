@@ -53,16 +53,24 @@ class PromptTooLong(RefusalError):
     """The prompt leaves no room for an answer in the model's context."""
 
     def __init__(
-        self, prompt_tokens: int, context_tokens: int, whose: str = "model", of_model: int = 0
+        self,
+        prompt_tokens: int,
+        context_tokens: int,
+        whose: str = "model",
+        of_model: int = 0,
+        *,
+        by_bytes: bool = False,
     ) -> None:
         """
         Args:
             whose: what has this context: ``model`` or ``agent``.
             of_model: the model's own context, if the server's memory allows less; else 0.
+            by_bytes: whether the tokens are not counted: it has so many at least by its bytes.
         """
         bound = "; the model itself takes {}, which the server's --pool-mb bounds"
         super().__init__(
-            f"prompt is too long: {prompt_tokens} tokens > {context_tokens - 1} maximum "
+            f"prompt is too long: {'at least ' if by_bytes else ''}{prompt_tokens} tokens > "
+            f"{context_tokens - 1} maximum "
             f"(the {whose}'s context is {context_tokens} tokens and an answer needs at least one"
             f"{bound.format(of_model) if of_model else ''})"
         )

@@ -215,3 +215,36 @@ def test_the_last_reply_has_sealed_tokens_and_stop_text(model_directory: Path) -
             assert (stop[1], "stop") == (cut.finished.stop_text, cut.finished.finish_reason)
 
     trio.run(main)
+
+
+def test_a_prompt_of_too_many_bytes_is_refused_before_it_is_tokenised(
+    model_directory: Path,
+) -> None:
+    """
+    A conversation, a raw prompt, an agent's request and a count alike: no character is tokenised.
+    One that could fit by its bytes is tokenised, and refused for its tokens.
+    """
+    most_bytes = 16  # of a token of the built-in model
+
+    async def main() -> None:
+        async with serving(model_directory) as server:
+            context = server.facts.context_tokens
+            long = generate(Conversation(messages=(user("a" * most_bytes * context),)))
+            raw = attrs.evolve(long, conversation=None, prompt="a" * most_bytes * context)
+            agents = attrs.evolve(
+                generate(Conversation(messages=(user("a" * 2000),))), context_max=100
+            )
+            for command in (long, raw, agents):
+                with pytest.raises(PromptTooLong, match="at least") as refused:
+                    await ask(server, command)
+                assert refused.value.prompt_tokens >= refused.value.context_tokens
+            for command in (long, raw):
+                with pytest.raises(PromptTooLong, match="at least"):
+                    await local(server).count(command)
+            assert 0 == server.statistics().encoded_characters
+            nearly = attrs.evolve(raw, prompt="a" * (most_bytes * context - 1))
+            with pytest.raises(PromptTooLong, match=r"long: \d+ tokens"):
+                await ask(server, nearly)
+            assert server.statistics().encoded_characters > 0
+
+    trio.run(main)

@@ -16,7 +16,7 @@ import cachetools
 import structlog
 import trio
 
-from cairn.actors.errors import PromptRefused, Stopping, TimedOut
+from cairn.actors.errors import PromptRefused, PromptTooLong, Stopping, TimedOut
 from cairn.actors.models.choice import Choice, not_loaded
 from cairn.actors.requests.admission import check_count_queue
 from cairn.actors.requests.limits import Limits
@@ -25,6 +25,7 @@ from cairn.actors.threads.engine import EngineGone, EngineThread
 from cairn.engine.contract import Tokenizer
 from cairn.engine.model.models_file import entry_fault
 from cairn.engine.prompt import template as prompts
+from cairn.engine.prompt.bounds import TextBound, bound_of
 from cairn.engine.prompt.encoder import Encoder
 
 T = TypeVar("T")
@@ -46,6 +47,8 @@ class _Text:
 
     tokenizer: Tokenizer
     encoder: Encoder
+    bound: TextBound | None
+    context_tokens: int  # 0 if unknown
 
 
 class TokenCounter:
@@ -66,12 +69,13 @@ class TokenCounter:
 
     async def count(self, choice: Choice, command: Generate, tenant: str) -> int:
         """
-        The number of tokens of a prompt, however long it is, by a model's tokenizer. Changes which
-        tokenizers are kept, and nothing else.
+        The number of tokens of a prompt by a model's tokenizer, also of one that is too long to be
+        answered. Changes which tokenizers are kept, and nothing else.
 
         Raises:
             ModelNotLoaded: the tokenizer cannot be loaded, or could not a short while ago.
             PromptRefused: the prompt cannot be rendered or tokenised.
+            PromptTooLong: its bytes alone show that it cannot fit, so it is not tokenised.
             QueueFull: too many prompts wait to be counted.
             Stopping: the server stopped, and the engine's thread is busy.
             TimedOut: it took too long.
@@ -124,7 +128,7 @@ class TokenCounter:
         failed = await self._engine.load(lambda: _know_family(directory))
         if failed is not None:
             return failed
-        return await _in_thread(_load, directory)
+        return await _in_thread(_load, directory, choice.metadata.context_tokens)
 
 
 async def _in_thread(run: Callable[..., T], *arguments: object) -> T:
@@ -144,20 +148,37 @@ def _know_family(directory: str) -> str | None:
     return None
 
 
-def _load(directory: str) -> _Text | str:
+def _load(directory: str, context_tokens: int) -> _Text | str:
     from cairn.engine.mlx.tokenizer import load_tokenizer
 
     try:
         tokenizer = load_tokenizer(directory)
     except Exception as error:  # likewise
         return str(error) or type(error).__name__
-    return _Text(tokenizer, Encoder(tokenizer, max_bytes=_CACHE_BYTES))
+    encoder = Encoder(tokenizer, max_bytes=_CACHE_BYTES)
+    return _Text(tokenizer, encoder, bound_of(tokenizer), context_tokens)
 
 
 def _count(text: _Text, command: Generate, tenant: str) -> int:
     if command.conversation is not None:
         rendered = prompts.render(text.tokenizer, command.conversation)
+        _check_bytes(text, rendered)
         return len(text.encoder.encode(rendered, tenant=tenant))
     if isinstance(command.prompt, str):
+        _check_bytes(text, command.prompt)
         return len(text.encoder.encode_raw(command.prompt))
     return len(command.prompt or ())
+
+
+def _check_bytes(text: _Text, prompt: str) -> None:
+    """
+    Refuse a prompt that is too long whatever its tokens are.
+
+    Raises:
+        PromptTooLong: its bytes do not fit into as many tokens as there may be.
+    """
+    if text.bound is None or not text.context_tokens:
+        return
+    least = text.bound.least_tokens(prompt)
+    if least >= text.context_tokens:
+        raise PromptTooLong(least, text.context_tokens, by_bytes=True)

@@ -27,6 +27,7 @@ from cairn.engine.answer.parts import AnswerForm
 from cairn.engine.answer.token_bytes import TokenBytes
 from cairn.engine.contract import ModelTokenizer, Tokenizer
 from cairn.engine.prompt import template as prompts
+from cairn.engine.prompt.bounds import bound_of
 from cairn.engine.prompt.encoder import Encoder
 from cairn.engine.reports import GrammarMatcher, ModelFacts
 from cairn.engine.sampling import BIASES_MAX, seed_of_choice
@@ -77,6 +78,9 @@ class Preparer:
         self.encoder = Encoder(tokenizer)
         if self.encoder.whole_because is not None:
             log.info("prompts are tokenised as a whole", reason=self.encoder.whole_because)
+        self._bound = bound_of(tokenizer)
+        if self._bound is None:
+            log.info("no number of bytes shows that a prompt is too long")
         self._markers = markers_of(tokenizer)
         self._compiler = compiler_for(tokenizer, self._markers, facts)
         self._token_bytes = TokenBytes(tokenizer)
@@ -87,10 +91,11 @@ class Preparer:
 
     async def count(self, command: Generate, tenant: str) -> int:
         """
-        The number of tokens of a prompt, however long it is.
+        The number of tokens of a prompt, also of one that is too long to be answered.
 
         Raises:
             PromptRefused: the prompt cannot be rendered or tokenised.
+            PromptTooLong: its bytes alone show that it cannot fit, so it is not tokenised.
         """
         ids, _, _ = await self._tokenised(self.read, command, tenant)
         return len(ids)
@@ -137,6 +142,8 @@ class Preparer:
         self, read: Callable[[Generate, str], T], command: Generate, tenant: str
     ) -> T:
         """Run ``read`` on a request, in a thread."""
+        if isinstance(command.prompt, str):
+            self._check_bytes(command.prompt, command)
         try:
             return await trio.to_thread.run_sync(
                 read, command, tenant, limiter=self.tokenizing, abandon_on_cancel=False
@@ -149,10 +156,7 @@ class Preparer:
         command = self._without_calls(command)
         if not ids:
             raise PromptRefused("the prompt is empty; send at least one token")
-        context = self._model.context_tokens
-        whose, of_model = "model", self._model.model_context_tokens
-        if command.context_max is not None and command.context_max < context:
-            context, whose, of_model = command.context_max, "agent", 0
+        context, whose, of_model = self._context_of(command)
         if len(ids) >= context:
             raise PromptTooLong(len(ids), context, whose, of_model)
         secret = tenant_secret(self._secret, tenant)
@@ -193,6 +197,25 @@ class Preparer:
             token_bytes=self._token_bytes if wants_bytes else None,
         )
 
+    def _context_of(self, command: Generate) -> tuple[int, str, int]:
+        """The limit of a prompt, whose it is, and the model's own if memory allows less."""
+        context = self._model.context_tokens
+        if command.context_max is not None and command.context_max < context:
+            return command.context_max, "agent", 0
+        return context, "model", self._model.model_context_tokens
+
+    def _check_bytes(self, text: str, command: Generate) -> None:
+        """
+        Refuse a text that is too long whatever its tokens are, before it is tokenised.
+
+        Raises:
+            PromptTooLong: its bytes do not fit into as many tokens as there may be.
+        """
+        context, whose, of_model = self._context_of(command)
+        least = self._bound.least_tokens(text) if self._bound is not None else 0
+        if least >= context:
+            raise PromptTooLong(least, context, whose, of_model, by_bytes=True)
+
     def _without_calls(self, command: Generate) -> Generate:
         """
         The same request. If its prompt has tools that may not be called, the token with which a
@@ -226,6 +249,7 @@ class Preparer:
         if command.conversation is not None:
             conversation = command.conversation
             text = prompts.render(self._tokenizer, conversation)
+            self._check_bytes(text, command)
             ids = self.encoder.encode(text, tenant=tenant)
             offered = (*conversation.tools, *conversation.loaded_tools)
             form = AnswerForm(
