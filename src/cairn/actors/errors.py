@@ -29,6 +29,8 @@ the server's admission, that it takes out of service raises ``Broken`` for the r
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class RefusalError(Exception):
     """
@@ -162,13 +164,24 @@ class NoMemory(RefusalError):
 
 
 class TimedOut(RefusalError):
-    """The request took longer than the operator allows."""
+    """The request took longer than the operator allows, or preparing it than the server does."""
 
-    def __init__(self, limit_s: float) -> None:
-        super().__init__(
-            f"request timed out after {limit_s:g} seconds; lower max_tokens, or ask the operator "
-            "to raise --request-timeout"
-        )
+    def __init__(
+        self, limit_s: float, of: Literal["request", "prompt", "grammar"] = "request"
+    ) -> None:
+        """
+        Args:
+            of: what took too long.
+        """
+        sentences = {
+            "request": f"request timed out after {limit_s:g} seconds; lower max_tokens, or ask the "
+            "operator to raise --request-timeout",
+            "prompt": f"the prompt was not rendered and tokenised within {limit_s:g} seconds; send "
+            "a shorter one",
+            "grammar": f"the format of the answer was not compiled within {limit_s:g} seconds; "
+            "send a simpler schema",
+        }
+        super().__init__(sentences[of])
         self.limit_s = limit_s
 
 

@@ -304,8 +304,8 @@ class ModelServer:
         self, deadline: float, preparing: Awaitable[T], context: RequestContext | None
     ) -> T:
         """
-        Prepare a request before its deadline. Work that has begun in a thread is finished; a
-        request that still waits for one leaves.
+        Prepare a request before its deadline. Work that has begun in a thread runs on there, and
+        its result is dropped; a request that still waits for one leaves.
 
         Args:
             deadline: on trio's clock.
@@ -314,8 +314,12 @@ class ModelServer:
         Raises:
             TimedOut: it took too long.
         """
-        with trio.move_on_at(deadline):
-            return await preparing
+        try:
+            with trio.move_on_at(deadline):
+                return await preparing
+        except TimedOut:  # its prompt or its grammar takes too long
+            self._reject(context, "timed_out")
+            raise
         self._reject(context, "timed_out")
         raise TimedOut(self._limits.request_s)
 

@@ -2,7 +2,8 @@
 Counts tokens for models that are not loaded, with their tokenizers and templates alone, of which a
 few are kept. No model is swapped for a count.
 
-A count does not queue with requests. It waits for the counts before it only.
+A count does not queue with requests. It waits for a tokenizer that is being loaded, and for a
+thread (``threads/prompts.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from cairn.actors.models.choice import Choice, not_loaded
 from cairn.actors.requests.admission import check_count_queue
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate
+from cairn.actors.requests.prepare import characters_of
 from cairn.actors.threads.engine import EngineGone, EngineThread
+from cairn.actors.threads.prompts import LIMIT_S, GivenUp, PromptThreads, kind_of
 from cairn.engine.contract import Tokenizer
 from cairn.engine.model.models_file import entry_fault
 from cairn.engine.prompt import template as prompts
@@ -52,17 +55,13 @@ class _Text:
 
 
 class TokenCounter:
-    """
-    Counts tokens with tokenizers of its own.
+    """Counts tokens with tokenizers of its own."""
 
-    Attributes:
-        tokenizing: held while a tokenizer is used, because they are not made for several threads.
-    """
-
-    def __init__(self, engine: EngineThread, limits: Limits) -> None:
+    def __init__(self, engine: EngineThread, limits: Limits, threads: PromptThreads) -> None:
         self._engine = engine
         self._limits = limits
-        self.tokenizing = trio.CapacityLimiter(1)
+        self._threads = threads
+        self._loading = trio.Lock()
         self._texts: cachetools.LRUCache[str, _Text] = cachetools.LRUCache(TOKENIZERS_MAX)
         self._pauses: dict[str, float] = {}
         self._counts = 0
@@ -84,12 +83,15 @@ class TokenCounter:
         self._counts += 1
         try:
             with trio.move_on_after(self._limits.request_s):
-                async with self.tokenizing:
+                async with self._loading:
                     text = await self._text_of(choice)
-                    return await _in_thread(_count, text, command, tenant)
+                kind = kind_of(characters_of(command))
+                return await self._threads.run(kind, tenant, lambda: _count(text, command, tenant))
             raise TimedOut(self._limits.request_s)
         except prompts.TemplateError as error:
             raise PromptRefused(str(error)) from error
+        except GivenUp as given_up:
+            raise TimedOut(given_up.limit_s, "prompt") from given_up
         except EngineGone as gone:
             raise Stopping("the server was stopped before the tokens were counted") from gone
         finally:
@@ -128,11 +130,13 @@ class TokenCounter:
         failed = await self._engine.load(lambda: _know_family(directory))
         if failed is not None:
             return failed
-        return await _in_thread(_load, directory, choice.metadata.context_tokens)
+        with trio.move_on_after(LIMIT_S):
+            return await _in_thread(_load, directory, choice.metadata.context_tokens)
+        return f"the tokenizer in {directory} was not loaded within {LIMIT_S:g} seconds"
 
 
 async def _in_thread(run: Callable[..., T], *arguments: object) -> T:
-    return await trio.to_thread.run_sync(run, *arguments, abandon_on_cancel=False)
+    return await trio.to_thread.run_sync(run, *arguments, abandon_on_cancel=True)
 
 
 # --- on other threads ----------------------------------------------------------------------------
