@@ -16,6 +16,7 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from cairn.actors.requests.messages import Delta, Generate, Reply
 from cairn.actors.sessions.next_prompt import Ids, NextPrompt, Step
+from cairn.actors.threads.prompts import PromptThreads
 from cairn.engine.answer.markers import markers_of
 from cairn.engine.answer.parts import AnswerForm, AnswerParts
 from cairn.engine.prompt.encoder import Encoder
@@ -146,7 +147,7 @@ def test_a_tools_turn_begins_with_what_was_prewarmed(
     async def at_once(step: Step) -> Ids | None:
         return await step(lambda: True)
 
-    next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), trio.CapacityLimiter(1))
+    next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), PromptThreads())
     found = trio.run(next_prompt.beginning, asked, message_of(answer_parts), "local", at_once)
     assert found is not None
 

@@ -42,6 +42,7 @@ from cairn.actors.settings import Settings as Settings
 from cairn.actors.threads.engine import EngineGone, EngineThread
 from cairn.actors.threads.heads import HeadKeeper
 from cairn.actors.threads.journal_stalls import Stalls
+from cairn.actors.threads.prompts import LIMIT_S, PromptThreads
 from cairn.actors.threads.writer import JournalWriter
 from cairn.engine.contract import StartedEngine
 from cairn.engine.model.models_file import ModelEntry, ModelMetadata
@@ -184,13 +185,7 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
     facts, tokenizer = started.facts, started.tokenizer
     sequencer, engine, activity = run.sequencer, run.engine, run.activity
     limits = settings.limits
-    preparer = Preparer(
-        sequencer=sequencer,
-        facts=facts,
-        tokenizer=tokenizer,
-        secret=run.secret,
-        max_tokens=limits.max_tokens,
-    )
+    preparer, switches = await _read_tokenizer(run, settings, started)
     actors: dict[str, SessionActor] = {}  # of sessions; memory finds the owners of slabs there
     memory = Memory(sequencer, engine, facts, actors)
     context = SessionContext(
@@ -203,7 +198,7 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
         secret=run.secret,
         activity=activity,
         patience_s=limits.patience_s,
-        next_prompt=NextPrompt(tokenizer, preparer.encoder, preparer.tokenizing)
+        next_prompt=NextPrompt(tokenizer, preparer.encoder, run.threads)
         if settings.prewarm
         else None,
         slab_idle_s=limits.slab_idle_s,
@@ -226,7 +221,7 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
             matcher=preparer.matcher,
         )
     server = ModelServer(
-        facts=_facts_of(run, settings, started),
+        facts=_facts_of(run, settings, started, switches),
         sequencer=sequencer,
         writer=run.writer,
         engine=engine,
@@ -250,7 +245,46 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
     return server
 
 
-def _facts_of(run: Run, settings: Settings, started: StartedEngine) -> ServerFacts:
+async def _read_tokenizer(
+    run: Run, settings: Settings, started: StartedEngine
+) -> tuple[Preparer, frozenset[str]]:
+    """
+    What prepares requests, and the settings of thinking that the template supports. In a thread,
+    because tokenizer and template are the model's, and may take any time.
+
+    Raises:
+        BootRefused: one of the two did not end.
+        StartGivenUp: the start was given up meanwhile.
+    """
+    doing = ["the tokenizer", "tokenizer.json"]
+
+    def read() -> tuple[Preparer, frozenset[str]]:
+        preparer = Preparer(
+            sequencer=run.sequencer,
+            facts=started.facts,
+            tokenizer=started.tokenizer,
+            secret=run.secret,
+            max_tokens=settings.limits.max_tokens,
+            threads=run.threads,
+        )
+        named = started.directory / "chat_template.jinja"
+        doing[:] = "the chat template", named.name if named.exists() else "tokenizer_config.json"
+        return preparer, prompts.switches(started.tokenizer, started.facts.template)
+
+    with trio.CancelScope() as scope, run.starting.lasts(scope.cancel):
+        with trio.move_on_after(LIMIT_S):
+            return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+        what, file = doing
+        raise BootRefused(
+            f"{what} of {started.directory / file} did not end within {LIMIT_S:g} seconds for a "
+            "word, so no prompt could be prepared. Serve another model."
+        )
+    raise StartGivenUp
+
+
+def _facts_of(
+    run: Run, settings: Settings, started: StartedEngine, switches: frozenset[str]
+) -> ServerFacts:
     """The facts that a server reports about itself."""
     model, facts = run.sequencer.state.model, started.facts
     return ServerFacts(
@@ -269,7 +303,7 @@ def _facts_of(run: Run, settings: Settings, started: StartedEngine) -> ServerFac
         vocabulary_tokens=facts.vocabulary_tokens,
         defaults=facts.defaults,
         template=facts.template,
-        switches=prompts.switches(started.tokenizer, facts.template),
+        switches=switches,
         dtype=facts.dtype,
         policy=facts.policy,
         min_cache_tokens=model.min_cache_tokens if model is not None else 0,
@@ -353,6 +387,8 @@ async def _run(
             stalls=stalls,
             admission=Admission(sequencer, writer, stalls),
             activity=activity,
+            threads=PromptThreads(),
+            starting=starting,
             secret=secret,
             boot=new_id(),
             earlier=runs.boots,
@@ -407,15 +443,15 @@ async def _first(run: Run, settings: Settings, starting: Starting) -> ModelServe
         with starting.lasts(run.engine.abandon):
             started = await load(run, settings)
         await writer.wait_committed(sequencer.state.position)
+        return await model_server(run, settings, started)
     except CannotRecord as stalled:
         raise BootRefused(_UNRECORDED[stalled.reason]) from stalled
     except Exception as error:
-        if starting.given_up and isinstance(error, EngineGone):
+        if starting.given_up and isinstance(error, EngineGone | StartGivenUp):
             await _stopped(run, "asked to, before it served anything")
             raise StartGivenUp from error
         await _stopped(run, f"the model was not served: {error}")
         raise
-    return await model_server(run, settings, started)
 
 
 async def _stopped(run: Run, reason: str) -> None:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Literal
 
 from cairn.journal.events import StallReason
 
@@ -58,16 +59,24 @@ class PromptTooLong(RefusalError):
     """The prompt leaves no room for an answer in the model's context."""
 
     def __init__(
-        self, prompt_tokens: int, context_tokens: int, whose: str = "model", of_model: int = 0
+        self,
+        prompt_tokens: int,
+        context_tokens: int,
+        whose: str = "model",
+        of_model: int = 0,
+        *,
+        by_bytes: bool = False,
     ) -> None:
         """
         Args:
             whose: what has this context: ``model`` or ``agent``.
             of_model: the model's own context, if the server's memory allows less; else 0.
+            by_bytes: whether the tokens are not counted: it has so many at least by its bytes.
         """
         bound = "; the model itself takes {}, which the server's --pool-mb bounds"
         super().__init__(
-            f"prompt is too long: {prompt_tokens} tokens > {context_tokens - 1} maximum "
+            f"prompt is too long: {'at least ' if by_bytes else ''}{prompt_tokens} tokens > "
+            f"{context_tokens - 1} maximum "
             f"(the {whose}'s context is {context_tokens} tokens and an answer needs at least one"
             f"{bound.format(of_model) if of_model else ''})"
         )
@@ -159,13 +168,24 @@ class NoMemory(RefusalError):
 
 
 class TimedOut(RefusalError):
-    """The request took longer than the operator allows."""
+    """The request took longer than the operator allows, or preparing it than the server does."""
 
-    def __init__(self, limit_s: float) -> None:
-        super().__init__(
-            f"request timed out after {limit_s:g} seconds; lower max_tokens, or ask the operator "
-            "to raise --request-timeout"
-        )
+    def __init__(
+        self, limit_s: float, of: Literal["request", "prompt", "grammar"] = "request"
+    ) -> None:
+        """
+        Args:
+            of: what took too long.
+        """
+        sentences = {
+            "request": f"request timed out after {limit_s:g} seconds; lower max_tokens, or ask the "
+            "operator to raise --request-timeout",
+            "prompt": f"the prompt was not rendered and tokenised within {limit_s:g} seconds; send "
+            "a shorter one",
+            "grammar": f"the format of the answer was not compiled within {limit_s:g} seconds; "
+            "send a simpler schema",
+        }
+        super().__init__(sentences[of])
         self.limit_s = limit_s
 
 

@@ -140,7 +140,8 @@ class TenantServer:
 
     async def count(self, command: Generate) -> int:
         """
-        The number of tokens of a prompt, however long it is. Puts nothing on record.
+        The number of tokens of a prompt, also of one that is too long to be answered.
+        Puts nothing on record.
 
         Raises:
             RefusalError: the prompt cannot be rendered or tokenised, or too many requests wait.

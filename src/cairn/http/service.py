@@ -84,7 +84,8 @@ class Service(Protocol):
 
     async def count(self, command: Generate) -> int:
         """
-        The number of tokens of a prompt, however long it is. Journals nothing.
+        The number of tokens of a prompt, also of one that is too long to be answered.
+        Journals nothing.
 
         Raises:
             RefusalError: the prompt cannot be rendered or tokenised, or too many requests wait.

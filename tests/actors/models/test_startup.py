@@ -9,10 +9,12 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
-from cairn.actors.boot import StartGivenUp, Starting, booted, booted_models
+from cairn.actors import boot
+from cairn.actors.boot import BootRefused, StartGivenUp, Starting, booted, booted_models
 from cairn.actors.models.choice import Choice
 from cairn.actors.models.load import StartEngine
 from cairn.actors.models.model_server import ModelServer
@@ -115,4 +117,72 @@ async def test_a_start_given_up_after_the_model_is_loaded(monkeypatch: pytest.Mo
     monkeypatch.setattr(ModelServer, "find_blocks", found)
     async with server_over(store, starting, several=False):
         pass
+    assert ["server_started", "model_loaded", "server_stopped"] == kinds(store)
+
+
+class EndlessTemplate(fake_engine.FakeTokenizer):
+    """A tokenizer whose template never ends, until the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def apply_chat_template(self, *_: Any, **__: Any) -> str:
+        self.begun.set()
+        assert self.go.wait(120)
+        return ""
+
+
+def with_tokenizer(tokenizer: Any, directory: Path) -> StartEngine:
+    """The fake engine with another tokenizer."""
+
+    def started(*given: Any) -> Any:
+        return attrs.evolve(fake_engine.started(*given), tokenizer=tokenizer, directory=directory)
+
+    return started
+
+
+@pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer_config.json"])
+async def test_a_template_that_never_ends_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """The start ends with a sentence that names the file, and the journal has the stop."""
+    (tmp_path / file).write_text("{}")
+    monkeypatch.setattr(boot, "LIMIT_S", 0.05)
+    store, tokenizer = MemoryStore(), EndlessTemplate()
+    try:
+        with pytest.raises(BaseExceptionGroup) as failed:
+            async with server_over(
+                store,
+                Starting(),
+                several=False,
+                start_engine=with_tokenizer(tokenizer, tmp_path),
+            ):
+                raise AssertionError("it must not serve")
+    finally:
+        tokenizer.go.set()
+    assert failed.group_contains(
+        BootRefused, match=rf"the chat template of .*{file} did not end within 0.05 seconds"
+    )
+    assert ["server_started", "model_loaded", "server_stopped"] == kinds(store)
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_a_start_is_given_up_while_a_template_renders(tmp_path: Path, several: bool) -> None:
+    """The signal is heeded meanwhile."""
+    store, tokenizer, starting = MemoryStore(), EndlessTemplate(), Starting()
+    start_engine = with_tokenizer(tokenizer, tmp_path)
+
+    async def stop() -> None:
+        assert await trio.to_thread.run_sync(tokenizer.begun.wait, 60)
+        starting.give_up()
+
+    try:
+        with pytest.RaisesGroup(StartGivenUp, flatten_subgroups=True):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stop)
+                async with server_over(store, starting, several=several, start_engine=start_engine):
+                    pytest.fail("it served")
+    finally:
+        tokenizer.go.set()
     assert ["server_started", "model_loaded", "server_stopped"] == kinds(store)

@@ -45,6 +45,7 @@ from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate, Keep, Waiting
 from cairn.actors.server import Server
 from cairn.actors.settings import Settings
+from cairn.actors.threads.prompts import PromptThreads
 from cairn.engine.mlx import start as mlx_start
 from cairn.engine.mlx import tokenizer as mlx_tokenizer
 from cairn.engine.mlx.tokenizer import load_tokenizer
@@ -680,7 +681,7 @@ async def test_a_few_tokenizers_stay_loaded(setup: Setup, monkeypatch: pytest.Mo
     one, other = setup.choices()
     third = attrs.evolve(other, entry=msgspec.structs.replace(other.entry, name="third"))
     async with setup.serving() as server:
-        counter = TokenCounter(server.loaded.engine, Limits())
+        counter = TokenCounter(server.loaded.engine, Limits(), PromptThreads())
         for choice, is_loaded in ((one, 1), (other, 1), (one, 0), (third, 1), (one, 0), (other, 1)):
             before = len(loads)
             await counter.count(choice, to("", OPENING), "local")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,21 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from cairn.actors.errors import PromptRefused, PromptTooLong
+from cairn.actors import boot
+from cairn.actors.errors import PromptRefused, PromptTooLong, TimedOut
 from cairn.actors.requests.messages import Accepted, Statistics
+from cairn.actors.threads.prompts import PromptThreads
 from cairn.engine.mlx.model import load_model
 from cairn.engine.mlx.tokenizer import load_tokenizer
 from cairn.engine.prompt import encoder
 from cairn.engine.prompt.cuts import NotShown
+from cairn.engine.prompt.encoder import Encoder
 from cairn.engine.prompt.template import Conversation, Message, encode, render
 from cairn.journal.keys import block_keys
-from tests.support.in_process_server import ask, generate, local, serving
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store import MemoryStore
+from tests.support.fake_engine import FakeTokenizer
+from tests.support.in_process_server import ask, generate, local, serving, serving_fake
 
 WORDS = "Take the lower path, and count the cairns on the way. " * 8
 
@@ -215,3 +223,117 @@ def test_the_last_reply_has_sealed_tokens_and_stop_text(model_directory: Path) -
             assert (stop[1], "stop") == (cut.finished.stop_text, cut.finished.finish_reason)
 
     trio.run(main)
+
+
+def test_a_prompt_of_too_many_bytes_is_refused_before_it_is_tokenised(
+    model_directory: Path,
+) -> None:
+    """
+    A conversation, a raw prompt, an agent's request and a count alike: no character is tokenised.
+    One that could fit by its bytes is tokenised, and refused for its tokens.
+    """
+    most_bytes = 16  # of a token of the built-in model
+
+    async def main() -> None:
+        async with serving(model_directory) as server:
+            context = server.facts.context_tokens
+            long = generate(Conversation(messages=(user("a" * most_bytes * context),)))
+            raw = attrs.evolve(long, conversation=None, prompt="a" * most_bytes * context)
+            agents = attrs.evolve(
+                generate(Conversation(messages=(user("a" * 2000),))), context_max=100
+            )
+            for command in (long, raw, agents):
+                with pytest.raises(PromptTooLong, match="at least") as refused:
+                    await ask(server, command)
+                assert refused.value.prompt_tokens >= refused.value.context_tokens
+            for command in (long, raw):
+                with pytest.raises(PromptTooLong, match="at least"):
+                    await local(server).count(command)
+            assert 0 == server.statistics().encoded_characters
+            nearly = attrs.evolve(raw, prompt="a" * (most_bytes * context - 1))
+            with pytest.raises(PromptTooLong, match=r"long: \d+ tokens"):
+                await ask(server, nearly)
+            assert server.statistics().encoded_characters > 0
+
+    trio.run(main)
+
+
+def test_long_prompts_of_one_tenant_delay_no_request_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    Of alice's five prompts of 8 MB one is tokenised at a time, and meanwhile all requests and
+    counts of bob are answered. Then alice's are refused, one after the other.
+    """
+    began: list[int] = []
+    first, go_on = threading.Event(), threading.Event()
+    own = Encoder.encode
+
+    def slow(self: Encoder, text: str, *, tenant: str) -> tuple[int, ...]:
+        if len(text) < 8_000_000:
+            return own(self, text, tenant=tenant)
+        began.append(len(text))
+        first.set()
+        assert go_on.wait(120)
+        return (1,) * 9000
+
+    monkeypatch.setattr(Encoder, "encode", slow)
+    long = generate(Conversation(messages=(user("x" * 8_000_000),)))
+    short = generate(Conversation(messages=(user("Hello"),)), max_tokens=2)
+    events: list[str] = []
+
+    async def main() -> None:
+        async with serving_fake() as server, trio.open_nursery() as nursery:
+
+            async def alices() -> None:
+                with pytest.raises(PromptTooLong):
+                    await ask(server, long, "alice")
+                events.append("alice's is refused")
+
+            for _ in range(5):
+                nursery.start_soon(alices)
+            assert await trio.to_thread.run_sync(first.wait, 60)
+            with trio.fail_after(60):
+                for _ in range(3):
+                    await ask(server, short, "bob")
+                    await server.for_tenant("bob").count(short)
+                    events.append("bob's is answered")
+                await ask(server, short, "alice")
+                events.append("alice's short one is answered")
+            assert 1 == len(began)
+            go_on.set()
+
+    trio.run(main)
+
+    answered = ["bob's is answered"] * 3 + ["alice's short one is answered"]
+    assert [*answered, *["alice's is refused"] * 5] == events
+
+
+def test_a_prompt_that_takes_too_long_to_prepare_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a sentence, and on record; the thread is counted, and ends by itself later."""
+    go_on = threading.Event()
+    monkeypatch.setattr(
+        FakeTokenizer, "encode", lambda *_, **__: [1] * 10 if go_on.wait(120) else []
+    )
+    store = MemoryStore()
+    command = generate(Conversation(messages=(user("Hello"),)), max_tokens=2)
+
+    async def main() -> None:
+        monkeypatch.setattr(boot, "PromptThreads", lambda: PromptThreads(0.05))
+        go_on.set()  # for what the start tokenises
+        async with serving_fake(store) as server:
+            go_on.clear()
+            for ask_it in (partial(ask, server, command), partial(local(server).count, command)):
+                with pytest.raises(TimedOut, match=r"not rendered and tokenised within 0\.05 s"):
+                    await ask_it()
+                go_on.set()
+                await trio.sleep(0.1)
+                go_on.clear()
+            go_on.set()
+            await ask(server, command)
+
+    trio.run(main)
+    rejected = [one for one in map(decode, store.rows) if one.event.kind == "request_rejected"]
+    assert [(504, "timed_out")] == [(one.event.status, one.event.code) for one in rejected]  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ from cairn.actors.sessions.inbox import Inbox
 from cairn.actors.sessions.next_prompt import Beginning, NextPrompt
 from cairn.actors.sessions.prewarm import compute
 from cairn.actors.threads.engine import EngineThread
+from cairn.actors.threads.prompts import PromptThreads
 from cairn.engine.prompt.encoder import Encoder
 from cairn.engine.prompt.template import Conversation, Message
 
@@ -305,8 +306,8 @@ async def test_a_request_waits_for_one_rendering_at_most() -> None:
     Three sessions render with one tokenizer when a request comes that is to be tokenised. The
     running rendering ends, then the request is tokenised, then the other two.
     """
-    activity, tokenizer, tokenizing = Activity(), Tokenizer(), trio.CapacityLimiter(1)
-    next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), tokenizing)
+    activity, tokenizer, threads = Activity(), Tokenizer(), PromptThreads()
+    next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), threads)
     conversation = Conversation(messages=(Message(role="user", content="Hello"),))
     answer = Message(role="assistant", content="Hi")
     found: list[Beginning | None] = []
@@ -324,7 +325,7 @@ async def test_a_request_waits_for_one_rendering_at_most() -> None:
         activity.arrive(1)
 
         async def request() -> None:
-            await trio.to_thread.run_sync(tokenizer.did.append, "request", limiter=tokenizing)
+            await threads.run("short", "local", lambda: tokenizer.did.append("request"))
             activity.leave()
 
         nursery.start_soon(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -286,3 +287,39 @@ def test_a_directory_that_may_not_be_read(
     expected = f"{model_directory} cannot be read: Permission denied."
 
     assert expected == directory_fault(str(model_directory))
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "config.json", "chat_template.jinja", "generation_config.json"]
+)
+def test_a_pipe_is_not_read(model_directory: Path, tmp_path: Path, name: str) -> None:
+    """Reading one may never end, so the directory is refused before; the message names the file."""
+    model = Path(shutil.copytree(model_directory, tmp_path / "model"))
+    (model / name).unlink(missing_ok=True)
+    os.mkfifo(model / name)
+    for where in (model / name, tmp_path / "linked"):
+        if where != model / name:  # a link to a pipe is one too
+            (model / name).rename(where)
+            (model / name).symlink_to(where)
+        assert f"{model / name} is not a regular file, so it is not read." == directory_fault(
+            str(model)
+        )
+
+
+@pytest.mark.parametrize("where", ["config", "text_config"])
+def test_a_number_of_layers_that_would_never_be_made(
+    model_directory: Path, tmp_path: Path, where: str
+) -> None:
+    """A billion layers are refused with a sentence; the most that are loaded are not."""
+    model = Path(shutil.copytree(model_directory, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    for layers in (10_000, 10_001, 10**9):
+        part = {"num_hidden_layers": layers, "tags": ["num_layers"], "n_layer": True}
+        config.update(part if where == "config" else {where: part})
+        (model / "config.json").write_text(json.dumps(config))
+        fault = directory_fault(str(model))
+        if layers == 10_000:
+            assert fault is None
+        else:
+            assert f"says that the model has {layers} layers; at most 10000" in (fault or "")
+            assert str(model / "config.json") in (fault or "")

@@ -15,6 +15,7 @@ import trio
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
 from cairn.actors.sessions.next_prompt import Beginning, Ids, NextPrompt, Step, Unrendered
+from cairn.actors.threads.prompts import PromptThreads
 from cairn.engine.answer.parts import Called, Said, Thought
 from cairn.engine.prompt.encoder import Encoder
 from cairn.engine.prompt.template import Conversation, Message, message_of, next_role, prompt_ids
@@ -48,7 +49,7 @@ def beginning(tokenizer: Any, conversation: Conversation, said: Message) -> Begi
     async def at_once(step: Step) -> Ids | None:
         return await step(lambda: True)
 
-    next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), trio.CapacityLimiter(1))
+    next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), PromptThreads())
     found = trio.run(next_prompt.beginning, conversation, said, "local", at_once)
     assert found is not None
     return found
@@ -133,7 +134,7 @@ def test_a_prompt_that_is_no_longer_needed_is_not_rendered(tokenizer: Any) -> No
             asked.append("once")
             return await step(lambda: False)
 
-        next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), trio.CapacityLimiter(1))
+        next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), PromptThreads())
         assert await next_prompt.beginning(ASKED, THOUGHT, "local", never) is None
         assert ["once"] == asked
 

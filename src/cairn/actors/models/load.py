@@ -12,11 +12,13 @@ from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.idle.activity import Activity
 from cairn.actors.measured import measured
 from cairn.actors.models.self_tests import StoredSelfTests
+from cairn.actors.models.startup import Starting
 from cairn.actors.requests.admission import Admission
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.settings import BootRefused, Progress, Settings
 from cairn.actors.threads.engine import EngineThread
 from cairn.actors.threads.journal_stalls import Stalls
+from cairn.actors.threads.prompts import PromptThreads
 from cairn.actors.threads.writer import JournalWriter
 from cairn.engine.model import fingerprint
 from cairn.engine.reports import ModelFacts, PassShapes
@@ -47,6 +49,8 @@ class Run:
     Attributes:
         start_engine: loads a model.
         secret: the data directory's, from which those of tenants are derived.
+        threads: for what prompts need.
+        starting: with which the start can be given up.
         boot: the id of the run.
         earlier: the ids of earlier runs in this journal.
     """
@@ -59,6 +63,8 @@ class Run:
     stalls: Stalls
     admission: Admission
     activity: Activity
+    threads: PromptThreads
+    starting: Starting
     secret: bytes = attrs.field(repr=False)
     boot: str
     earlier: Collection[str]

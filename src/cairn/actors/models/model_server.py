@@ -122,7 +122,8 @@ class ModelServer:
 
     async def count(self, command: Generate, tenant: str) -> int:
         """
-        The number of tokens of a prompt, however long it is. Puts nothing on record.
+        The number of tokens of a prompt, also of one that is too long to be answered.
+        Puts nothing on record.
 
         Raises:
             RefusalError: the prompt cannot be rendered or tokenised, or too many requests wait.
@@ -302,8 +303,8 @@ class ModelServer:
         self, deadline: float, preparing: Awaitable[T], context: RequestContext | None
     ) -> T:
         """
-        Prepare a request before its deadline. Work that has begun in a thread is finished; a
-        request that still waits for one leaves.
+        Prepare a request before its deadline. Work that has begun in a thread runs on there, and
+        its result is dropped; a request that still waits for one leaves.
 
         Args:
             deadline: on trio's clock.
@@ -312,8 +313,12 @@ class ModelServer:
         Raises:
             TimedOut: it took too long.
         """
-        with trio.move_on_at(deadline):
-            return await preparing
+        try:
+            with trio.move_on_at(deadline):
+                return await preparing
+        except TimedOut:  # its prompt or its grammar takes too long
+            self._reject(context, "timed_out")
+            raise
         self._reject(context, "timed_out")
         raise TimedOut(self._limits.request_s)
 

@@ -108,7 +108,7 @@ class Models:
         self._loading: Choice | None = None
         self._at_load = False  # whether the engine's thread is at nothing but to load a model
         self._queue = ModelQueue(self._limits, self._activity.changed)
-        self._token_counter = TokenCounter(run.engine, self._limits)
+        self._token_counter = TokenCounter(run.engine, self._limits, run.threads)
         self._pauses: dict[str, float] = {}
         self._stopping = False
         self._ended = trio.Event()

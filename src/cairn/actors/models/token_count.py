@@ -2,7 +2,8 @@
 Counts tokens for models that are not loaded, with their tokenizers and templates alone, of which a
 few are kept. No model is swapped for a count.
 
-A count does not queue with requests. It waits for the counts before it only.
+A count does not queue with requests. It waits for a tokenizer that is being loaded, and for a
+thread (``threads/prompts.py``).
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ import cachetools
 import structlog
 import trio
 
-from cairn.actors.errors import PromptRefused, Stopping, TimedOut
+from cairn.actors.errors import PromptRefused, PromptTooLong, Stopping, TimedOut
 from cairn.actors.models.choice import Choice, not_loaded
 from cairn.actors.requests.admission import check_count_queue
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Generate
+from cairn.actors.requests.prepare import characters_of
 from cairn.actors.threads.engine import EngineGone, EngineThread
+from cairn.actors.threads.prompts import LIMIT_S, GivenUp, PromptThreads, kind_of
 from cairn.engine.contract import Tokenizer
 from cairn.engine.model.models_file import entry_fault
 from cairn.engine.prompt import template as prompts
+from cairn.engine.prompt.bounds import TextBound, bound_of
 from cairn.engine.prompt.encoder import Encoder
 
 T = TypeVar("T")
@@ -46,32 +50,31 @@ class _Text:
 
     tokenizer: Tokenizer
     encoder: Encoder
+    bound: TextBound | None
+    context_tokens: int  # 0 if unknown
 
 
 class TokenCounter:
-    """
-    Counts tokens with tokenizers of its own.
+    """Counts tokens with tokenizers of its own."""
 
-    Attributes:
-        tokenizing: held while a tokenizer is used, because they are not made for several threads.
-    """
-
-    def __init__(self, engine: EngineThread, limits: Limits) -> None:
+    def __init__(self, engine: EngineThread, limits: Limits, threads: PromptThreads) -> None:
         self._engine = engine
         self._limits = limits
-        self.tokenizing = trio.CapacityLimiter(1)
+        self._threads = threads
+        self._loading = trio.Lock()
         self._texts: cachetools.LRUCache[str, _Text] = cachetools.LRUCache(TOKENIZERS_MAX)
         self._pauses: dict[str, float] = {}
         self._counts = 0
 
     async def count(self, choice: Choice, command: Generate, tenant: str) -> int:
         """
-        The number of tokens of a prompt, however long it is, by a model's tokenizer. Changes which
-        tokenizers are kept, and nothing else.
+        The number of tokens of a prompt by a model's tokenizer, also of one that is too long to be
+        answered. Changes which tokenizers are kept, and nothing else.
 
         Raises:
             ModelNotLoaded: the tokenizer cannot be loaded, or could not a short while ago.
             PromptRefused: the prompt cannot be rendered or tokenised.
+            PromptTooLong: its bytes alone show that it cannot fit, so it is not tokenised.
             QueueFull: too many prompts wait to be counted.
             Stopping: the server stopped, and the engine's thread is busy.
             TimedOut: it took too long.
@@ -80,12 +83,15 @@ class TokenCounter:
         self._counts += 1
         try:
             with trio.move_on_after(self._limits.request_s):
-                async with self.tokenizing:
+                async with self._loading:
                     text = await self._text_of(choice)
-                    return await _in_thread(_count, text, command, tenant)
+                kind = kind_of(characters_of(command))
+                return await self._threads.run(kind, tenant, lambda: _count(text, command, tenant))
             raise TimedOut(self._limits.request_s)
         except prompts.TemplateError as error:
             raise PromptRefused(str(error)) from error
+        except GivenUp as given_up:
+            raise TimedOut(given_up.limit_s, "prompt") from given_up
         except EngineGone as gone:
             raise Stopping("the server was stopped before the tokens were counted") from gone
         finally:
@@ -124,11 +130,13 @@ class TokenCounter:
         failed = await self._engine.load(lambda: _know_family(directory))
         if failed is not None:
             return failed
-        return await _in_thread(_load, directory)
+        with trio.move_on_after(LIMIT_S):
+            return await _in_thread(_load, directory, choice.metadata.context_tokens)
+        return f"the tokenizer in {directory} was not loaded within {LIMIT_S:g} seconds"
 
 
 async def _in_thread(run: Callable[..., T], *arguments: object) -> T:
-    return await trio.to_thread.run_sync(run, *arguments, abandon_on_cancel=False)
+    return await trio.to_thread.run_sync(run, *arguments, abandon_on_cancel=True)
 
 
 # --- on other threads ----------------------------------------------------------------------------
@@ -144,20 +152,37 @@ def _know_family(directory: str) -> str | None:
     return None
 
 
-def _load(directory: str) -> _Text | str:
+def _load(directory: str, context_tokens: int) -> _Text | str:
     from cairn.engine.mlx.tokenizer import load_tokenizer
 
     try:
         tokenizer = load_tokenizer(directory)
     except Exception as error:  # likewise
         return str(error) or type(error).__name__
-    return _Text(tokenizer, Encoder(tokenizer, max_bytes=_CACHE_BYTES))
+    encoder = Encoder(tokenizer, max_bytes=_CACHE_BYTES)
+    return _Text(tokenizer, encoder, bound_of(tokenizer), context_tokens)
 
 
 def _count(text: _Text, command: Generate, tenant: str) -> int:
     if command.conversation is not None:
         rendered = prompts.render(text.tokenizer, command.conversation)
+        _check_bytes(text, rendered)
         return len(text.encoder.encode(rendered, tenant=tenant))
     if isinstance(command.prompt, str):
+        _check_bytes(text, command.prompt)
         return len(text.encoder.encode_raw(command.prompt))
     return len(command.prompt or ())
+
+
+def _check_bytes(text: _Text, prompt: str) -> None:
+    """
+    Refuse a prompt that is too long whatever its tokens are.
+
+    Raises:
+        PromptTooLong: its bytes do not fit into as many tokens as there may be.
+    """
+    if text.bound is None or not text.context_tokens:
+        return
+    least = text.bound.least_tokens(prompt)
+    if least >= text.context_tokens:
+        raise PromptTooLong(least, text.context_tokens, by_bytes=True)

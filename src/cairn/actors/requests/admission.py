@@ -5,8 +5,9 @@ Admission: whether a request is admitted; and the list of all places where a req
 
  1. For its model, while another one is loaded, or asked for by earlier requests:
     ``models/queue.py``.
- 2. For the tokenizer, which renders and tokenises one prompt at a time: ``requests/prepare.py``.
- 3. For its grammar, because one is compiled at a time: ``requests/prepare.py``.
+ 2. For a thread that renders and tokenises its prompt, of which a tenant has one for short prompts
+    and one for long ones: ``threads/prompts.py``.
+ 3. For a thread that compiles its grammar: ``threads/prompts.py``.
  4. For the first of several answers (``n``), which prefills the prompt of all of them:
     ``ModelServer._dispatch`` in ``models/model_server.py``.
  5. For the session that it names, which serves one request at a time: ``ModelServer._dispatch``.

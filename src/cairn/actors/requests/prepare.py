@@ -2,24 +2,26 @@
 Prepares a request before it has a place: token ids, the chain of conversation parts, block keys,
 limits, and the grammar that constrains its answer.
 
-This happens in threads, because a long prompt takes long. One prompt is tokenised at a time,
-because tokenizers are not thread-safe. One grammar is compiled at a time, in parallel to that.
+This happens in threads, because a long prompt takes long. ``threads/prompts.py`` says how many, and
+gives each tenant its share of them.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import attrs
 import structlog
 import trio
 
-from cairn.actors.errors import FormatRefused, PromptRefused, PromptTooLong
+from cairn.actors.errors import FormatRefused, PromptRefused, PromptTooLong, TimedOut
 from cairn.actors.requests.messages import Generate
 from cairn.actors.requests.ticket import Prepared
 from cairn.actors.sequencer import Sequencer
+from cairn.actors.threads.prompts import GivenUp, Kind, PromptThreads, kind_of
 from cairn.engine.answer.grammar import CannotConstrain, Constraint, grammar_of
 from cairn.engine.answer.grammar_matcher import compiler_for
 from cairn.engine.answer.markers import Markers, markers_of
@@ -27,6 +29,7 @@ from cairn.engine.answer.parts import AnswerForm
 from cairn.engine.answer.token_bytes import TokenBytes
 from cairn.engine.contract import ModelTokenizer, Tokenizer
 from cairn.engine.prompt import template as prompts
+from cairn.engine.prompt.bounds import bound_of
 from cairn.engine.prompt.encoder import Encoder
 from cairn.engine.reports import GrammarMatcher, ModelFacts
 from cairn.engine.sampling import BIASES_MAX, seed_of_choice
@@ -52,7 +55,6 @@ class Preparer:
 
     Attributes:
         encoder: caches the token ids of texts.
-        tokenizing: held while the tokenizer is used.
     """
 
     def __init__(
@@ -63,11 +65,15 @@ class Preparer:
         tokenizer: ModelTokenizer,
         secret: bytes,
         max_tokens: int,
+        threads: PromptThreads,
     ) -> None:
         """
+        Uses template and tokenizer, which may take any time.
+
         Args:
             secret: the data directory's, from which those of tenants are derived.
             max_tokens: the longest answer if the client sets no limit.
+            threads: in which requests are prepared.
         """
         self._sequencer = sequencer
         self._model = facts
@@ -77,20 +83,23 @@ class Preparer:
         self.encoder = Encoder(tokenizer)
         if self.encoder.whole_because is not None:
             log.info("prompts are tokenised as a whole", reason=self.encoder.whole_because)
+        self._bound = bound_of(tokenizer)
+        if self._bound is None:
+            log.info("no number of bytes shows that a prompt is too long")
         self._markers = markers_of(tokenizer)
         self._compiler = compiler_for(tokenizer, self._markers, facts)
         self._token_bytes = TokenBytes(tokenizer)
         self._first_of_calls = _token_of(tokenizer, self._markers)
-        self.tokenizing = trio.CapacityLimiter(1)
-        # A grammar that takes long holds up no other prompt.
-        self._compiling = trio.CapacityLimiter(1)
+        self._threads = threads
 
     async def count(self, command: Generate, tenant: str) -> int:
         """
-        The number of tokens of a prompt, however long it is.
+        The number of tokens of a prompt, also of one that is too long to be answered.
 
         Raises:
             PromptRefused: the prompt cannot be rendered or tokenised.
+            PromptTooLong: its bytes alone show that it cannot fit, so it is not tokenised.
+            TimedOut: that takes too long.
         """
         ids, _, _ = await self._tokenised(self.read, command, tenant)
         return len(ids)
@@ -104,7 +113,12 @@ class Preparer:
         ask = attrs.evolve(first.ask, session_name=None)
         for choice in range(1, command.choices):
             # A matcher follows one answer.
-            matcher = await self.matcher(first.grammar) if first.grammar is not None else None
+            matcher = None
+            if first.grammar is not None:
+                text = first.grammar
+                matcher = await self._run(
+                    "grammar", tenant, partial(self._compiler.compile_text, text)
+                )
             seed = seed_of_choice(first.seed, choice)
             prepared.append(
                 attrs.evolve(first, command=command, ask=ask, seed=seed, matcher=matcher)
@@ -114,22 +128,19 @@ class Preparer:
     async def _prepare(self, command: Generate, tenant: str) -> Prepared:
         """Prepare the first answer."""
         prepared = await self._tokenised(self.prepared, command, tenant)
-        if command.constraint is None:
+        constraint = command.constraint
+        if constraint is None:
             return prepared
         try:
-            return await trio.to_thread.run_sync(
-                self.constrained,
-                prepared,
-                command.constraint,
-                limiter=self._compiling,
-                abandon_on_cancel=False,
+            return await self._run(
+                "grammar", tenant, lambda: self.constrained(prepared, constraint)
             )
         except CannotConstrain as error:
             tool = None
             if error.tool is not None:
                 tool = error.tool, prepared.form.tools[error.tool]["function"]["name"]
             about = error.about
-            if about == "calls" and command.constraint.schema is not None:
+            if about == "calls" and constraint.schema is not None:
                 about = "calls_beside"  # calls are optional; the format is what is impossible
             raise FormatRefused(error.fact, about, tool) from error
 
@@ -137,22 +148,35 @@ class Preparer:
         self, read: Callable[[Generate, str], T], command: Generate, tenant: str
     ) -> T:
         """Run ``read`` on a request, in a thread."""
+        if isinstance(command.prompt, str):
+            self._check_bytes(command.prompt, command)
         try:
-            return await trio.to_thread.run_sync(
-                read, command, tenant, limiter=self.tokenizing, abandon_on_cancel=False
+            return await self._run(
+                kind_of(characters_of(command)), tenant, lambda: read(command, tenant)
             )
         except prompts.TemplateError as error:
             raise PromptRefused(str(error)) from error
+
+    async def _run(self, kind: Kind, tenant: str, work: Callable[[], T]) -> T:
+        """
+        Run work in a thread.
+
+        Raises:
+            TimedOut: it takes too long.
+        """
+        try:
+            return await self._threads.run(kind, tenant, work)
+        except GivenUp as given_up:
+            raise TimedOut(
+                given_up.limit_s, "grammar" if kind == "grammar" else "prompt"
+            ) from given_up
 
     def prepared(self, command: Generate, tenant: str) -> Prepared:
         ids, chain_parts, form = self.read(command, tenant)
         command = self._without_calls(command)
         if not ids:
             raise PromptRefused("the prompt is empty; send at least one token")
-        context = self._model.context_tokens
-        whose, of_model = "model", self._model.model_context_tokens
-        if command.context_max is not None and command.context_max < context:
-            context, whose, of_model = command.context_max, "agent", 0
+        context, whose, of_model = self._context_of(command)
         if len(ids) >= context:
             raise PromptTooLong(len(ids), context, whose, of_model)
         secret = tenant_secret(self._secret, tenant)
@@ -193,6 +217,25 @@ class Preparer:
             token_bytes=self._token_bytes if wants_bytes else None,
         )
 
+    def _context_of(self, command: Generate) -> tuple[int, str, int]:
+        """The limit of a prompt, whose it is, and the model's own if memory allows less."""
+        context = self._model.context_tokens
+        if command.context_max is not None and command.context_max < context:
+            return command.context_max, "agent", 0
+        return context, "model", self._model.model_context_tokens
+
+    def _check_bytes(self, text: str, command: Generate) -> None:
+        """
+        Refuse a text that is too long whatever its tokens are, before it is tokenised.
+
+        Raises:
+            PromptTooLong: its bytes do not fit into as many tokens as there may be.
+        """
+        context, whose, of_model = self._context_of(command)
+        least = self._bound.least_tokens(text) if self._bound is not None else 0
+        if least >= context:
+            raise PromptTooLong(least, context, whose, of_model, by_bytes=True)
+
     def _without_calls(self, command: Generate) -> Generate:
         """
         The same request. If its prompt has tools that may not be called, the token with which a
@@ -214,9 +257,9 @@ class Preparer:
         return attrs.evolve(prepared, grammar=grammar.text, matcher=matcher)
 
     async def matcher(self, grammar: str) -> GrammarMatcher:
-        """A matcher for a recorded grammar."""
+        """A matcher for a recorded grammar, which was compiled before. For idle time."""
         return await trio.to_thread.run_sync(
-            self._compiler.compile_text, grammar, limiter=self._compiling, abandon_on_cancel=False
+            self._compiler.compile_text, grammar, abandon_on_cancel=False
         )
 
     def read(
@@ -226,6 +269,7 @@ class Preparer:
         if command.conversation is not None:
             conversation = command.conversation
             text = prompts.render(self._tokenizer, conversation)
+            self._check_bytes(text, command)
             ids = self.encoder.encode(text, tenant=tenant)
             offered = (*conversation.tools, *conversation.loaded_tools)
             form = AnswerForm(
@@ -241,6 +285,13 @@ class Preparer:
             return ids, (("prompt", command.prompt.encode()),), AnswerForm()
         ids = shared(command.prompt or ())
         return ids, (("prompt", repr(ids).encode()),), AnswerForm()
+
+
+def characters_of(command: Generate) -> int:
+    """How long a request's prompt is, roughly: what its template adds is unknown."""
+    if command.conversation is not None:
+        return prompts.characters_of(command.conversation)
+    return len(command.prompt or ())
 
 
 def _token_of(tokenizer: Tokenizer, markers: Markers) -> int | None:

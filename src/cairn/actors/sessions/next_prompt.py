@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import attrs
-import trio
 
+from cairn.actors.threads.prompts import PromptThreads, kind_of
 from cairn.engine.contract import Tokenizer
 from cairn.engine.prompt import template as prompts
 from cairn.engine.prompt.encoder import Encoder
@@ -52,20 +52,18 @@ class Beginning:
 class NextPrompt:
     """Renders conversations one turn ahead. Changes nothing."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, encoder: Encoder, tokenizing: trio.CapacityLimiter
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, encoder: Encoder, threads: PromptThreads) -> None:
         """
         Args:
             tokenizer: mlx-lm's wrapper.
             encoder: tokenises what is new, and caches it for the next request.
-            tokenizing: held while tokenising. It is released between two renderings, and one that
-                has waited for it first checks whether it is still needed. So a request waits for
-                one rendering at most, however many sessions render.
+            threads: in which it renders. A rendering that has waited for one first checks whether
+                it is still needed, so a request waits for one rendering of its tenant at most,
+                however many sessions render.
         """
         self._tokenizer = tokenizer
         self._encoder = encoder
-        self._tokenizing = tokenizing
+        self._threads = threads
 
     async def beginning(
         self,
@@ -105,9 +103,8 @@ class NextPrompt:
             return self._encoder.encode(text, tenant=tenant)
 
         try:
-            return await trio.to_thread.run_sync(
-                render, limiter=self._tokenizing, abandon_on_cancel=True
-            )
+            kind = kind_of(prompts.characters_of(conversation))
+            return await self._threads.run(kind, tenant, render)
         except (
             Exception
         ) as error:  # template and tokenizer come with the model and may raise anything

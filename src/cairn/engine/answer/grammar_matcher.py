@@ -16,8 +16,8 @@ Rules of this module:
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cached_property
 from typing import Any
 
 import llguidance
@@ -116,7 +116,7 @@ class GrammarMatcher:
 class GrammarCompiler:
     """
     Compiles grammars for one model. Reads the model's vocabulary when it compiles the first one.
-    Not thread-safe.
+    Thread-safe.
     """
 
     def __init__(
@@ -134,9 +134,17 @@ class GrammarCompiler:
         self._ends = [end for end in ends if end < tokens]
         self._tokens = tokens
         self._markers = frozenset(markers)
+        self._making = threading.Lock()
+        self._made_library: llguidance.LLTokenizer | None = None
 
-    @cached_property
+    @property
     def _library(self) -> llguidance.LLTokenizer:
+        with self._making:
+            if self._made_library is None:
+                self._made_library = self._made()
+            return self._made_library
+
+    def _made(self) -> llguidance.LLTokenizer:
         vocabulary = _vocabulary(self._tokenizer, self._ends, self._tokens, self._markers)
         return llguidance.LLTokenizer(vocabulary, n_vocab=self._tokens, eos_token=self._ends)
 

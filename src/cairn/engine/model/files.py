@@ -20,6 +20,9 @@ _CONVERT = (
     "`mlx_lm.convert --hf-path OWNER/MODEL --mlx-path DIR`, and serve DIR."
 )
 _SHOWN_MAX = 80
+_READ = frozenset({".json", ".jinja", ".safetensors", ".model", ".txt", ".tiktoken"})
+_LAYERS = frozenset({"num_hidden_layers", "num_layers", "n_layers", "n_layer"})
+_LAYERS_MAX = 10_000  # mlx-lm makes an object for each before it looks at the weights
 _OFFSET_END = 1 << 63
 _HEADER_BYTES_MAX = 100_000_000  # the limit of the safetensors library
 
@@ -55,7 +58,12 @@ def _fault_in(where: str, path: Path) -> str | None:
         return f"There is no model directory at {where!r}."
     if path.is_file():
         return f"{where} is a file, not a directory in mlx-lm's format."
-    endings = {file.suffix for file in path.iterdir()}
+    files = sorted(path.iterdir())
+    for file in files:
+        # Reading a pipe or a device may never end.
+        if file.suffix in _READ and file.exists() and not (file.is_file() or file.is_dir()):
+            return f"{file} is not a regular file, so it is not read."
+    endings = {file.suffix for file in files}
     has_weights = ".safetensors" in endings
     if not has_weights and ".gguf" in endings:
         return f"{where} contains GGUF files, which cannot be served. {_CONVERT}"
@@ -74,6 +82,10 @@ def _fault_in(where: str, path: Path) -> str | None:
             f"{where} needs Python code of its own ({_short(str(found['model_file']))}), and no "
             "code of a model is run. Choose a model of a family that mlx-lm has."
         )
+    if (layers := _most_layers(found)) > _LAYERS_MAX:
+        return (
+            f"{config} says that the model has {layers} layers; at most {_LAYERS_MAX} are loaded."
+        )
     if not has_weights:
         return f"{where} has no weights (*.safetensors). Was its download complete?"
     try:
@@ -82,6 +94,17 @@ def _fault_in(where: str, path: Path) -> str | None:
     except GenerationConfigFault as fault:
         return str(fault)
     return _incomplete(path)
+
+
+def _most_layers(config: Any) -> int:
+    """The largest number of layers that a configuration says, in any of its parts; 0 if none."""
+    if not isinstance(config, dict):
+        return 0
+    counts = (
+        value if name in _LAYERS and type(value) is int else _most_layers(value)
+        for name, value in config.items()
+    )
+    return max(counts, default=0)
 
 
 def _adapter_fault_in(where: str, path: Path) -> str | None:

@@ -99,10 +99,11 @@ class AddedToken:
 class _Model:
     type: str | None = None
     dropout: float | None = None
+    byte_fallback: bool | None = None
 
 
 @attrs.frozen
-class _Serialized:
+class Serialized:
     """A ``tokenizer.json`` without its large parts."""
 
     added_tokens: tuple[AddedToken, ...]
@@ -163,16 +164,8 @@ def cuts_of(tokenizer: Any) -> tuple[Cuts, Any]:
     Raises:
         NotShown: its texts cannot be cut; the message has the reason.
     """
-    backend = _backend(tokenizer)
-    try:
-        text = backend.to_str()
-    except Exception as error:  # the library raises nothing narrower for a component in Python
-        raise NotShown(f"the tokenizer cannot be written as JSON: {error}") from error
-    try:
-        written = msgspec.json.decode(text, type=_Serialized)
-    except msgspec.MsgspecError as error:
-        raise NotShown(f"the tokenizer's JSON has an unknown form: {error}") from error
-
+    backend = backend_of(tokenizer)
+    written = serialized(backend)
     _only(written.normalizer, "normalizers", _NORMALIZERS)
     _only(written.pre_tokenizer, "pretokenizers", _PRE_TOKENIZERS)
     for step in _only(written.post_processor, "processors", _PROCESSORS):
@@ -185,6 +178,23 @@ def cuts_of(tokenizer: Any) -> tuple[Cuts, Any]:
     if not all(token.content for token in first):
         raise NotShown("an added token is empty")
     return Cuts(first), backend
+
+
+def serialized(backend: Any) -> Serialized:
+    """
+    The library's tokenizer as JSON, without its large parts.
+
+    Raises:
+        NotShown: it cannot be written so.
+    """
+    try:
+        text = backend.to_str()
+    except Exception as error:  # the library raises nothing narrower for a component in Python
+        raise NotShown(f"the tokenizer cannot be written as JSON: {error}") from error
+    try:
+        return msgspec.json.decode(text, type=Serialized)
+    except msgspec.MsgspecError as error:
+        raise NotShown(f"the tokenizer's JSON has an unknown form: {error}") from error
 
 
 def longest_of(words: Sequence[str]) -> str:
@@ -241,7 +251,7 @@ def _owner(tokenizer: Any) -> Any:
     return getattr(getattr(tokenizer, "encode", None), "__self__", None)
 
 
-def _backend(tokenizer: Any) -> Any:
+def backend_of(tokenizer: Any) -> Any:
     """
     The library's tokenizer inside transformers' and mlx-lm's.
 
@@ -272,12 +282,19 @@ def _only(
     Raises:
         NotShown: one of them is unknown.
     """
+    steps = steps_of(component, inner)
+    for step in steps:
+        if step.get("type") not in known:
+            raise NotShown(f"unknown step {step.get('type')}")
+    return steps
+
+
+def steps_of(component: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]]:
+    """The steps of a component, with sequences flattened."""
     if component is None:
         return []
     if component.get("type") == "Sequence":
-        return [step for part in component[inner] for step in _only(part, inner, known)]
-    if component.get("type") not in known:
-        raise NotShown(f"unknown step {component.get('type')}")
+        return [step for part in component[inner] for step in steps_of(part, inner)]
     return [component]
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from cairn.engine.contract import Tokenizer
-from cairn.engine.prompt.cuts import Cuts, NotShown, cuts_of
+from cairn.engine.prompt.cuts import Cuts, NotShown, backend_of, cuts_of
 from cairn.engine.prompt.template import encode
 from cairn.journal.token_ids import shared
 
@@ -32,6 +32,8 @@ _ENTRY_BYTES: Final = 256
 """What an entry takes apart from text and ids: key, links, and its share of the table."""
 
 _PROBED_TOKENS: Final = 16
+
+_PROBE: Final = " Ab c\n\n  é\u0301 12+3 "
 
 
 class Encoder:
@@ -57,6 +59,7 @@ class Encoder:
         self._counting = threading.Lock()
         # transformers sets up the library's object at every call, so one call at a time.
         self._encoding_whole = threading.Lock()
+        self._direct = False  # whether the library's object alone gives the same ids
         self.whole_because: str | None = None
         self.encoded_characters = 0
         self.cached_characters = 0
@@ -66,6 +69,7 @@ class Encoder:
             self._cuts = cuts
         except NotShown as reason:
             self.whole_because = str(reason)
+        self._direct = self._probe_whole()
 
     def encode(self, text: str, *, tenant: str) -> tuple[int, ...]:
         """
@@ -93,17 +97,41 @@ class Encoder:
         tokenised as a whole and not cached.
         """
         self._count(len(text), 0)
-        with self._encoding_whole:
-            return shared(encode(self._tokenizer, text, special=True))
+        return self._whole(text, special=True)
 
     @property
     def cached_bytes(self) -> int:
         """The size of the cached pieces."""
         return self._pieces.bytes
 
-    def _whole(self, text: str) -> tuple[int, ...]:
+    def _whole(self, text: str, *, special: bool = False) -> tuple[int, ...]:
+        if self._direct and self._is_plain():
+            return self._by_library(text, special=special)
         with self._encoding_whole:
-            return shared(encode(self._tokenizer, text, special=False))
+            return shared(encode(self._tokenizer, text, special=special))
+
+    def _by_library(self, text: str, *, special: bool) -> tuple[int, ...]:
+        """The ids that the library's object gives. Unlike transformers', it takes many threads."""
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=special)
+        return shared(encoding.ids)
+
+    def _probe_whole(self) -> bool:
+        """Whether the library's object gives the ids that transformers gives. Sets it."""
+        try:
+            self._backend = backend_of(self._tokenizer)
+        except NotShown:
+            return False
+        for special in (True, False):
+            try:
+                ids = self._whole(_PROBE, special=special)  # transformers sets up the object by it
+                if not self._is_plain() or ids != self._by_library(_PROBE, special=special):
+                    return False
+            except BaseException as error:  # the library raises nothing narrower
+                # A panic in Rust is not an Exception. The text is at fault, not the server.
+                if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                    raise
+                return False
+        return True
 
     def _is_plain(self) -> bool:
         """

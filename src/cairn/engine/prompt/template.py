@@ -106,6 +106,14 @@ def render(tokenizer: Tokenizer, conversation: Conversation) -> str:
     return str(text)
 
 
+def characters_of(conversation: Conversation) -> int:
+    """How many characters a conversation has, roughly, without what its template adds."""
+    objects = [conversation.tools, *(message.tool_calls for message in conversation.messages)]
+    texts = (text for one in conversation.messages for text in (one.content, one.reasoning))
+    sizes = (len(_encoder.encode(one)) for one in objects if one)
+    return sum(sizes) + sum(len(text) for text in texts if text is not None)
+
+
 def switches(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> frozenset[str]:
     """
     The settings of thinking that the template supports: those that change the prompt.
