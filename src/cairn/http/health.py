@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from cairn.actors.errors import StillStarting
 from cairn.actors.requests.messages import Statistics
 from cairn.http.service import Server, Service
 from cairn.http.wire.sent import Sent
@@ -87,10 +88,25 @@ class Health(Sent):
     admission_bug: str | None
 
 
+class StartingHealth(Sent):
+    """
+    How far the start of the server has come.
+
+    Attributes:
+        step: what it does now.
+        done, total: how much of that it has done, in units of its own; 0 of 0 if that is not known.
+    """
+
+    status: Literal["starting"]
+    step: str
+    done: int
+    total: int
+
+
 class HealthWithoutKey(Sent, kw_only=True):
     """All that a caller without an API key is shown."""
 
-    status: Status
+    status: Status | Literal["starting"]
     api_key: Literal["required"] = "required"
 
 
@@ -146,6 +162,18 @@ def health(server: Server, service: Service | None) -> Health | HealthWithoutKey
         bugs=now.bugs,
         admission_bug=now.admission_bug,
     )
+
+
+def starting_health(start: StillStarting, *, has_key: bool) -> StartingHealth | HealthWithoutKey:
+    """
+    The health of a server that starts.
+
+    Args:
+        has_key: whether the caller may see more than the status.
+    """
+    if not has_key:
+        return HealthWithoutKey(status="starting")
+    return StartingHealth(status="starting", step=start.step, done=start.done, total=start.total)
 
 
 def _status(now: Statistics) -> Status:

@@ -164,7 +164,7 @@ class Metrics:
         self._requests.labels("refused").inc()
 
     def _define(self, server: Server) -> None:
-        self._reuse = ReuseMetrics(self.registry, server.facts.min_cache_tokens)
+        self._reuse = ReuseMetrics(self.registry, lambda: server.facts.min_cache_tokens)
         counter = counters_in(self.registry)
         self._paths = counter("cairn_path_selection_total", "Path selections", path=get_args(Path))
         self._reasons = counter(

@@ -198,8 +198,8 @@ hypercorn_run.TCPServer = Connection  # type: ignore[assignment, attr-defined]
 
 def bind_socket(host: str, port: int) -> socket.socket:
     """
-    A socket bound to the address, but not listening yet, so that connections are refused until the
-    server is ready.
+    A socket bound to the address, but not listening yet, so that connections are refused until
+    ``serve_http`` is called.
 
     Args:
         port: 0 for any free one.
