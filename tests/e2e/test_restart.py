@@ -20,7 +20,10 @@ def test_a_conversation_continues_after_a_restart(start: Start, cold: Serving):
     assert 0 == server.stop()
     assert server.events(ev.BlockSpilled)
 
+    assert 0o600 == (server.data_dir / "snapshot").stat().st_mode & 0o777
+
     again = start(data_dir=server.data_dir)
+    assert "reading the journal" not in again.stderr()  # not a row of it is read
     blocks = again.health()["blocks"]
     assert 0 == blocks["count"] < blocks["disk_count"]
     talk += [assistant(first.text), user("And then?")]

@@ -26,6 +26,7 @@ SECRET = b"a tenant's secret"
 TENANT = "tenant-1"
 FINGERPRINT = "f" * 32
 CHUNK = 4
+CONTEXT = 1024
 LAYERS = 3
 SLAB_BYTES = 4096
 BLOCK_BYTES = 256
@@ -101,7 +102,7 @@ class Builder:
                 layers=LAYERS,
                 block_tokens=CHUNK,
                 decode_rows=2,
-                context_tokens=1024,
+                context_tokens=CONTEXT,
                 reusable=True,
                 pool_slabs=64,
                 pool_bytes=64 * SLAB_BYTES,
@@ -292,7 +293,7 @@ class Builder:
         return ev.SlabAcquired(
             session=name,
             slab=pool.slabs + 1,
-            capacity_tokens=1024,
+            capacity_tokens=CONTEXT,
             bytes=SLAB_BYTES,
             pool_slabs=pool.slabs + 1,
             pool_bytes=pool.slab_bytes + SLAB_BYTES,

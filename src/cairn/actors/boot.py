@@ -5,7 +5,8 @@ Starts and stops a server over a store and its models. All parts are wired here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 
 import structlog
 import trio
@@ -13,11 +14,13 @@ import trio
 import cairn
 from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.agents.stored_turns import StoredTurns
-from cairn.actors.clock import clock, new_id, wall_clock_us
+from cairn.actors.clock import new_id, wall_clock_us
 from cairn.actors.errors import CannotRecord
 from cairn.actors.idle.activity import Activity
 from cairn.actors.idle.expiry import Expiry
 from cairn.actors.idle.shadow_check import ShadowCheck
+from cairn.actors.journal_start import read_journal as read_journal
+from cairn.actors.journal_start import start_journal
 from cairn.actors.memory import Memory
 from cairn.actors.models.choice import Choice
 from cairn.actors.models.load import Run, StartEngine, load, start_on_mlx
@@ -39,6 +42,7 @@ from cairn.actors.settings import BootRefused as BootRefused
 from cairn.actors.settings import JournalBroken as JournalBroken
 from cairn.actors.settings import Progress, no_progress
 from cairn.actors.settings import Settings as Settings
+from cairn.actors.snapshots import SnapshotFile, Snapshots
 from cairn.actors.threads.engine import EngineGone, EngineThread
 from cairn.actors.threads.heads import HeadKeeper
 from cairn.actors.threads.journal_stalls import Stalls
@@ -48,13 +52,8 @@ from cairn.engine.contract import StartedEngine
 from cairn.engine.model.models_file import ModelEntry, ModelMetadata
 from cairn.engine.prompt import template as prompts
 from cairn.journal import events as ev
-from cairn.journal.agents import Agents
 from cairn.journal.events import StallReason
-from cairn.journal.ledger import Ledger
-from cairn.journal.replay import Replay
 from cairn.journal.rows.store import Store
-from cairn.journal.runs import Runs
-from cairn.journal.turns import Turns
 
 log = structlog.get_logger("cairn")
 
@@ -65,45 +64,6 @@ _UNRECORDED: Mapping[StallReason, str] = {
     "locked": "Another program has locked the journal, so nothing could be recorded. End it, or "
     "choose another journal with --journal.",
 }
-
-
-def read_journal(
-    store: Store,
-    progress: Progress = no_progress,
-    watch: Callable[[ev.Recorded], None] | None = None,
-) -> Replay:
-    """
-    Fold and check a journal, without changing it.
-
-    Args:
-        watch: called with each event.
-
-    Raises:
-        JournalBroken: it violates an invariant, so nothing may be built on it.
-    """
-    fold, total = Replay(store.base()), store.head()[0]
-    for row in store.read():
-        recorded = fold.feed(row)
-        if watch is not None and recorded is not None:
-            watch(recorded)
-        if row.position % 1000 == 0 or row.position == total:
-            progress("reading the journal", row.position, total)
-    news = [found for found in fold.report().findings if not found.recorded]
-    if news:
-        first = news[0]
-        log.error(
-            "the journal failed verification",
-            bug_id=first.bug_id,
-            invariant=first.invariant,
-            row=first.position,
-            fact=first.message,
-        )
-        raise JournalBroken(
-            f"the journal failed verification: {first.invariant} at row {first.position} "
-            f"({first.message}), bug id {first.bug_id}. Nothing was changed. To continue "
-            "without it, keep the file for the record and start with a different --data-dir."
-        )
-    return fold
 
 
 @contextlib.asynccontextmanager
@@ -348,23 +308,28 @@ async def _run(
     """
     A run of the server: checks the journal, and records the start and in the end the stop.
     """
-    runs, agents = Runs(), Agents(Turns())
-
-    def watch(recorded: ev.Recorded) -> None:
-        runs.see(recorded)
-        agents.turns.see(recorded)
-        agents.see(recorded)
-
-    fold = read_journal(store, progress, watch)
-    ledger = Ledger(clock(), state=fold.state, head=fold.report().head)
+    file = SnapshotFile(settings.snapshot) if settings.snapshot is not None else None
+    usable = None if settings.fold_all else file
+    # It raises StartGivenUp within a moment, so it is not left to itself if this is cancelled.
+    read = await trio.to_thread.run_sync(
+        partial(start_journal, store, usable, progress, starting.check)
+    )
+    ledger, folds, agents = read.ledger, read.folds, read.folds.agents
+    earlier = frozenset(folds.runs.boots)
     async with trio.open_nursery() as nursery:
         writer, engine = JournalWriter(store, heads), EngineThread()
         # From the run's first row on, which may report that the run before was lost.
-        writer.observe(agents.turns.see)
-        writer.observe(agents.see)
+        writer.observe(folds.see)
         await nursery.start(writer.run)
         await nursery.start(engine.run)
         sequencer = Sequencer(ledger, writer, lambda: activity.changed())
+        snapshots = None
+        if file is not None:
+            snapshots = Snapshots(
+                file, folds, lambda: (sequencer.state, sequencer.head), read.snapshot
+            )
+            writer.observe(snapshots.see)
+            nursery.start_soon(snapshots.run)
 
         stalls = Stalls(sequencer, writer)
 
@@ -391,7 +356,7 @@ async def _run(
             starting=starting,
             secret=secret,
             boot=new_id(),
-            earlier=runs.boots,
+            earlier=earlier,
             progress=progress,
         )
         try:
@@ -403,7 +368,11 @@ async def _run(
             stopped = ev.ServerStopped(boot=run.boot, reason="asked to")
             with contextlib.suppress(CannotRecord):  # the writer reports it at its own end
                 await writer.wait_committed(sequencer.append(stopped))
+                if snapshots is not None:
+                    await snapshots.write_last()
         finally:
+            if snapshots is not None:
+                snapshots.close()
             engine.close()
             writer.close()
 

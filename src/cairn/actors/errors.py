@@ -19,6 +19,7 @@ Grouped by whose fault it is, with the status that a client gets::
       |  the operator's or the machine's: the client may try again
       |- ModelNotLoaded     503  the model cannot be loaded
       |- CannotRecord        503  the journal takes no rows: its disk is full, or it is locked
+      |- StillStarting      503  the server is starting
       |- Stopping           503  the server is stopping
       |  ours
       |- Broken             500  an invariant was violated; has the bug id
@@ -222,6 +223,24 @@ class CannotRecord(RefusalError):
         fact, when = _STALLS[reason]
         super().__init__(f"{fact}, so no request can be recorded; try again {when}")
         self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class StillStarting(RefusalError):
+    """
+    The server is starting.
+
+    Attributes:
+        step: what it does now.
+        done, total: how much of that it has done; 0 of 0 if that is not known.
+    """
+
+    def __init__(self, step: str, done: int, total: int, retry_after_s: int) -> None:
+        far = f" ({done} of {total})" if total else ""
+        super().__init__(f"the server is starting: {step}{far}; try again in {retry_after_s} s")
+        self.step = step
+        self.done = done
+        self.total = total
         self.retry_after_s = retry_after_s
 
 

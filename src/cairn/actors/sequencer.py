@@ -51,6 +51,11 @@ class Sequencer:
         return self._ledger.state
 
     @property
+    def head(self) -> str:
+        """The hash of the last row that was appended, committed or not."""
+        return self._ledger.head
+
+    @property
     def order(self) -> Order:
         """The order in which the blocks of that leave memory, and their files the disk."""
         return self._ledger.order

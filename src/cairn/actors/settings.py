@@ -44,6 +44,8 @@ class Settings:
         blocks_bytes: the budget of sealed blocks in memory, likewise.
         blocks_max: the most sealed blocks in memory, or None if only their bytes are limited.
         blocks_folder: the folder of block files, or None to write none.
+        snapshot: the file with a snapshot of the fold, or None to write none.
+        fold_all: fold the whole journal at the start, whether there is a snapshot or not.
         disk_bytes: the budget of block files; 0 removes those that exist.
         speculation: whether drafts of an answer's next tokens are checked in its decode passes.
         prewarm: whether to compute the beginning of the next prompt in advance.
@@ -72,6 +74,8 @@ class Settings:
     blocks_bytes: int | None = None
     blocks_max: int | None = None
     blocks_folder: Path | None = None
+    snapshot: Path | None = None
+    fold_all: bool = False
     disk_bytes: int = 0
     speculation: bool = True
     prewarm: bool = True

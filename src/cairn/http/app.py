@@ -17,6 +17,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import BadHost, NotFound
 from werkzeug.routing import MapAdapter
 
+from cairn.actors.errors import StillStarting
 from cairn.actors.requests.messages import ServerFacts
 from cairn.http.access.cors import Cors, read_origin
 from cairn.http.access.keys import Keys, sees_all, service_of_caller, tenant_of
@@ -33,7 +34,7 @@ from cairn.http.chat_completions.request import read_chat_request
 from cairn.http.completions import errors as completions_errors
 from cairn.http.completions.answers import TextAnswer, TextStream
 from cairn.http.completions.request import read_text_request
-from cairn.http.health import health
+from cairn.http.health import health, starting_health
 from cairn.http.messages import errors as messages_errors
 from cairn.http.messages.answers import MessagesAnswer, MessagesStream
 from cairn.http.messages.objects import TokenCount
@@ -225,7 +226,11 @@ def create_app(
     @app.get("/health")
     async def get_health() -> Response:
         caller = service() if g.tenant is not None else None
-        body = health(server, caller, of_all=caller is not None and sees_all(g.tenant, keys))
+        try:
+            body = health(server, caller, of_all=caller is not None and sees_all(g.tenant, keys))
+        except StillStarting as start:
+            answer = starting_health(start, has_key=g.tenant is not None)
+            return json_response(answer, 503, {"retry-after": str(start.retry_after_s)})
         # Load balancers look at the status code alone.
         return json_response(body, status=200 if body.status == "ok" else 503)
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
+from cairn.actors.errors import StillStarting
 from cairn.actors.requests.messages import Statistics
 from cairn.http.service import Server, Service
 from cairn.http.wire.sent import Sent
@@ -96,10 +97,25 @@ class Health(Sent, kw_only=True):
     admission_bug: str | None
 
 
+class StartingHealth(Sent):
+    """
+    How far the start of the server has come.
+
+    Attributes:
+        step: what it does now.
+        done, total: how much of that it has done, in units of its own; 0 of 0 if that is not known.
+    """
+
+    status: Literal["starting"]
+    step: str
+    done: int
+    total: int
+
+
 class HealthWithoutKey(Sent, kw_only=True):
     """All that a caller without an API key is shown."""
 
-    status: Status
+    status: Status | Literal["starting"]
     api_key: Literal["required"] = "required"
 
 
@@ -172,6 +188,18 @@ def _add_figures(found: Health, now: Statistics) -> None:
     found.journal_head = now.journal_head
     found.journal_checkpoint = now.journal_checkpoint
     found.bugs = now.bugs
+
+
+def starting_health(start: StillStarting, *, has_key: bool) -> StartingHealth | HealthWithoutKey:
+    """
+    The health of a server that starts.
+
+    Args:
+        has_key: whether the caller may see more than the status.
+    """
+    if not has_key:
+        return HealthWithoutKey(status="starting")
+    return StartingHealth(status="starting", step=start.step, done=start.done, total=start.total)
 
 
 def _status(now: Statistics) -> Status:

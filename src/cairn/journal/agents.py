@@ -87,6 +87,21 @@ class Agent:
 _Key = tuple[str, str]  # (tenant, name)
 
 
+@attrs.frozen(kw_only=True)
+class AgentsContents:
+    """
+    All that a fold of the agents holds at one row, without their turns.
+
+    Attributes:
+        agents: in the order in which the fold has them.
+        last: the last turn that was added to an agent: (row of its end, its request), and the agent
+            before it.
+    """
+
+    agents: tuple[Agent, ...] = ()
+    last: tuple[tuple[int, str], Agent] | None = None
+
+
 class Agents:
     """
     The agents of a journal: call ``see`` with each of its events, after ``turns.see``.
@@ -95,12 +110,14 @@ class Agents:
         turns: the stored turns.
     """
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Turns, begins: AgentsContents = AgentsContents()) -> None:
+        """
+        Args:
+            begins: what an earlier fold held, to go on from there.
+        """
         self.turns = turns
-        self._agents: dict[_Key, Agent] = {}
-        # The last turn that was added to an agent: (row of its end, its request), and the agent
-        # before it.
-        self._last: tuple[tuple[int, str], Agent] | None = None
+        self._agents: dict[_Key, Agent] = {(one.tenant, one.name): one for one in begins.agents}
+        self._last = begins.last
 
     def __len__(self) -> int:
         return len(self._agents)
@@ -134,6 +151,10 @@ class Agents:
                 self._forget([key for key, agent in self._agents.items() if not agent.persist])
             case _:
                 pass
+
+    def contents(self) -> AgentsContents:
+        """All that it holds now, without the turns."""
+        return AgentsContents(agents=tuple(self._agents.values()), last=self._last)
 
     def find(self, name: str, tenant: str) -> Agent | None:
         """A tenant's agent by its name, or None."""

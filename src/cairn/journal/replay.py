@@ -21,6 +21,7 @@ from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.invariants import Violation, check
 from cairn.journal.rows.base import Base, base_fault, state_of
 from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode, misplaced, shown
+from cairn.journal.rows.snapshots import Snapshot
 from cairn.journal.state import EMPTY, State, apply, lengthened
 
 _NAMESPACE = uuid.UUID("6f0a2f0e-6a5c-5c0f-9d52-2b7f1c0b1a11")
@@ -85,13 +86,24 @@ class Report:
 class Replay:
     """A fold that checks as it goes. ``feed`` it rows, then call ``report``."""
 
-    def __init__(self, base: Base | None = None) -> None:
-        self.state: State = EMPTY if base is None else _begun(base)
+    def __init__(self, base: Base | None = None, begins: Snapshot | None = None) -> None:
+        """
+        Args:
+            base: of the journal.
+            begins: a snapshot of this journal, to go on from there: only the rows after it are
+                read, and of the base only the digest is checked.
+        """
         self._rows = 0
         self._has_begun = False
         self._base = base
+        self._begins = begins
         self._pruned: tuple[int, ev.JournalPruned] | None = None
-        self._head = GENESIS if base is None else base.head
+        if begins is not None:
+            self.state, self._head = begins.state, begins.place.head
+            self._pruned = begins.pruned
+        else:
+            self.state = EMPTY if base is None else _begun(base)
+            self._head = GENESIS if base is None else base.head
         self._findings: list[Finding] = []
         self._broken: tuple[ev.Recorded, Violation] | None = None
         self._passed_over: set[str] = set()
@@ -113,7 +125,8 @@ class Replay:
             return None
         fault = chain_fault(row, self._head, self.state.position)
         at = row.position if type(row.position) is int else self.state.position
-        if not self._has_begun and self._base is None and at > 1:
+        is_first = not self._has_begun and self._base is None and self._begins is None
+        if is_first and at > 1:
             fault = "the rows before it are gone, and no base is in their place", "row 1", "none"
         self._has_begun = True
         self._head = shown(row.hash)
@@ -143,7 +156,7 @@ class Replay:
     def _of_base(self) -> tuple[Finding, ...]:
         """Check that the base is the one that the journal names."""
         at, pruned = self._pruned or (0, None)
-        fault = base_fault(self._base, pruned)
+        fault = base_fault(self._base, pruned, decoded=self._begins is None)
         if fault is None:
             return ()
         position = self._base.position if self._base is not None else at

@@ -46,18 +46,53 @@ class Place:
     finish_reason: ev.FinishReason | None = None
 
 
+@attrs.frozen(kw_only=True)
+class TurnsContents:
+    """
+    All that a fold of the stored turns holds at one row.
+
+    Attributes:
+        places: of the stored turns, by their requests.
+        under_way: of turns whose requests are in progress.
+        texts: for each open session, the rows of texts, by name and digest.
+        last: the last finished turn: (row of its end, request).
+    """
+
+    places: dict[str, Place] = attrs.field(factory=dict)
+    under_way: dict[str, Place] = attrs.field(factory=dict)
+    texts: dict[str, dict[tuple[str, bytes], int]] = attrs.field(factory=dict)
+    last: tuple[int, str] = (0, "")
+
+    def copy(self) -> TurnsContents:
+        """A copy that a fold may change."""
+        return TurnsContents(
+            places=dict(self.places),
+            under_way=dict(self.under_way),
+            texts={session: dict(texts) for session, texts in self.texts.items()},
+            last=self.last,
+        )
+
+
 class Turns:
     """The stored turns of a journal: call ``see`` with each of its events."""
 
-    def __init__(self) -> None:
-        self._places: dict[str, Place] = {}
-        self._under_way: dict[str, Place] = {}
-        # For each open session: the rows of texts, by name and digest.
-        self._texts: dict[str, dict[tuple[str, bytes], int]] = {}
-        self._last: tuple[int, str] = (0, "")  # the last finished turn: (row of its end, request)
+    def __init__(self, begins: TurnsContents = TurnsContents()) -> None:
+        """
+        Args:
+            begins: what an earlier fold held, to go on from there.
+        """
+        held = begins.copy()
+        self._places, self._under_way, self._texts = held.places, held.under_way, held.texts
+        self._last = held.last
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def contents(self) -> TurnsContents:
+        """A copy of all that it holds now."""
+        return TurnsContents(
+            places=self._places, under_way=self._under_way, texts=self._texts, last=self._last
+        ).copy()
 
     def see(self, recorded: ev.Recorded) -> None:
         """

@@ -21,9 +21,9 @@ from cairn.actors.models.model_server import ModelServer
 from cairn.engine.model.models_file import ModelEntry, ModelMetadata
 from cairn.engine.sampling import Sampling
 from cairn.journal.replay import replay
-from cairn.journal.rows.codec import decode
+from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.store import MemoryStore
-from tests.support import fake_engine
+from tests.support import fake_engine, journals
 from tests.support.in_process_server import SECRET, settings
 
 pytestmark = pytest.mark.trio
@@ -105,6 +105,43 @@ async def test_a_start_given_up_before_anything_is_recorded() -> None:
         async with server_over(store, starting, several=False):
             pytest.fail("it served")
     assert [] == kinds(store)
+
+
+class HeldStore(MemoryStore):
+    """A store whose second row is not read before the test allows it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.reading, self.go = threading.Event(), threading.Event()
+
+    def read(self, after: int | None = None, *, stream: str | None = None) -> Iterator[Row]:
+        """See ``Store.read``."""
+        for place, row in enumerate(super().read(after, stream=stream)):
+            if place == 1:
+                self.reading.set()
+                assert self.go.wait(60)
+            yield row
+
+
+async def test_a_start_given_up_while_the_journal_is_read() -> None:
+    """
+    The journal is read on a thread of its own, so a signal is heeded meanwhile; the next row is not
+    folded, and nothing is recorded.
+    """
+    rows = journals.healthy()
+    store, starting = HeldStore(rows), Starting()
+
+    async def give_up() -> None:
+        assert await trio.to_thread.run_sync(store.reading.wait, 60)
+        starting.give_up()
+        store.go.set()
+
+    with trio.fail_after(60), pytest.RaisesGroup(StartGivenUp, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(give_up)
+            async with server_over(store, starting, several=False):
+                pytest.fail("it served")
+    assert rows == store.rows
 
 
 async def test_a_start_given_up_after_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

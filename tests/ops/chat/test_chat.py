@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import re
@@ -473,6 +474,21 @@ def test_an_address_without_a_server():
     result = piped("Hello\n", "--url", server.url)
     assert (2, "") == (result.exit_code, result.stdout)
     assert result.stderr.startswith(f"Nothing answers at {server.url}. Start a server there ")
+
+
+def test_an_address_where_a_server_starts():
+    """The user learns that it is not ready, and what it does."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(503)
+        handler.end_headers()
+        start = {"status": "starting", "step": "reading the journal", "done": 1, "total": 9}
+        handler.wfile.write(json.dumps(start).encode())
+
+    with stub(answer) as url:
+        result = piped("Hello\n", "--url", url)
+    assert 2 == result.exit_code
+    assert f"The server at {url} is starting (reading the journal)." in result.stderr
 
 
 def nothing_here(handler: BaseHTTPRequestHandler) -> None:

@@ -223,9 +223,11 @@ def test_texts_are_gone(run, stored):
     builder.stop()
     words = (b"Traceback: here", b'"new_ids":[11,12,')
     folder = stored(builder.rows)
+    (folder / "snapshot").write_bytes(b"".join(words))
 
     def found() -> list[bool]:
-        contents = b"".join(path.read_bytes() for path in folder.glob("journal.db*"))
+        files = [*folder.glob("journal.db*"), *folder.glob("snapshot*")]
+        contents = b"".join(path.read_bytes() for path in files)
         return [word in contents for word in words]
 
     assert [True, True] == found()
@@ -233,6 +235,15 @@ def test_texts_are_gone(run, stored):
     assert "1 session closed\n" in result.stdout
     assert [False, False] == found()
     assert 0 == run("verify").exit_code
+
+
+def test_a_snapshot_that_cannot_be_removed(run, stored):
+    """The rows are removed, and the operator learns which file still has texts of them."""
+    folder = stored(aged())
+    (folder / "snapshot").mkdir()
+    result = run("journal", "prune", *BEFORE, "--close-idle")
+    assert 0 == result.exit_code
+    assert f"{folder / 'snapshot'}, which has texts of them, is not: " in result.stderr
 
 
 def test_a_bug_that_was_pruned(run, stored):

@@ -10,6 +10,7 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -53,10 +54,12 @@ class _Query:
 class ReuseMetrics:
     """The metrics of the prefix cache, in a registry."""
 
-    def __init__(self, registry: CollectorRegistry, min_cache_tokens: int = 0) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, min_cache_tokens: Callable[[], int] = lambda: 0
+    ) -> None:
         """
         Args:
-            min_cache_tokens: shorter prompts are not cached.
+            min_cache_tokens: gives how many tokens a prompt needs to be cached.
         """
         self._min_cache_tokens = min_cache_tokens
         self._begun: dict[str, _Query] = {}
@@ -102,7 +105,7 @@ class ReuseMetrics:
         match event:
             case RequestReceived():
                 self._begun[event.request] = _Query(event.prompt_tokens)
-                if event.prompt_tokens < self._min_cache_tokens:
+                if event.prompt_tokens < self._min_cache_tokens():
                     self._short.inc()
             case PrefixJoined():
                 self._joined.inc()

@@ -213,7 +213,7 @@ class Metrics:
             shared: the registry of those that are of the machine.
         """
         of_machine = counters_in(shared)
-        self._reuse = ReuseMetrics(self.registry, server.facts.min_cache_tokens)
+        self._reuse = ReuseMetrics(self.registry, lambda: server.facts.min_cache_tokens)
         counter = counters_in(self.registry)
         self._paths = counter("cairn_path_selection_total", "Path selections", path=get_args(Path))
         self._reasons = counter(

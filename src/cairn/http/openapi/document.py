@@ -23,7 +23,7 @@ from cairn.http.chat_completions.objects import ChatCompletion
 from cairn.http.completions import errors as completions_errors
 from cairn.http.completions import request as completions_request
 from cairn.http.completions.objects import TextCompletion
-from cairn.http.health import Health, HealthWithoutKey
+from cairn.http.health import Health, HealthWithoutKey, StartingHealth
 from cairn.http.messages import errors as messages_errors
 from cairn.http.messages import request as messages_request
 from cairn.http.messages.objects import MessageObject, MessagesErrorEnvelope, TokenCount
@@ -67,6 +67,7 @@ class Operation:
         answer: the struct of a good answer; None for text.
         answer_without_key: the struct that a caller without an API key is sent; None if the call
             needs a key.
+        answer_at_start: the struct that is sent while the server starts; None for an error.
         body: the struct that reads the request's body; None if it takes none.
         example: such a body.
         may_be_empty: whether the body may be left out.
@@ -79,6 +80,7 @@ class Operation:
     summary: str
     answer: type | None = None
     answer_without_key: type | None = None
+    answer_at_start: type | None = None
     body: type | None = None
     example: Mapping[str, Any] = attrs.field(factory=dict)
     may_be_empty: bool = False
@@ -192,6 +194,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         summary="The state of the server.",
         answer=Health,
         answer_without_key=HealthWithoutKey,
+        answer_at_start=StartingHealth,
         statuses=(503,),
     ),
     ("GET", "/metrics"): Operation(summary="Get metrics for Prometheus.", text="text/plain"),
@@ -212,7 +215,9 @@ def description(*, with_keys: bool) -> dict[str, Any]:
     operations = OPERATIONS.values()
     bodies = [one.body for one in operations]
     answers: list[Any] = [ErrorEnvelope, MessagesErrorEnvelope]
-    answers += [kind for one in operations for kind in (one.answer, one.answer_without_key) if kind]
+    for one in operations:
+        sent = one.answer, one.answer_without_key, one.answer_at_start
+        answers += [kind for kind in sent if kind is not None]
     by_kind, components = _components([kind for kind in bodies if kind is not None])
     sent_by_kind, sent_components = _components(answers)
     for component in sent_components.values():
@@ -266,9 +271,9 @@ def _operation(
 ) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if operation.answer is not None:
-        schema = by_kind[operation.answer]
-        if operation.answer_without_key is not None:
-            schema = {"anyOf": [schema, by_kind[operation.answer_without_key]]}
+        others = operation.answer_without_key, operation.answer_at_start
+        schemas = [by_kind[kind] for kind in (operation.answer, *others) if kind is not None]
+        schema = {"anyOf": schemas} if len(schemas) > 1 else schemas[0]
         content["application/json"] = {"schema": schema}
     description = "The answer."
     if operation.streams:
@@ -289,7 +294,7 @@ def _operation(
     if address == "/health":
         answers["503"] = {
             **answers["200"],
-            "description": "No requests are admitted; `status` says why.",
+            "description": "No requests are admitted; `status` says why, or that it starts.",
         }
     described: dict[str, Any] = {"summary": operation.summary, "responses": answers}
     if parameters := [*_in_path(address), *_in_query(operation.query)]:

@@ -236,8 +236,8 @@ def _address_of(client: trio.socket.SocketType) -> str:
 
 def bind_socket(host: str, port: int) -> socket.socket:
     """
-    A socket bound to the address, but not listening yet, so that connections are refused until the
-    server is ready.
+    A socket bound to the address, but not listening yet, so that connections are refused until
+    ``serve_http`` is called.
 
     Args:
         port: 0 for any free one.

@@ -38,6 +38,7 @@ from cairn.actors.errors import (
     PromptTooLong,
     QueueFull,
     RefusalError,
+    StillStarting,
     Stopping,
     TimedOut,
     TooManyAgents,
@@ -141,6 +142,7 @@ _REFUSALS: Mapping[type[RefusalError], _Kind] = {
     ),
     NoMemory: _Kind(status=503, code="no_memory", type="overloaded_error"),
     CannotRecord: _Kind(status=503, code="journal_stalled", type="overloaded_error"),
+    StillStarting: _Kind(status=503, code="server_starting", type="overloaded_error"),
     Stopping: _Kind(status=503, code="server_stopping", type="overloaded_error"),
     Broken: _Kind(
         status=500, code="kv_cache_inv_violation", type="internal_error", headers=_NO_RETRY

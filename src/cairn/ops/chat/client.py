@@ -11,7 +11,14 @@ import click
 import httpx
 import msgspec
 
-from cairn.ops.chat.transcript import Chunk, Error, Health, KeyRequired, refusal
+from cairn.ops.chat.transcript import (
+    Chunk,
+    Error,
+    Health,
+    KeyRequired,
+    StartingUp,
+    refusal,
+)
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.http_client import DONE, EventReader, Exchange, http_client, os_error
 from cairn.ops.common.output import printable
@@ -65,7 +72,7 @@ def look(url: str, key: str | None = None) -> Health | None:
 
     Raises:
         NotCairn: the server is not Cairn.
-        Unreadable: the server requires an API key, or does not know this one.
+        Unreadable: the server is starting, requires an API key, or does not know this one.
     """
     try:
         with http_client(url, key=key, timeout_s=_CONNECT_S) as client:
@@ -77,6 +84,11 @@ def look(url: str, key: str | None = None) -> Health | None:
         return None
     with contextlib.suppress(*_BAD_JSON):
         return msgspec.json.decode(body, type=Health)
+    with contextlib.suppress(*_BAD_JSON):
+        start = msgspec.json.decode(body, type=StartingUp)
+        raise Unreadable(
+            f"The server at {url} is starting ({printable(start.step)}). Try again in a moment."
+        )
     with contextlib.suppress(*_BAD_JSON):
         msgspec.json.decode(body, type=KeyRequired)
         known = "requires an API key" if key is None else "does not know this API key"

@@ -96,6 +96,13 @@ class Health(msgspec.Struct):
     journal_position: int
 
 
+class StartingUp(msgspec.Struct):
+    """The health of a server that starts."""
+
+    status: Literal["starting"]
+    step: str
+
+
 class KeyRequired(msgspec.Struct):
     """The health of a server with API keys, for a request without one."""
 

@@ -68,6 +68,11 @@ def log_path(data_dir: Path) -> Path:
     return data_dir / "logs" / "cairn.jsonl"
 
 
+def snapshot_path(data_dir: Path) -> Path:
+    """Where the server stores the snapshot of what its journal implies."""
+    return data_dir / "snapshot"
+
+
 def example(*lines: str) -> str:
     """The examples at the end of a command's help."""
     return "\n".join(("\b", "Example:", *(f"  {line}" for line in lines)))

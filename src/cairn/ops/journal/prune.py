@@ -20,7 +20,13 @@ from cairn.journal.lifecycle import SessionState
 from cairn.journal.pruning import PreparedPrune, PruneOptions, prepare_prune
 from cairn.journal.retention import Span
 from cairn.journal.tenants import LOCAL
-from cairn.ops.common.locations import bytes_on_disk, example, journal_options, url_of
+from cairn.ops.common.locations import (
+    bytes_on_disk,
+    example,
+    journal_options,
+    snapshot_path,
+    url_of,
+)
 from cairn.ops.common.output import counted, progress, size_text
 from cairn.ops.common.times import moment_of
 from cairn.ops.journal.forget import forget_files
@@ -138,6 +144,7 @@ def prune(
                 _refuse_running(prepared)
             prepared.commit(store)
             _report(prepared, options, dry_run=False)
+            _remove_snapshot(data_dir)
             _forget(store, data_dir, prepared.runs)
             smaller = slack or prepared.base is not None
             if smaller:
@@ -179,6 +186,19 @@ def _forget(store: SqlStore, data_dir: Path, runs: Collection[str]) -> None:
         click.echo(
             f"The rows are removed, but not all their block files could be removed and recorded: "
             f"{error} Run the same command again to finish.",
+            err=True,
+        )
+
+
+def _remove_snapshot(data_dir: Path) -> None:
+    """Remove the snapshot of the journal before the prune: it has texts of what was removed."""
+    path = snapshot_path(data_dir)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        click.echo(
+            f"The rows are removed, but {path}, which has texts of them, is not: {error.strerror}. "
+            "Remove it; no server needs it.",
             err=True,
         )
 

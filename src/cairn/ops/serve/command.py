@@ -217,6 +217,12 @@ _option = partial(click.option, show_default=True)
     help="Do not cache shorter prompts for other requests.",
 )
 @_option(
+    "--fold-all",
+    is_flag=True,
+    help="Read and check the whole journal at the start, even if the last run left a snapshot of "
+    "what it implies.",
+)
+@_option(
     "--no-prewarm",
     is_flag=True,
     help="Do not compute the beginning of a session's next prompt while the server is idle.",

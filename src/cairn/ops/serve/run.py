@@ -40,14 +40,21 @@ from cairn.engine.model.files import adapter_fault, directory_fault, is_path
 from cairn.engine.model.models_file import ModelEntry, ModelList, ModelsFault, read_metadata
 from cairn.http.access.cors import ANY
 from cairn.http.access.keys import Keys
-from cairn.http.app import create_app
+from cairn.http.app import CairnApp, create_app
 from cairn.http.server.listen import bind_socket, is_loopback, serve_http
 from cairn.http.server.listen import url_of as address_of
+from cairn.http.starting import StartingServer
 from cairn.journal.rows.store import Store
 from cairn.journal.rows.store_sql import SqlStore, migrate, sqlite_path, strange_words
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.heads import HeadFiles
-from cairn.ops.common.locations import log_path, options_of, self_tests_folder, url_of
+from cairn.ops.common.locations import (
+    log_path,
+    options_of,
+    self_tests_folder,
+    snapshot_path,
+    url_of,
+)
 from cairn.ops.common.logs import set_up_logs
 from cairn.ops.journal.readers import readers_warning, secret_warning
 from cairn.ops.serve.api_keys import KEYS_VARIABLE, read_keys
@@ -251,9 +258,25 @@ async def _serve(
     async with trio.open_nursery() as nursery:
         serving = trio.Event()
         await nursery.start(_signals, stop, serving, starting)
-        with ShownProgress() as progress:
+        with ShownProgress() as shown:
             settings = settings_of(options, data_dir)
             secret = root_secret(data_dir)
+            front = StartingServer()
+
+            def progress(what: str, done: int, total: int) -> None:
+                shown(what, done, total)
+                front.progress(what, done, total)
+
+            app = create_app(
+                front,
+                hosts_allowed=options["allow_host"],
+                strict_model_names=options["strict_model_names"],
+                keys=keys,
+                cors=options["cors"],
+            )
+            grace_s = settings.limits.drain_s + _LAST_WORDS_S
+            ended = trio.Event()
+            url = await nursery.start(_listen, app, listener, stop, grace_s, ended)
             booting: AbstractAsyncContextManager[Server]
             if models is None:
                 booting = booted(settings, store, secret, progress, starting, heads=heads)
@@ -263,24 +286,28 @@ async def _serve(
                     choices, default, store, secret, progress, starting, heads=heads
                 )
             async with booting as server:
-                progress.close()
+                shown.close()
                 if not starting.given_up:  # after the model was loaded
                     serving.set()
                     nursery.start_soon(_drain, server, stop)
-                    await serve_http(
-                        create_app(
-                            server,
-                            hosts_allowed=options["allow_host"],
-                            strict_model_names=options["strict_model_names"],
-                            keys=keys,
-                            cors=options["cors"],
-                        ),
-                        listener,
-                        shutdown=stop,
-                        on_ready=lambda url: greet(url, server, options),
-                        grace_s=settings.limits.drain_s + _LAST_WORDS_S,
-                    )
+                    front.open(server)
+                    greet(url, server, options)
+                    await ended.wait()
         nursery.cancel_scope.cancel()
+
+
+async def _listen(
+    app: CairnApp,
+    listener: socket.socket,
+    stop: trio.Event,
+    grace_s: float,
+    ended: trio.Event,
+    *,
+    task_status: trio.TaskStatus[str],
+) -> None:
+    """Answer requests until ``stop`` is set and the last one has its answer; then set ``ended``."""
+    await serve_http(app, listener, shutdown=stop, on_ready=task_status.started, grace_s=grace_s)
+    ended.set()
 
 
 async def _drain(server: Server, stop: trio.Event) -> None:
@@ -360,6 +387,8 @@ def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
         | {"shadow_check": share, "python": sysconfig.get_python_version()},
         self_tests=self_tests_folder(),
         blocks_folder=data_dir / "blocks",
+        snapshot=snapshot_path(data_dir),
+        fold_all=options["fold_all"],
         disk_bytes=options["disk_mb"] * 1024 * 1024,
         speculation=not options["no_speculation"],
         prewarm=not options["no_prewarm"],
