@@ -63,16 +63,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the writer reports all rows as committed that it was given",
         "threads/writer.py",
-        "self._committed = batches[-1].rows[-1].position",
-        "self._committed = self._submitted",
+        "Head(last.position, last.hash), last.position\n",
+        "Head(last.position, last.hash), self._submitted\n",
     ),
     Mutant(
         "the writer reports rows as committed before it stores them",
         "threads/writer.py",
-        "                    self._store_rows(rows, token)\n"
-        "                    token.run_sync_soon(self._announce, batches)",
+        "                    self._store_rows(rows, token)\n",
         "                    token.run_sync_soon(self._announce, batches)\n"
-        "                    self._store_rows(rows, token)",
+        "                    self._store_rows(rows, token)\n",
     ),
     Mutant(
         "the writer drops rows for which there is no room",

@@ -25,6 +25,7 @@ import trio.testing
 
 import cairn
 from cairn.actors import boot as boot_module
+from cairn.actors import journal_start as journal_start_module
 from cairn.actors.agents import agents as agents_module
 from cairn.actors.boot import booted
 from cairn.actors.models import model_server as model_server_module
@@ -244,7 +245,7 @@ def _outside(random: Random, clock: trio.testing.MockClock) -> Iterator[None]:
         return Clock(new_id=new_id, now_us=now_us, version=cairn.__version__)
 
     changed = (
-        (boot_module, "clock", ledger_clock),
+        (journal_start_module, "clock", ledger_clock),
         (boot_module, "new_id", new_id),
         (boot_module, "wall_clock_us", now_us),
         (agents_module, "wall_clock_us", now_us),

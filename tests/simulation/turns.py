@@ -171,11 +171,14 @@ class Turns:
 
     async def run_sync(self, run: Callable[..., Any], *given: Any, **options: Any) -> Any:
         """In place of ``trio.to_thread.run_sync``: the call takes virtual time, and no thread."""
-        limiter = options.get("limiter")
-        async with contextlib.nullcontext() if limiter is None else limiter:
+        borrower, limiter = object(), options.get("limiter") or trio.CapacityLimiter(1)
+        await limiter.acquire_on_behalf_of(borrower)
+        try:
             with trio.CancelScope(shield=not options.get("abandon_on_cancel", False)):
                 await trio.sleep(self.short())
             return run(*given)
+        finally:
+            limiter.release_on_behalf_of(borrower)
 
     def short(self) -> float:
         """How long a step takes, in seconds: mostly short, seldom long."""

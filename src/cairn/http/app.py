@@ -225,8 +225,8 @@ def create_app(
 
     @app.get("/health")
     async def get_health() -> Response:
-        caller = service() if g.tenant is not None else None
         try:
+            caller = service() if g.tenant is not None else None
             body = health(server, caller, of_all=caller is not None and sees_all(g.tenant, keys))
         except StillStarting as start:
             answer = starting_health(start, has_key=g.tenant is not None)

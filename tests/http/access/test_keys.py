@@ -300,9 +300,17 @@ async def test_the_health_of_a_tenant_has_no_figures_of_others():
         *("status", "model", "fingerprint", "context_tokens", "block_tokens", "contexts"),
         *("models", "started", "journal_stall", "admission_bug"),
     } == set(alice)
-    assert {"sessions", "queue", "pool", "blocks", "memory", "journal_position", "bugs"} == set(
-        everything
-    ) - set(alice)
+    assert {
+        "sessions",
+        "queue",
+        "pool",
+        "blocks",
+        "memory",
+        "journal_position",
+        "journal_head",
+        "journal_checkpoint",
+        "bugs",
+    } == set(everything) - set(alice)
     assert [{"name", "state"}] == [set(model) for model in alice["models"]]
     assert "sessions</th>" not in await seen(FakeService(), "/", ALICE, three)
     assert "sessions</th>" in await seen(FakeService(), "/", OPERATOR, three)
