@@ -137,11 +137,11 @@ def health(
         admission_bug=now.admission_bug,
     )
     if of_all:
-        _add_figures(found, now)
+        _add_shared(found, now)
     return found
 
 
-def _add_figures(found: Health, now: Statistics) -> None:
+def _add_shared(found: Health, now: Statistics) -> None:
     """Add what all tenants have a part in."""
     found.sessions = dict(now.sessions)
     found.queue = QueueObject(queued=now.queued, running=now.running)
