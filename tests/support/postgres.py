@@ -17,7 +17,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from tests.support.child_process import die_with_parent
 
 _DEADLINE_S = 60.0
 _ROLE = "cairn"
+DURABLE = {"listen_addresses": "", "shared_buffers": "128MB", "max_connections": "20"}
+"""Settings with PostgreSQL's own durability, to measure with."""
 # No durability: the data is not needed after the tests.
 _SETTINGS = {
     "listen_addresses": "",
@@ -65,9 +67,12 @@ class Postgres:
 
 
 @contextlib.contextmanager
-def running_postgres() -> Iterator[Postgres]:
+def running_postgres(settings: Mapping[str, str] = _SETTINGS) -> Iterator[Postgres]:
     """
     Run a server while the context is open.
+
+    Args:
+        settings: of the server.
 
     Raises:
         NotInstalled: PostgreSQL is not installed on this machine.
@@ -96,7 +101,7 @@ def running_postgres() -> Iterator[Postgres]:
         )
         assert made.returncode == 0, made.stdout + made.stderr
         command = [str(programs / "postgres"), "-D", str(data), "-k", str(folder)]
-        for name, value in _SETTINGS.items():
+        for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(

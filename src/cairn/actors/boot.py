@@ -61,6 +61,8 @@ log = structlog.get_logger("cairn")
 _UNRECORDED: Mapping[StallReason, str] = {
     "disk_full": "The journal's disk is full, so nothing could be recorded. Free some space, or "
     "choose another place with --data-dir.",
+    "connection_lost": "The connection to the journal's database is lost, so nothing could be "
+    "recorded. Check that the database server runs.",
     "locked": "Another program has locked the journal, so nothing could be recorded. End it, or "
     "choose another journal with --journal.",
 }

@@ -18,7 +18,7 @@ Grouped by whose fault it is, with the status that a client gets::
       |- TimedOut           504  it took longer than the operator allows
       |  the operator's or the machine's: the client may try again
       |- ModelNotLoaded     503  the model cannot be loaded
-      |- CannotRecord        503  the journal takes no rows: its disk is full, or it is locked
+      |- CannotRecord        503  the journal takes no rows: full disk, lock, lost connection
       |- StillStarting      503  the server is starting
       |- Stopping           503  the server is stopping
       |  ours
@@ -210,6 +210,10 @@ _STALLS: Mapping[StallReason, tuple[str, str]] = MappingProxyType(
         "locked": (
             "another program has locked the server's journal",
             "when the operator has ended it",
+        ),
+        "connection_lost": (
+            "the server has lost the connection to the database of its journal",
+            "when the database answers",
         ),
     }
 )

@@ -57,6 +57,7 @@ _SESSIONS = "  <tr><th>sessions</th><td>{}</td></tr>\n"
 _STALLS: Mapping[StallReason, str] = {
     "disk_full": "the journal's disk is full",
     "locked": "another program has locked the journal",
+    "connection_lost": "the connection to the journal's database is lost",
 }
 _HEADER = """
   -H "authorization: Bearer $CAIRN_API_KEY" \\"""

@@ -9,6 +9,7 @@ The errors of the journal, by whose fault they are::
       |    |- StoreUnready  the world's: not now; the same append may be tried again
       |         |- StoreFull    there is no room
       |         |- StoreLocked  another program has locked it
+      |         |- StoreLost    the connection to the database is lost
       |- BugError          ours: an invariant is broken; carries the bug id that replay takes
 
 ``http/wire/errors.py`` says how a ``BugError`` becomes an HTTP error.
@@ -51,13 +52,15 @@ class HeadMoved(StoreError):
 
 class StoreUnready(StoreError):
     """
-    The store takes no rows now. They are not in it, and can be appended later.
+    The store takes no rows now. The same rows can be appended later.
 
     Attributes:
         reason: why.
+        patience_s: how long it may last until the server gives up; None if for ever.
     """
 
     reason: ClassVar[StallReason]
+    patience_s: ClassVar[float | None] = None
 
 
 class StoreFull(StoreUnready):
@@ -70,6 +73,16 @@ class StoreLocked(StoreUnready):
     """Another program has locked the store."""
 
     reason = "locked"
+
+
+class StoreLost(StoreUnready):
+    """
+    The connection to the database is lost. Whether the rows are stored is not known: the same
+    append, over a new connection, skips those that are.
+    """
+
+    reason = "connection_lost"
+    patience_s = 300.0
 
 
 class BugError(JournalError):

@@ -41,7 +41,7 @@ CancelStage = Literal[
     "journal_stalled",
     "bug",
 ]
-StallReason = Literal["disk_full", "locked"]
+StallReason = Literal["disk_full", "locked", "connection_lost"]
 RemovalReason = Literal["space", "expired", "window", "superseded"]
 FileFault = Literal["missing", "unreadable", "foreign", "digest"]
 NextRole = Literal["user", "tool"]
@@ -256,7 +256,8 @@ class JournalStalled(Event):
     and new ones were refused in the meantime.
 
     Attributes:
-        reason: ``disk_full``: there was no space; ``locked``: another program had locked it.
+        reason: ``disk_full``: there was no space; ``locked``: another program had locked it;
+            ``connection_lost``: the database server did not answer.
         error: the message of the database.
         rows_waiting: rows that waited to be written.
         requests_refused: requests that were refused; they have no rows of their own.

@@ -19,7 +19,7 @@ from cairn.actors.server import Server
 from cairn.actors.threads.writer import JournalWriter, Stall, WriterDied
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
-from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked
+from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked, StoreLost
 from cairn.journal.ledger import Ledger
 from cairn.journal.replay import replay
 from cairn.journal.rows.codec import Row, decode
@@ -196,6 +196,36 @@ async def test_a_lock_delays_rows_and_loses_none(nursery: trio.Nursery) -> None:
     assert ["locked"] == [stall.reason for stall in ended]
     assert [1] == [row.position for row in store.rows]
     writer.close()
+
+
+@pytest.mark.trio
+async def test_a_lost_connection_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After its time the writer dies of it, with what the database said; until then it waits."""
+    store = FullDisk()
+    writer = JournalWriter(store)
+    sequencer = Sequencer(Ledger(clock()), writer)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(writer.run)
+            store.error = StoreLost("no answer")
+            with pytest.raises(CannotRecord, match="lost the connection"):
+                await writer.wait_committed(sequencer.append(started("one")))
+            store.error = None
+            while writer.stalled:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+            assert 1 == writer.committed
+            monkeypatch.setattr(StoreLost, "patience_s", 0.0)
+            store.error = StoreLost("no answer")
+            with pytest.raises((CannotRecord, WriterDied)):
+                await writer.wait_committed(sequencer.append(rejected("lost")))
+            await trio.sleep_forever()
+
+    with trio.fail_after(60), pytest.raises(ExceptionGroup) as died:
+        await main()
+    assert died.group_contains(WriterDied, match="no answer")
 
 
 @pytest.mark.trio

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
-from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked
+from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked, StoreLost
 from cairn.journal.replay import replay
 from cairn.journal.rows import store_sql
 from cairn.journal.rows.base import Base, base_of
@@ -242,9 +242,9 @@ def test_more_rows_than_a_batch(url: str, monkeypatch: pytest.MonkeyPatch):
     store.close()
 
 
-def test_another_writer(url: str):
+def test_another_writer(sqlite_url: str):
     """The second of two writers learns that it is not up to date, and its rows are not stored."""
-    one, two = SqlStore.open(url), SqlStore.open(url)
+    one, two = SqlStore.open(sqlite_url), SqlStore.open(sqlite_url)
     one.append(ROWS[:5])
     foreign = [attrs.evolve(row, event_id=f"new-{row.event_id}") for row in ROWS[:3]]
     with pytest.raises(HeadMoved):
@@ -252,6 +252,110 @@ def test_another_writer(url: str):
     assert ROWS[:5] == list(two.read())
     one.close()
     two.close()
+
+
+def test_a_second_writer_on_postgresql(postgresql_url: str, monkeypatch: pytest.MonkeyPatch):
+    """
+    A journal has one writer at a time: a second one, and a migration, are refused before they read,
+    with who has the lock. Readers are not. The lock ends with its connection.
+    """
+    monkeypatch.setattr(store_sql, "CLAIM_TRIES", 2)
+    with closing(SqlStore.open(postgresql_url)) as store:
+        store.append(ROWS[:5])
+        with pytest.raises(StoreError, match=r"process \d+ of the database server\. Stop it"):
+            SqlStore.open(postgresql_url)
+        with pytest.raises(StoreError, match="Another server or command uses"):
+            migrate(postgresql_url)
+        with closing(SqlStore.open(postgresql_url, read_only=True)) as reader:
+            assert ROWS[:5] == list(reader.read())
+        store.append(ROWS[5:9])
+    migrate(postgresql_url)
+    with closing(SqlStore.open(postgresql_url)) as store:
+        assert ROWS[:9] == list(store.read())
+
+
+def test_two_journals_in_one_database(postgresql_url: str):
+    """Each schema has a journal and a lock of its own; one that does not exist is refused."""
+    with changing(postgresql_url) as connection:
+        connection.execute(sa.text("CREATE SCHEMA other"))
+    other = f"{postgresql_url}&options=-csearch_path%3Dother"
+    migrate(other)
+    with closing(SqlStore.open(postgresql_url)) as one, closing(SqlStore.open(other)) as two:
+        one.append(ROWS[:5])
+        two.append(ROWS[:3])
+        assert (5, 3) == (one.head()[0], two.head()[0])
+    with pytest.raises(StoreError, match="names a schema that does not exist"):
+        migrate(f"{postgresql_url}&options=-csearch_path%3Dnone")
+
+
+def cut_connections(url: str) -> None:
+    """End all other connections of a database."""
+    end = (
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    with changing(url) as connection:
+        connection.execute(sa.text(end))
+
+
+def test_a_lost_connection_is_replaced(postgresql_url: str):
+    """Rows are stored, and read, over a new connection that has the lock again."""
+    with closing(SqlStore.open(postgresql_url)) as store:
+        store.append(ROWS[:4])
+        cut_connections(postgresql_url)
+        store.append(ROWS[2:8])
+        assert ROWS[:8] == list(store.read())
+        cut_connections(postgresql_url)
+        assert ROWS[4] == store.row(5)
+        store.append(ROWS[8:])
+        assert ROWS == list(store.read())
+        with changing(postgresql_url) as connection:
+            held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+            assert 1 == connection.execute(sa.text(held)).scalar_one()
+
+
+def test_a_connection_that_cannot_be_replaced(postgresql_url: str):
+    """
+    As long as the database takes no connection, rows can be tried again, as on a full disk. They
+    are then stored once.
+    """
+    name = postgresql_url.partition("@/")[2].partition("?")[0]
+    elsewhere = postgresql_url.replace(f"/{name}?", "/postgres?")
+    with closing(SqlStore.open(postgresql_url)) as store:
+        store.append(ROWS[:4])
+        with changing(elsewhere) as connection:
+            connection.execute(sa.text(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false"))
+        with changing(elsewhere) as connection:
+            end = (
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = :at"
+            )
+            connection.execute(sa.text(end), {"at": name})
+        for _ in range(2):
+            with pytest.raises(StoreLost, match="not currently accepting connections"):
+                store.append(ROWS[4:9])
+            with pytest.raises(StoreLost):
+                store.row(1)
+        with changing(elsewhere) as connection:
+            connection.execute(sa.text(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true"))
+        store.append(ROWS[4:9])
+        assert ROWS[:9] == list(store.read())
+
+
+def test_a_journal_that_another_server_took(postgresql_url: str, monkeypatch: pytest.MonkeyPatch):
+    """A writer that lost its connection does not get another's lock, and writes nothing."""
+    monkeypatch.setattr(store_sql, "CLAIM_TRIES", 2)
+    with closing(SqlStore.open(postgresql_url)) as first:
+        first.append(ROWS[:4])
+        cut_connections(postgresql_url)
+        with closing(SqlStore.open(postgresql_url)) as second:
+            for _ in range(2):
+                with pytest.raises(StoreError, match="Another server or command uses") as refused:
+                    first.append(ROWS[4:6])
+                assert not isinstance(refused.value, StoreLost)
+            second.append(ROWS[4:5])
+        with pytest.raises(HeadMoved):
+            first.append([attrs.evolve(row, event_id=f"new-{row.event_id}") for row in ROWS[4:6]])
+        assert ROWS[:5] == list(first.read())
 
 
 def remove(path: Path) -> None:

@@ -5,9 +5,10 @@ A receipt is a position: a reply that depends on it may be sent once ``committed
 Rows that arrive during a commit share the next one, and so the cost of a sync to disk. If the
 writer dies, no reply may be sent any more, and the server stops once clients have got the error.
 
-A full disk, or a lock of another program, does not kill the writer. It keeps its rows and stalls:
-no reply is sent, requests that wait for a receipt are refused, and the same rows are tried again
-until they are stored. The length of the stall is then recorded.
+A full disk, a lock of another program, or a lost connection to a database does not kill the writer,
+but the last if it lasts. It keeps its rows and stalls: no reply is sent, requests that wait for a
+receipt are refused, and the same rows are tried again until they are stored. The length of the
+stall is then recorded.
 """
 
 from __future__ import annotations
@@ -284,7 +285,8 @@ class JournalWriter:
                 if error.reason != reason:
                     first, reason = first or error, error.reason
                     token.run_sync_soon(self._begin_stall, error)
-                if closing:
+                waited_s = (time.monotonic_ns() - began_ns) / 1e9
+                if closing or (error.patience_s is not None and waited_s > error.patience_s):
                     raise
                 self._closing.wait(_PROBE_S)
         if first is not None:

@@ -6,8 +6,10 @@ Rules of this module:
 1. Rows are added and read, never changed. The first rows are removed as a whole when an operator
    prunes the journal (``cut``), and a base replaces them. The migrations define the schema; the
    tables below must equal what they make of an empty database, and a test compares the two.
-2. One connection writes, for the lifetime of the store; SQLite can be damaged if two write or
-   checkpoint (up to 3.51.2). All others open read-only, even while the server runs.
+2. One connection writes; SQLite can be damaged if two write or checkpoint (up to 3.51.2). All
+   others open read-only, even while the server runs. On PostgreSQL a connection that may write has
+   the journal's lock from its beginning to its end, so that a lost one is replaced only by one that
+   has the lock again.
 3. A database that cannot be used is refused with a sentence that says what to do, and is left
    unchanged.
 """
@@ -18,19 +20,28 @@ import errno
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
-from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked, StoreUnready
+from cairn.journal.errors import (
+    HeadMoved,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+    StoreLost,
+    StoreUnready,
+)
 from cairn.journal.rows.base import Base
 from cairn.journal.rows.codec import GENESIS, Row, shown
+
+T = TypeVar("T")
 
 REVISION = "0001"
 """The head of the migrations. Defined here so that a store opens without loading Alembic."""
@@ -42,9 +53,41 @@ BATCH_ROWS = 2000
 BUSY_S = 5.0
 """How long the database waits for another process's lock, in seconds."""
 
+CLAIM_TRIES = 50
+"""
+How often the lock of a journal on PostgreSQL is tried, every tenth of a second: the database may
+take a moment to notice that a server was killed.
+"""
+
 _ROOM_BYTES = 64 * 1024  # the least that SQLite's shared memory and a few rows take
 _POSTGRES_DISK_FULL = "53100"
 _POSTGRES_LOCKED = "55P03"
+# Connection errors, a server that shuts down or starts, and one that has no free connection.
+_POSTGRES_LOST = ("08", "57P", "53300")
+_POSTGRES_LOCKS = 0x4361_6972  # the upper half of the locks' keys; the lower is the schema
+# A connection without an answer ends after about a minute, at both ends: the lock goes with it.
+_POSTGRES_CONNECT = {
+    "application_name": "cairn",
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+_POSTGRES_SESSION = (
+    "SET tcp_keepalives_idle = 30",
+    "SET tcp_keepalives_interval = 10",
+    "SET tcp_keepalives_count = 3",
+    "SET tcp_user_timeout = 60000",
+)
+_POSTGRES_HOLDER = """
+SELECT coalesce(string_agg(format(
+    'process %%s of the database server%%s', pid, ', connected from ' || host(client_addr)
+), ' and '), 'it has just ended')
+FROM pg_locks JOIN pg_stat_activity USING (pid)
+WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s AND database =
+    (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
 _MAKE_ROOM = "Free some space on its disk; what was journaled before is safe."
 _MAKE_MORE_ROOM = (
     "Free some space on its disk: up to twice as much as the journal takes there, until this is "
@@ -159,9 +202,7 @@ class SqlStore:
         """See ``Store.append``."""
         if not rows:
             return
-        with _errors(self._place, "write to"), self._connection.begin():
-            self._require_own_schema()
-            self._append(rows)
+        self._lasting(lambda: self._commit(rows))
         # SQLite would keep writing to an open file that was deleted, and the rows would be lost in
         # the end.
         if _known_by(self._file) != self._known_by:
@@ -180,6 +221,21 @@ class SqlStore:
         if faults := self._schema_faults():
             raise StoreError(strange_words(self._place, faults))
         self._schema_version = version
+
+    def _lasting(self, step: Callable[[], T]) -> T:
+        """
+        A step that may be done again. If the connection was lost, perhaps long ago, it is done over
+        a new one.
+        """
+        try:
+            return step()
+        except StoreLost:
+            return step()
+
+    def _commit(self, rows: Sequence[Row]) -> None:
+        with _errors(self._place, "write to"), self._connection.begin():
+            self._require_own_schema()
+            self._append(rows)
 
     def _append(self, rows: Sequence[Row]) -> None:
         position, head = self._head()
@@ -336,7 +392,7 @@ class SqlStore:
     def row(self, position: int) -> Row | None:
         """See ``Store.row``."""
         query = sa.select(*_columns).where(_events.c.position == position)
-        found = self._found(query)
+        found = self._lasting(lambda: self._found(query))
         return _row(found[0]) if found else None
 
     def last(self, count: int, *, stream: str | None = None) -> list[Row]:
@@ -600,12 +656,50 @@ def _sqlite(path: Path, mode: str) -> sa.Connection:
 
 
 def _postgres(url: sa.URL, *, read_only: bool) -> sa.Connection:
-    engine = sa.create_engine(url, poolclass=sa.NullPool)
-    connection = engine.connect()
-    if not read_only:
-        with connection.begin():
-            connection.exec_driver_sql(f"SET lock_timeout = {int(BUSY_S * 1000)}")
-    return connection.execution_options(postgresql_readonly=True) if read_only else connection
+    asked = {name: value for name, value in _POSTGRES_CONNECT.items() if name not in url.query}
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=asked)
+    if read_only:
+        return engine.connect().execution_options(postgresql_readonly=True)
+
+    # SQLAlchemy replaces a lost connection by itself, and calls this for each.
+    @sa.event.listens_for(engine, "connect")
+    def connected(raw: Any, _: object) -> None:
+        try:
+            _claim(raw, _place(url))
+        except BaseException:
+            raw.close()
+            raise
+
+    return engine.connect()
+
+
+def _claim(raw: Any, place: str) -> None:
+    """
+    Take the lock of a journal on PostgreSQL, which its connection has until it ends.
+
+    Raises:
+        StoreError: another connection has it.
+    """
+    with raw.cursor() as cursor:
+        for setting in (*_POSTGRES_SESSION, f"SET lock_timeout = {int(BUSY_S * 1000)}"):
+            cursor.execute(setting)
+        cursor.execute("SELECT oid::bigint FROM pg_namespace WHERE nspname = current_schema()")
+        schema = cursor.fetchone()
+        if schema is None:
+            raise StoreError(f"{place} names a schema that does not exist; create it first.")
+        for _ in range(CLAIM_TRIES):
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", (_POSTGRES_LOCKS << 32 | schema[0],))
+            (is_free,) = cursor.fetchone()
+            raw.commit()
+            if is_free:
+                return
+            cursor.execute("SELECT pg_sleep(0.1)")
+        cursor.execute(_POSTGRES_HOLDER, (_POSTGRES_LOCKS, schema[0]))
+        (holder,) = cursor.fetchone()
+    raise StoreError(
+        f"Another server or command uses {place}: {holder}. Stop it, or choose another journal "
+        "with --journal."
+    )
 
 
 def _let_go(connection: sa.Connection) -> None:
@@ -722,10 +816,14 @@ def _errors(place: str, doing: str, make_room: str = _MAKE_ROOM) -> Iterator[Non
         raise HeadMoved(
             f"Another writer appended to {place}. Let one server at a time use a journal."
         ) from error
-    except (DBAPIError, sqlite3.Error) as error:
-        fact = str(error.orig) if isinstance(error, DBAPIError) else str(error)
+    except Exception as error:
+        # A driver's error is raw if it comes from a connection that replaces a lost one.
+        raw = error.orig if isinstance(error, DBAPIError) else error
+        if not (isinstance(raw, sqlite3.Error) or type(raw).__module__.startswith("psycopg")):
+            raise
+        fact = str(raw)
         first = (fact.strip().splitlines() or ["no message"])[0].rstrip(".")
-        unready = _unready(error.orig if isinstance(error, DBAPIError) else error, place)
+        unready = _unready(raw, place)
         advice = make_room if unready is StoreFull else _advice(fact)
         raise (unready or StoreError)(
             f"Cannot {doing} {place}: {first}. {advice}".strip()
@@ -762,7 +860,11 @@ def _more_room(home: Path, spare: Path) -> str:
 
 def _unready(error: BaseException | None, place: str) -> type[StoreUnready] | None:
     """What a database error means if the same may succeed later; None if it does not."""
-    name, state = getattr(error, "sqlite_errorname", ""), getattr(error, "sqlstate", None)
+    name, state = getattr(error, "sqlite_errorname", ""), getattr(error, "sqlstate", "")
+    is_operational = any(kind.__name__ == "OperationalError" for kind in type(error).__mro__)
+    # What the server did not report itself is about the connection to it.
+    if is_operational and (state is None or state.startswith(_POSTGRES_LOST)):
+        return StoreLost
     if name.startswith("SQLITE_BUSY") or state == _POSTGRES_LOCKED:
         return StoreLocked
     if name.startswith("SQLITE_IOERR"):

@@ -106,8 +106,8 @@ def hold(data_dir: Path, url: str) -> Iterator[Held]:
     Lock the data directory and the journal while the context lasts.
 
     An SQLite journal is locked by a file beside it, because a server with another data directory
-    may use the same journal. A PostgreSQL journal is not locked: only the database could do that.
-    The operator must not start two servers on one database.
+    may use the same journal. A journal on PostgreSQL is locked by the connection that writes
+    (``store_sql``).
 
     Raises:
         Unreadable: another process has one of the locks, or they cannot be written.
