@@ -77,27 +77,61 @@ def export(
     """
     source = Source.of(data_dir, journal)
     base = source.base()
-    files = HeadFiles.of(data_dir, journal)
-    public = files.public_key()
-    count, head = 0, Head(base.position, base.head) if base is not None else BEGINNING
     if session is not None:
         session = _meant(source, base, session)
-    stream = f"session/{session}" if session is not None else None
-    with _written(output) as file:
-        if base is not None and session is None:
-            file.write(base_to_line(attrs.evolve(base, state=None) if no_private else base))
-        for row in source.rows("export", stream=stream, base=base):
-            if base is not None and stream is not None and count == 0:
-                file.write(excerpt_to_line(_excerpt(stream, base)))
-            file.write(to_line(attrs.evolve(row, private=None) if no_private else row))
-            count, head = count + 1, Head(row.position, shown(row.hash))
+    with written(output) as file:
+        files = HeadFiles.of(data_dir, journal)
+        count, head = write_rows(file, source, base, files, session, no_private=no_private)
         if session is not None and count == 0:
             raise _not_found(source, base, session)
-        if public is not None:
-            note = last_note(files.notes(), head.position)
-            words = note.whole if note is not None else ""
-            file.write(checkpoint_to_line(SignedEnd(public_key=str(public), note=words)))
     click.echo(f"{count} rows, head {head}", err=True)
+
+
+def write_rows(
+    file: BinaryIO,
+    source: Source,
+    base: Base | None,
+    files: HeadFiles | None,
+    session: str | None = None,
+    *,
+    no_private: bool = False,
+) -> tuple[int, Head]:
+    """
+    Write the lines of an export.
+
+    Args:
+        files: beside the journal; None if the source is an export.
+        session: only the rows of this one.
+        no_private: whether to leave out private contents.
+
+    Returns:
+        How many rows were written, and the head of the last one.
+    """
+    count, head = 0, Head(base.position, base.head) if base is not None else BEGINNING
+    stream = f"session/{session}" if session is not None else None
+    if base is not None and session is None:
+        file.write(base_to_line(attrs.evolve(base, state=None) if no_private else base))
+    for row in source.rows("export", stream=stream, base=base):
+        if base is not None and stream is not None and count == 0:
+            file.write(excerpt_to_line(_excerpt(stream, base)))
+        file.write(to_line(attrs.evolve(row, private=None) if no_private else row))
+        count, head = count + 1, Head(row.position, shown(row.hash))
+    if (end := source.signed_end() if files is None else _signed_end(files, head)) is not None:
+        file.write(checkpoint_to_line(end))
+    return count, head
+
+
+def _signed_end(files: HeadFiles, head: Head) -> SignedEnd | None:
+    """The last line; None if no key is known. Checkpoints that cannot be read do not stop it."""
+    public = files.public_key()
+    if public is None:
+        return None
+    try:
+        note = last_note(files.notes(), head.position)
+    except StoreError as error:
+        click.echo(f"Warning: the export has no checkpoint. {error}", err=True)
+        note = None
+    return SignedEnd(public_key=str(public), note=note.whole if note is not None else "")
 
 
 def _meant(source: Source, base: Base | None, session: str) -> str:
@@ -131,8 +165,8 @@ def _excerpt(stream: str, base: Base) -> Excerpt:
 
 
 @contextmanager
-def _written(path: Path | None) -> Iterator[BinaryIO]:
-    """A file that gets its name when all is written; stdout for None."""
+def written(path: Path | None) -> Iterator[BinaryIO]:
+    """A file for its owner alone that gets its name when all is written; stdout for None."""
     if path is None:
         yield sys.stdout.buffer
         return
