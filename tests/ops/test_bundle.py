@@ -37,7 +37,11 @@ def test_a_bundle(run, stored, here: Path, invariant: str):
     assert 0o600 == path.stat().st_mode & 0o777
     with tarfile.open(path) as packed:
         names = packed.getnames()
-        files = {name: packed.extractfile(name).read() for name in names}
+        files = {}
+        for name in names:
+            member = packed.extractfile(name)
+            assert member is not None
+            files[name] = member.read()
     assert ["README.md", "journal.jsonl", "bug.jsonl", "doctor.txt"] == names
     assert files["journal.jsonl"] == b"".join(map(to_line, rows))
     assert f"ops replay {bug_id} {path.name}\n".encode() in files["README.md"]

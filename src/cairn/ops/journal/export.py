@@ -33,13 +33,20 @@ from cairn.ops.common.locations import (
     pruned_words,
     too_short_words,
 )
+from cairn.ops.parquet import manifest_of, manifest_path, write_parquet
 
 
 @click.command(
     epilog=example("ops export -o journal.jsonl", "ops export --no-private | gzip > journal.gz")
 )
 @journal_options
-@click.option("--format", type=click.Choice(["jsonl"]), default="jsonl", show_default=True)
+@click.option(
+    "--format",
+    type=click.Choice(["jsonl", "parquet"]),
+    default="jsonl",
+    show_default=True,
+    help="Lines of JSON, or a Parquet file for analysis, with a manifest beside it.",
+)
 @click.option(
     "-o",
     "--output",
@@ -74,13 +81,24 @@ def export(
 
     The last line has the public half of the key that signs the journal's checkpoints, and the last
     checkpoint, unless no server has written the journal from this data directory.
+
+    A Parquet file has the same columns, with `payload` and `private` as texts of JSON. Its
+    manifest, FILE.manifest.json, has its SHA-256, the head and the last checkpoint. Other commands
+    do not read it.
     """
+    if format == "parquet" and output is None:
+        raise click.UsageError("A Parquet file needs a name: -o FILE.")
     source = Source.of(data_dir, journal)
     base = source.base()
     if session is not None:
         session = _meant(source, base, session)
+    files = HeadFiles.of(data_dir, journal)
+    if format == "parquet":
+        assert output is not None
+        count, head = _parquet(output, source, base, files, session, no_private=no_private)
+        click.echo(f"{count} rows, head {head}", err=True)
+        return
     with written(output) as file:
-        files = HeadFiles.of(data_dir, journal)
         count, head = write_rows(file, source, base, files, session, no_private=no_private)
         if session is not None and count == 0:
             raise _not_found(source, base, session)
@@ -118,6 +136,40 @@ def write_rows(
         count, head = count + 1, Head(row.position, shown(row.hash))
     if (end := source.signed_end() if files is None else _signed_end(files, head)) is not None:
         file.write(checkpoint_to_line(end))
+    return count, head
+
+
+def _parquet(
+    path: Path,
+    source: Source,
+    base: Base | None,
+    files: HeadFiles,
+    session: str | None,
+    *,
+    no_private: bool,
+) -> tuple[int, Head]:
+    """Write a Parquet file and its manifest; see ``write_rows``."""
+    stream = f"session/{session}" if session is not None else None
+    begin = Head(base.position, base.head) if base is not None else BEGINNING
+    rows = source.rows("export", stream=stream, base=base)
+    with written(path) as file:
+        left = (attrs.evolve(row, private=None) for row in rows) if no_private else rows
+        count, head = write_parquet(file, left, begin)
+        if session is not None and count == 0:
+            raise _not_found(source, base, session)
+    end = _signed_end(files, head)
+    facts = {
+        "rows": count,
+        "begins_after": str(begin),
+        "head": str(head),
+        "session": session,
+        "private": not no_private,
+        "base_digest": base.digest if base is not None else None,
+        "public_key": end.public_key if end is not None else None,
+        "checkpoint": end.note if end is not None else None,
+    }
+    with written(manifest_path(path)) as file:
+        file.write(manifest_of(path, facts))
     return count, head
 
 
