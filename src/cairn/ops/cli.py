@@ -41,6 +41,10 @@ COMMANDS = {
         "Show the log of the server, or the events of the journal.",
     ),
     "export": ("cairn.ops.journal.export:export", "Write a journal as lines of JSON."),
+    "bundle": (
+        "cairn.ops.bundle:bundle",
+        "Pack what another machine needs to replay a bug.",
+    ),
     "drill": (
         "cairn.ops.drills.command:drill",
         "Damage a private server on purpose, and check that the damage is caught.",

@@ -3,13 +3,13 @@
 operator, beside the journal, or in the last line of an export.
 """
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 import pytest
 
+from cairn.journal.errors import StoreError
 from cairn.journal.replay import replay
 from cairn.journal.rows.base import base_of
 from cairn.journal.rows.codec import Row, decode, encode
@@ -251,7 +251,19 @@ def test_a_forged_prune(run, tmp_path: Path):
 def test_a_file_without_an_end(tmp_path: Path):
     """An empty file has no such line; one that is missing cannot be read."""
     path = tmp_path / "x.jsonl"
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
+    with pytest.raises(StoreError, match="cannot be read: No such file"):
+        read_checkpoint(path)
     path.write_bytes(b"")
     assert read_checkpoint(path) is None
+
+
+def test_an_export_beside_damaged_checkpoints(run, data: Path, tmp_path: Path):
+    """It is written all the same, without a checkpoint, and a warning says why."""
+    (data / "checkpoints").write_text("x")
+    path = tmp_path / "x.jsonl"
+    result = run("export", "-o", path)
+    assert 0 == result.exit_code
+    assert "Warning: the export has no checkpoint." in result.stderr
+    end = read_checkpoint(path)
+    assert end is not None
+    assert "" == end.note

@@ -266,3 +266,32 @@ def test_a_payload_that_says_two_things(
     assert (2, "") == (result.exit_code, result.stdout)
     assert f"row 4: {row.kind}" in result.stderr
     assert words in result.stderr
+
+
+def test_a_value_of_another_type_without_private_contents(run, tmp_path: Path):
+    """It is found where the chain alone can be checked, too."""
+    rows: list[Row] = [attrs.evolve(row, private=None) for row in healthy()]
+    changed: dict[str, Any] = {"seq": "x"}
+    rows[9] = attrs.evolve(rows[9], **changed)
+    export = tmp_path / "x.jsonl"
+    export.write_bytes(b"".join(map(to_line, rows)))
+    result = run("verify", export)
+    assert 1 == result.exit_code
+    assert "\tINV-8\trow 10\tserver\tthe column `seq` is not an integer\t" in result.stdout
+
+
+def test_a_time_in_another_form(tmp_path: Path):
+    """The same moment in other letters is not what an export has."""
+    line = to_line(healthy()[0])
+    assert b"T00:" in line
+    with pytest.raises(ValueError, match="is not written as an export writes it"):
+        from_line(line.replace(b"T00:", b" 00:", 1))
+
+
+def test_a_database_without_a_table(folder: Path):
+    """The table is named as missing."""
+    with contextlib.closing(SqlStore.open(journal_url(folder))) as store:
+        with changing(folder) as database:
+            database.execute("DROP TABLE bases")
+        assert [("table bases", "it is missing")] == store.schema_faults()
+        assert str(folder / "journal.db") == store.place

@@ -8,6 +8,7 @@ import gzip
 import os
 import shlex
 import shutil
+import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +32,9 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 PREFIX_MIN = 6
 """The least number of characters of an abbreviated id."""
+
+EXPORT_NAME = "journal.jsonl"
+"""The name of the export in a bundle."""
 
 _STDIN = Path("-")
 _GZIP = b"\x1f\x8b"
@@ -366,8 +370,8 @@ def _lock_of(data_dir: Path, journal: str | None, url: str) -> Path | None:
 
 def _plain(file: Path, name: str) -> Path:
     """
-    A file that can be read several times. Standard input and compressed files are copied to a
-    temporary file, which is deleted when the command ends.
+    A file that can be read several times. Standard input, compressed files and the export in a
+    bundle are copied to a temporary file, which is deleted when the command ends.
     """
     if file != _STDIN and file.is_file() and _begins(file, name)[:2] != _GZIP:
         return file
@@ -381,7 +385,16 @@ def _plain(file: Path, name: str) -> Path:
                 kept = _open_copy()
                 shutil.copyfileobj(unpacked, kept)
             kept.flush()
-    except (OSError, EOFError, zlib.error) as error:
+        if tarfile.is_tarfile(kept.name):
+            with tarfile.open(kept.name) as bundle:
+                export = bundle.extractfile(EXPORT_NAME)
+                assert export is not None, "a folder has this name"
+                kept = _open_copy()
+                shutil.copyfileobj(export, kept)
+            kept.flush()
+    except (KeyError, AssertionError) as error:
+        raise StoreError(f"{name} is not a bundle: it has no {EXPORT_NAME}.") from error
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise StoreError(f"{name} cannot be read: {error}.") from error
     return Path(kept.name)
 

@@ -33,13 +33,20 @@ from cairn.ops.common.locations import (
     pruned_words,
     too_short_words,
 )
+from cairn.ops.parquet import manifest_of, manifest_path, write_parquet
 
 
 @click.command(
     epilog=example("ops export -o journal.jsonl", "ops export --no-private | gzip > journal.gz")
 )
 @journal_options
-@click.option("--format", type=click.Choice(["jsonl"]), default="jsonl", show_default=True)
+@click.option(
+    "--format",
+    type=click.Choice(["jsonl", "parquet"]),
+    default="jsonl",
+    show_default=True,
+    help="Lines of JSON, or a Parquet file for analysis, with a manifest beside it.",
+)
 @click.option(
     "-o",
     "--output",
@@ -74,30 +81,109 @@ def export(
 
     The last line has the public half of the key that signs the journal's checkpoints, and the last
     checkpoint, unless no server has written the journal from this data directory.
+
+    A Parquet file has the same columns, with `payload` and `private` as texts of JSON. Its
+    manifest, FILE.manifest.json, has its SHA-256, the head and the last checkpoint. Other commands
+    do not read it.
     """
+    if format == "parquet" and output is None:
+        raise click.UsageError("A Parquet file needs a name: -o FILE.")
     source = Source.of(data_dir, journal)
     base = source.base()
-    files = HeadFiles.of(data_dir, journal)
-    public = files.public_key()
-    count, head = 0, Head(base.position, base.head) if base is not None else BEGINNING
     if session is not None:
         session = _meant(source, base, session)
-    stream = f"session/{session}" if session is not None else None
-    with _written(output) as file:
-        if base is not None and session is None:
-            file.write(base_to_line(attrs.evolve(base, state=None) if no_private else base))
-        for row in source.rows("export", stream=stream, base=base):
-            if base is not None and stream is not None and count == 0:
-                file.write(excerpt_to_line(_excerpt(stream, base)))
-            file.write(to_line(attrs.evolve(row, private=None) if no_private else row))
-            count, head = count + 1, Head(row.position, shown(row.hash))
+    files = HeadFiles.of(data_dir, journal)
+    if format == "parquet":
+        assert output is not None
+        count, head = _parquet(output, source, base, files, session, no_private=no_private)
+        click.echo(f"{count} rows, head {head}", err=True)
+        return
+    with written(output) as file:
+        count, head = write_rows(file, source, base, files, session, no_private=no_private)
         if session is not None and count == 0:
             raise _not_found(source, base, session)
-        if public is not None:
-            note = last_note(files.notes(), head.position)
-            words = note.whole if note is not None else ""
-            file.write(checkpoint_to_line(SignedEnd(public_key=str(public), note=words)))
     click.echo(f"{count} rows, head {head}", err=True)
+
+
+def write_rows(
+    file: BinaryIO,
+    source: Source,
+    base: Base | None,
+    files: HeadFiles | None,
+    session: str | None = None,
+    *,
+    no_private: bool = False,
+) -> tuple[int, Head]:
+    """
+    Write the lines of an export.
+
+    Args:
+        files: beside the journal; None if the source is an export.
+        session: only the rows of this one.
+        no_private: whether to leave out private contents.
+
+    Returns:
+        How many rows were written, and the head of the last one.
+    """
+    count, head = 0, Head(base.position, base.head) if base is not None else BEGINNING
+    stream = f"session/{session}" if session is not None else None
+    if base is not None and session is None:
+        file.write(base_to_line(attrs.evolve(base, state=None) if no_private else base))
+    for row in source.rows("export", stream=stream, base=base):
+        if base is not None and stream is not None and count == 0:
+            file.write(excerpt_to_line(_excerpt(stream, base)))
+        file.write(to_line(attrs.evolve(row, private=None) if no_private else row))
+        count, head = count + 1, Head(row.position, shown(row.hash))
+    if (end := source.signed_end() if files is None else _signed_end(files, head)) is not None:
+        file.write(checkpoint_to_line(end))
+    return count, head
+
+
+def _parquet(
+    path: Path,
+    source: Source,
+    base: Base | None,
+    files: HeadFiles,
+    session: str | None,
+    *,
+    no_private: bool,
+) -> tuple[int, Head]:
+    """Write a Parquet file and its manifest; see ``write_rows``."""
+    stream = f"session/{session}" if session is not None else None
+    begin = Head(base.position, base.head) if base is not None else BEGINNING
+    rows = source.rows("export", stream=stream, base=base)
+    with written(path) as file:
+        left = (attrs.evolve(row, private=None) for row in rows) if no_private else rows
+        count, head = write_parquet(file, left, begin)
+        if session is not None and count == 0:
+            raise _not_found(source, base, session)
+    end = _signed_end(files, head)
+    facts = {
+        "rows": count,
+        "begins_after": str(begin),
+        "head": str(head),
+        "session": session,
+        "private": not no_private,
+        "base_digest": base.digest if base is not None else None,
+        "public_key": end.public_key if end is not None else None,
+        "checkpoint": end.note if end is not None else None,
+    }
+    with written(manifest_path(path)) as file:
+        file.write(manifest_of(path, facts))
+    return count, head
+
+
+def _signed_end(files: HeadFiles, head: Head) -> SignedEnd | None:
+    """The last line; None if no key is known. Checkpoints that cannot be read do not stop it."""
+    public = files.public_key()
+    if public is None:
+        return None
+    try:
+        note = last_note(files.notes(), head.position)
+    except StoreError as error:
+        click.echo(f"Warning: the export has no checkpoint. {error}", err=True)
+        note = None
+    return SignedEnd(public_key=str(public), note=note.whole if note is not None else "")
 
 
 def _meant(source: Source, base: Base | None, session: str) -> str:
@@ -131,8 +217,8 @@ def _excerpt(stream: str, base: Base) -> Excerpt:
 
 
 @contextmanager
-def _written(path: Path | None) -> Iterator[BinaryIO]:
-    """A file that gets its name when all is written; stdout for None."""
+def written(path: Path | None) -> Iterator[BinaryIO]:
+    """A file for its owner alone that gets its name when all is written; stdout for None."""
     if path is None:
         yield sys.stdout.buffer
         return

@@ -99,10 +99,10 @@ def replay(
     if target is None:
         if at is None or engine:
             raise click.UsageError("Name a bug id or a session.")
-        _show_state(_folded(source, until=at), at)
+        _show_state(folded(source, until=at), at)
         return
-    report = _folded(source)
-    finding, session = _meant(report, target, base)
+    report = folded(source)
+    finding, session = meant(report, target, base)
     if engine:
         if session is None:
             raise StoreError(f"Bug {target} concerns no session: there is nothing to run again.")
@@ -115,7 +115,7 @@ def replay(
             sys.exit(1)
         sys.exit(_engine_module().rerun(rows, session, model, adapter, base))
     if at is not None:
-        _show_session(_folded(source, until=at).state, session, at)
+        _show_session(folded(source, until=at).state, session, at)
         return
     if finding is not None:
         sys.exit(_show_bug(source, finding))
@@ -146,7 +146,14 @@ def _engine_module() -> Any:
 # --- finding the target --------------------------------------------------------------------------
 
 
-def _folded(source: Source, *, until: int | None = None) -> Report:
+def folded(source: Source, *, until: int | None = None) -> Report:
+    """
+    The replay of a journal, up to a row.
+
+    Raises:
+        StoreError: it cannot be read, or something was left out of it.
+        DamagedRow: a row of an unbroken chain cannot be decoded.
+    """
     base = source.base()
     try:
         return fold(
@@ -156,7 +163,7 @@ def _folded(source: Source, *, until: int | None = None) -> Report:
         raise DamagedRow(error.position, f"{error.fact}; run `ops verify` for details") from error
 
 
-def _meant(report: Report, target: str, base: Base | None) -> tuple[Finding | None, str | None]:
+def meant(report: Report, target: str, base: Base | None) -> tuple[Finding | None, str | None]:
     """
     The finding or the session with this id, or whose id begins like this.
 
