@@ -150,16 +150,19 @@ def test_the_order_of_eviction_stays(there: str):
     before = state(there)
     order, after = Order(before), apply(before, recorded(101, PRUNED))
     due = [
-        (block.key, order.uses(block), order.expires_us(block))
-        for block, _ in order.memory.in_order()
+        (stays.key, order.uses(stays), order.expires_us(stays))
+        for stays, _ in order.memory.in_order()
     ]
     assert len(there) == len(due)
     order.follow(before, after, PRUNED)
     for one in (order, Order(after)):
         assert due == [
-            (block.key, one.uses(block), one.expires_us(block))
-            for block, _ in one.memory.in_order()
+            (stays.key, one.uses(stays), one.expires_us(stays))
+            for stays, _ in one.memory.in_order()
         ]
+        # One that comes again has no use from before.
+        for key in PARENTS.keys() - set(after.blocks):
+            assert ((1, None), None) == (one.uses(block(key)), one.expires_us(block(key)))
 
 
 PRUNED = ev.JournalPruned(
