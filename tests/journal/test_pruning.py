@@ -10,7 +10,7 @@ import pytest
 from cairn.journal import events as ev
 from cairn.journal import pruning
 from cairn.journal.errors import HeadMoved, StoreError
-from cairn.journal.ledger import Clock
+from cairn.journal.ledger import Clock, Ledger
 from cairn.journal.pruning import (
     PreparedPrune,
     PruneOptions,
@@ -103,6 +103,33 @@ def test_a_second_prune():
     prune.commit(store)
     assert ((), {}) == (read(store).findings, dict(read(store).state.sessions.items()))
     assert 0 == prepared(store, FAR, close_idle=True).removed
+
+
+def test_blocks_that_are_gone_leave_at_a_prune():
+    """
+    However often sessions come and go, state and base have the blocks of the last ones. One that
+    comes again is a new block, and nothing is broken by that.
+    """
+    store = MemoryStore()
+    made = Builder()
+    for number in range(1, 6):
+        made.start()
+        made.turn(f"s{number}", f"r{number}", ["Well"], range(90, 100), (61, 62))
+        made.turn(f"t{number}", f"q{number}", ["So"], range(number * 100, number * 100 + 10), (7,))
+        of_round = len(made.ledger.state.blocks)
+        made.stop()
+        for name in (f"s{number}", f"t{number}"):
+            made.propose(ev.SessionClosed(session=name, reason="-"))
+        assert made.bug is None
+        store.append(made.rows)
+        prepared(store, FAR).commit(store)
+        after, base = read(store), store.base()
+        assert base is not None
+        assert () == after.findings
+        assert (0, 4) == (len(after.state.blocks), len(state_of(base).blocks))
+        assert 4 == of_round
+        made.ledger = Ledger(made.ledger.clock, state=after.state, head=after.head)
+        made.rows.clear()
 
 
 def test_a_cut_within_a_run():

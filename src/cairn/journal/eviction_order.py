@@ -339,7 +339,7 @@ class Order:
             after: the fold with it.
         """
         match event:
-            case ev.ServerStopped() | ev.ServerLost() | ev.ModelUnloaded():
+            case ev.ServerStopped() | ev.ServerLost() | ev.ModelUnloaded() | ev.JournalPruned():
                 self._begin(after)
             case ev.PathSelected() | ev.PrewarmStarted():
                 session = SessionId(event.session)

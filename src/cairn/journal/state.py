@@ -23,6 +23,7 @@ from immutables import Map
 from cairn.journal import events as ev
 from cairn.journal import speculation
 from cairn.journal.checkpoints import Checkpoints
+from cairn.journal.gone_blocks import without_gone
 from cairn.journal.keys import IdBytes, framed, ids_bytes
 from cairn.journal.lifecycle import SessionState, next_state, trigger
 from cairn.journal.windows import SinkWindow
@@ -382,8 +383,9 @@ class State:
             neither here nor in ``parts``, because they are never matched by content.
         parts: hash of a part to the sessions whose last request had it, the most recent last; finds
             the nearest conversation.
-        blocks: the prefix cache: every block ever sealed, by its key, because a key has one digest
-            for ever.
+        blocks: the prefix cache: every block that was sealed, by its key, because a key has one
+            digest, also when it comes again. A prune removes those that are gone everywhere, see
+            ``gone_blocks``.
         uses: key of a chain's last block to the last two uses of that chain. One entry for a whole
             chain, so that using a long one costs no more than a short one;
             ``eviction_order.Order`` derives the uses of each block.
@@ -497,13 +499,14 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             ev.ModelLoadFailed()
             | ev.OperatorActed()
             | ev.JournalStalled()
-            | ev.JournalPruned()
             | ev.RequestRejected()
             | ev.TurnForgotten()
             | ev.AgentCreated()
             | ev.AgentDeleted()
         ):
             return state  # only on record
+        case ev.JournalPruned():
+            return without_gone(state)
         case ev.SessionOpened():
             return _session_opened(state, event)
         case ev.RequestReceived():

@@ -23,8 +23,8 @@ SENTENCES: dict[str, tuple[str, Scope]] = {
     ),
     "INV-3": (
         (
-            "a block key has one digest, for ever, and a row or an answer that is computed once "
-            "more is the same"
+            "a block key has one digest as long as the journal has the block, and a row or an "
+            "answer that is computed once more is the same"
         ),
         "blocks",
     ),
