@@ -14,10 +14,12 @@ import pwd
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from tests.support.child_process import die_with_parent
 
 _DEADLINE_S = 60.0
 _ROLE = "cairn"
+_SOCKET = ".s.PGSQL.5432"
 DURABLE = {"listen_addresses": "", "shared_buffers": "128MB", "max_connections": "20"}
 """Settings with PostgreSQL's own durability, to measure with."""
 # No durability: the data is not needed after the tests.
@@ -121,6 +124,53 @@ def running_postgres(settings: Mapping[str, str] = _SETTINGS) -> Iterator[Postgr
             process.wait(_DEADLINE_S)
     finally:
         shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def lossy_proxy(url: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    """
+    A way to a database that can lose its connections.
+
+    Yields:
+        The URL through the proxy, and a function that ends all connections through it for their
+        clients, but not for the database.
+    """
+    target = url.partition("host=")[2]
+    clients: list[socket.socket] = []
+    held: list[socket.socket] = []
+
+    def carry(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                database = socket.socket(socket.AF_UNIX)
+                database.connect(f"{target}/{_SOCKET}")
+                clients.append(client)
+                held.append(database)
+                for ends in ((client, database), (database, client)):
+                    threading.Thread(target=carry, args=ends, daemon=True).start()
+
+    def lose() -> None:
+        for client in clients:
+            client.shutdown(socket.SHUT_RDWR)
+        clients.clear()
+
+    with tempfile.TemporaryDirectory(prefix="cairn-proxy-") as folder:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"{folder}/{_SOCKET}")
+        listener.listen()
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            yield url.replace(target, folder), lose
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            for one in (listener, *clients, *held):
+                one.close()
 
 
 def _programs() -> Path:

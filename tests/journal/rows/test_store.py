@@ -33,7 +33,7 @@ from cairn.journal.rows.store import MemoryStore, Store
 from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate, schema_revision
 from cairn.journal.rows.store_sql import sqlite_url as url_of_file
 from tests.support.journals import healthy, unrecorded
-from tests.support.postgres import Postgres
+from tests.support.postgres import Postgres, lossy_proxy
 
 ROWS = healthy()
 
@@ -356,6 +356,28 @@ def test_a_journal_that_another_server_took(postgresql_url: str, monkeypatch: py
         with pytest.raises(HeadMoved):
             first.append([attrs.evolve(row, event_id=f"new-{row.event_id}") for row in ROWS[4:6]])
         assert ROWS[:5] == list(first.read())
+
+
+def test_a_connection_that_the_database_still_keeps(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    A network may lose a connection without the database's knowledge, which keeps the lock with it.
+    The writer waits for that as for the database itself, and does not take it for another server.
+    """
+    monkeypatch.setattr(store_sql, "CLAIM_TRIES", 2)
+    with (
+        lossy_proxy(postgresql_url) as (through, lose),
+        closing(SqlStore.open(through)) as store,
+    ):
+        store.append(ROWS[:4])
+        lose()
+        for _ in range(2):
+            with pytest.raises(StoreLost, match="still keeps a lost connection"):
+                store.append(ROWS[4:6])
+        cut_connections(postgresql_url)
+        store.append(ROWS[4:6])
+        assert ROWS[:6] == list(store.read())
 
 
 def remove(path: Path) -> None:

@@ -83,7 +83,7 @@ _POSTGRES_SESSION = (
 _POSTGRES_HOLDER = """
 SELECT coalesce(string_agg(format(
     'process %%s of the database server%%s', pid, ', connected from ' || host(client_addr)
-), ' and '), 'it has just ended')
+), ' and '), 'it has just ended'), coalesce(array_agg(pid), '{}')
 FROM pg_locks JOIN pg_stat_activity USING (pid)
 WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s AND database =
     (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -661,24 +661,32 @@ def _postgres(url: sa.URL, *, read_only: bool) -> sa.Connection:
     if read_only:
         return engine.connect().execution_options(postgresql_readonly=True)
 
+    own = set[int]()  # the processes of earlier connections
+
     # SQLAlchemy replaces a lost connection by itself, and calls this for each.
     @sa.event.listens_for(engine, "connect")
     def connected(raw: Any, _: object) -> None:
         try:
-            _claim(raw, _place(url))
+            _claim(raw, _place(url), own)
         except BaseException:
             raw.close()
             raise
+        own.add(raw.info.backend_pid)
 
     return engine.connect()
 
 
-def _claim(raw: Any, place: str) -> None:
+def _claim(raw: Any, place: str, own: set[int]) -> None:
     """
     Take the lock of a journal on PostgreSQL, which its connection has until it ends.
 
+    Args:
+        own: the database's processes of earlier connections of this store.
+
     Raises:
-        StoreError: another connection has it.
+        StoreLost: an earlier connection has it, of which the database does not know yet that it is
+            lost.
+        StoreError: another server's connection has it.
     """
     with raw.cursor() as cursor:
         for setting in (*_POSTGRES_SESSION, f"SET lock_timeout = {int(BUSY_S * 1000)}"):
@@ -695,7 +703,9 @@ def _claim(raw: Any, place: str) -> None:
                 return
             cursor.execute("SELECT pg_sleep(0.1)")
         cursor.execute(_POSTGRES_HOLDER, (_POSTGRES_LOCKS, schema[0]))
-        (holder,) = cursor.fetchone()
+        holder, processes = cursor.fetchone()
+    if own & {*processes}:
+        raise StoreLost(f"The database still keeps a lost connection to {place} ({holder}).")
     raise StoreError(
         f"Another server or command uses {place}: {holder}. Stop it, or choose another journal "
         "with --journal."
