@@ -84,6 +84,18 @@ def test_checkpoints_are_appended(keeper: HeadKeeper, tmp_path: Path):
     assert [head(1), head(2)] == signed(tmp_path / "checkpoints")
 
 
+@pytest.mark.parametrize("notes", [0, 1, 300])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_torn_checkpoint(tmp_path: Path, notes: int, share: float):
+    """The last one was not written to its end: it goes, and those before it stay."""
+    path = tmp_path / "checkpoints"
+    torn = SIGNER.note(head(999))
+    whole = "".join(SIGNER.note(head(at)) for at in range(notes))
+    path.write_text(whole + torn[: int(len(torn) * share)])
+    HeadKeeper(tmp_path / "head", [path], SIGNER).close()
+    assert whole == path.read_text()
+
+
 @pytest.mark.parametrize("written", [0, 20])
 def test_a_disk_without_room(
     keeper: HeadKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int

@@ -25,6 +25,9 @@ log = structlog.get_logger("cairn")
 CHECKPOINT_ROWS = 10_000
 """How many rows may follow a checkpoint before the next one."""
 
+_TAIL_BYTES = 64 * 1024  # more than a note has, with the signatures of witnesses
+_SIGNATURE = "\n\N{EM DASH} ".encode()
+
 Written = TypeVar("Written")
 
 _LINE = "cairn head 1 {position:>19} {hash}\n"
@@ -74,8 +77,9 @@ class HeadKeeper:
             opened.callback(os.close, self._record)
             self._files = []
             for path in checkpoints:
-                file = _opened(path, os.O_WRONLY | os.O_APPEND)
+                file = _opened(path, os.O_RDWR | os.O_APPEND)
                 opened.callback(os.close, file)
+                _cut_torn(file, path)
                 self._files.append(file)
             self._opened = opened.pop_all()
 
@@ -138,3 +142,19 @@ class HeadKeeper:
 
 def _opened(path: Path, how: int) -> int:
     return os.open(path, how | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _cut_torn(file: int, path: Path) -> None:
+    """
+    Remove a last note that was not written to its end, as a loss of power leaves it: it would make
+    the file unreadable.
+    """
+    size = os.fstat(file).st_size
+    begin = max(0, size - _TAIL_BYTES)
+    tail = os.pread(file, _TAIL_BYTES, begin)
+    lines = tail[: tail.rfind(b"\n") + 1]
+    signature = lines.rfind(_SIGNATURE)
+    end = lines.find(b"\n", signature + 1) + 1 if signature >= 0 else 0
+    if begin + end < size and (end or begin == 0):
+        log.warning("the last checkpoint was not written to its end", file=path.name)
+        os.ftruncate(file, begin + end)
