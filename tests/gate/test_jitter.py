@@ -58,7 +58,7 @@ ROUNDS = -(-REQUESTS // ROUND)
 HAPPENS = (
     *("block_evicted", "block_spilled", "block_loaded", "block_file_removed", "blocks_restored"),
     *("server_lost", "server_stopped", "session_closed", "request_rejected", "cache_trimmed"),
-    *("cancelled in prefill", "cancelled in decode", "cancelled in no_memory"),
+    *("cancelled in prefill", "cancelled in decode"),
     *("slab: room for another session", "slab: too small for the prompt and its answer"),
     "slab: idle, and its blocks are in memory",
     *("continuation", "cold_start", "shorter_history", "diverged", "evicted", "session_busy"),

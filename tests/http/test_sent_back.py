@@ -147,7 +147,7 @@ def test_a_tools_turn_begins_with_what_was_prewarmed(
     async def at_once(step: Step) -> Ids | None:
         return await step(lambda: True)
 
-    next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), PromptThreads())
+    next_prompt = NextPrompt(Encoder(tokenizer), PromptThreads())
     found = trio.run(next_prompt.beginning, asked, message_of(answer_parts), "local", at_once)
     assert found is not None
 

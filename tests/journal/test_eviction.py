@@ -495,6 +495,17 @@ def test_a_slab_that_comes():
     assert not comes()
 
 
+def test_a_slab_that_can_never_fit():
+    """It is larger than the pool, the pool has none, or no model is loaded."""
+    state = State(model=attrs.evolve(MODEL, pool_slabs=1, pool_bytes=60))
+    assert eviction.slab_can_fit(state, 60)
+    assert not eviction.slab_can_fit(state, 61)
+    assert not eviction.slab_can_fit(State(), 1)
+    assert not eviction.slab_can_fit(
+        State(model=attrs.evolve(MODEL, pool_slabs=0, pool_bytes=60)), 1
+    )
+
+
 def test_the_slab_that_can_be_spared():
     """
     The slab of the least recently used idle session whose KV is in blocks in memory too, and only

@@ -160,9 +160,7 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
         secret=run.secret,
         activity=activity,
         patience_s=limits.patience_s,
-        next_prompt=NextPrompt(tokenizer, preparer.encoder, run.threads)
-        if settings.prewarm
-        else None,
+        next_prompt=NextPrompt(preparer.encoder, run.threads) if settings.prewarm else None,
         slab_idle_s=limits.slab_idle_s,
         ttl_s=limits.ttl_s,
         turns=run.agents.agents.turns,
@@ -228,6 +226,7 @@ async def _read_tokenizer(
             secret=run.secret,
             max_tokens=settings.limits.max_tokens,
             threads=run.threads,
+            special_tokens=settings.special_tokens,
         )
         named = started.directory / "chat_template.jinja"
         doing[:] = "the chat template", named.name if named.exists() else "tokenizer_config.json"

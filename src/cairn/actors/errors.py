@@ -14,7 +14,7 @@ Grouped by whose fault it is, with the status that a client gets::
       |- TooManyAgents      409  the tenant has as many agents as it may have
       |  the load's: the client may try again
       |- QueueFull          429  too many requests wait
-      |- NoMemory           503  the KV cache does not fit next to that of running requests
+      |- NoMemory           503  the KV cache does not fit, and no request will make room
       |- TimedOut           504  it took longer than the operator allows
       |  the operator's or the machine's: the client may try again
       |- ModelNotLoaded     503  the model cannot be loaded
@@ -161,7 +161,7 @@ class QueueFull(RefusalError):
 
 
 class NoMemory(RefusalError):
-    """The prompt's KV cache does not fit next to that of running requests."""
+    """The prompt's KV cache does not fit, and no request in progress will make room for it."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)

@@ -12,7 +12,7 @@ file's turn, and skips what is no longer to be done.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -85,6 +85,7 @@ class Memory:
         self._blocks = trio.Lock()
         self.eviction_lock = trio.Lock()
         self._owners = owners
+        self._line: list[object] = []  # the requests that wait for a slab, in order of arrival
         self._spare_slab: trio.Event | None = None  # while one is open; set when it is closed
         self._stuck: set[str] = set()  # expired blocks that could not be removed
         self._unwritten: dict[str, str] = {}  # why a block could not be written when last tried
@@ -111,6 +112,28 @@ class Memory:
                 await self._give_up(victim.id, "room for another session")
             await self._open_slab(capacity_tokens, record, self._engine.call)
         return True
+
+    @contextlib.contextmanager
+    def in_line(self) -> Iterator[Callable[[], bool]]:
+        """
+        A place in the line of requests that want a slab, while the context lasts. Gives a function
+        that returns whether it is the first one.
+        """
+        place = object()
+        self._line.append(place)
+        try:
+            yield lambda: self._line[0] is place
+        finally:
+            self._line.remove(place)
+
+    @property
+    def slab_is_awaited(self) -> bool:
+        """Whether requests are in the line."""
+        return bool(self._line)
+
+    def slab_can_fit(self, capacity_tokens: int) -> bool:
+        """Whether a slab of this size fits into an empty pool."""
+        return eviction.slab_can_fit(self._sequencer.state, self._slab_bytes(capacity_tokens))
 
     def can_spare_slab(self, capacity_tokens: int) -> bool:
         """Whether ``open_spare_slab`` would find room."""

@@ -9,6 +9,7 @@ from typing import Literal
 import attrs
 
 from cairn.actors.requests.limits import Limits
+from cairn.engine.prompt.specials import SpecialTokens
 
 SHADOW_SHARE = 0.01
 """
@@ -48,6 +49,7 @@ class Settings:
         fold_all: fold the whole journal at the start, whether there is a snapshot or not.
         disk_bytes: the budget of block files; 0 removes those that exist.
         speculation: whether drafts of an answer's next tokens are checked in its decode passes.
+        special_tokens: what special tokens in messages are.
         prewarm: whether to compute the beginning of the next prompt in advance.
         shadow_share: the share of answers that are computed again in idle time, 0 to 1.
         shadow_by_default: whether the operator did not set that share, so that no answer is checked
@@ -79,6 +81,7 @@ class Settings:
     disk_bytes: int = 0
     speculation: bool = True
     prewarm: bool = True
+    special_tokens: SpecialTokens = "text"
     shadow_share: float = 0.0
     shadow_by_default: bool = False
     min_cache_tokens: int = 0

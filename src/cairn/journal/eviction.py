@@ -271,8 +271,16 @@ def settling_slab_to_release(state: State) -> Session | None:
     return min(settling, key=lambda session: session.last_used, default=None)
 
 
+def slab_can_fit(state: State, size: int) -> bool:
+    """Whether a slab of ``size`` bytes fits into an empty pool."""
+    return state.model is not None and state.model.pool_slabs > 0 and size <= state.model.pool_bytes
+
+
 def slab_will_come(state: State) -> bool:
-    """Whether a slab will become free without eviction, because a request that has one will end."""
+    """
+    Whether a slab will become free without eviction, because a request that has one will end. It
+    waits for no request without a slab: see ``join`` in ``paths.py``.
+    """
     return any(state.session(session).slab is not None for session in state.requests.values())
 
 

@@ -307,7 +307,7 @@ async def test_a_request_waits_for_one_rendering_at_most() -> None:
     running rendering ends, then the request is tokenised, then the other two.
     """
     activity, tokenizer, threads = Activity(), Tokenizer(), PromptThreads()
-    next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), threads)
+    next_prompt = NextPrompt(Encoder(tokenizer), threads)
     conversation = Conversation(messages=(Message(role="user", content="Hello"),))
     answer = Message(role="assistant", content="Hi")
     found: list[Beginning | None] = []

@@ -49,7 +49,7 @@ def beginning(tokenizer: Any, conversation: Conversation, said: Message) -> Begi
     async def at_once(step: Step) -> Ids | None:
         return await step(lambda: True)
 
-    next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), PromptThreads())
+    next_prompt = NextPrompt(Encoder(tokenizer), PromptThreads())
     found = trio.run(next_prompt.beginning, conversation, said, "local", at_once)
     assert found is not None
     return found
@@ -134,7 +134,7 @@ def test_a_prompt_that_is_no_longer_needed_is_not_rendered(tokenizer: Any) -> No
             asked.append("once")
             return await step(lambda: False)
 
-        next_prompt = NextPrompt(tokenizer, Encoder(tokenizer), PromptThreads())
+        next_prompt = NextPrompt(Encoder(tokenizer), PromptThreads())
         assert await next_prompt.beginning(ASKED, THOUGHT, "local", never) is None
         assert ["once"] == asked
 

@@ -25,11 +25,12 @@ from cairn.actors.requests.messages import Generate
 from cairn.actors.requests.prepare import characters_of
 from cairn.actors.threads.engine import EngineGone, EngineThread
 from cairn.actors.threads.prompts import LIMIT_S, GivenUp, PromptThreads, kind_of
-from cairn.engine.contract import Tokenizer
+from cairn.engine.answer.markers import markers_of
 from cairn.engine.model.models_file import entry_fault
 from cairn.engine.prompt import template as prompts
 from cairn.engine.prompt.bounds import TextBound, bound_of
 from cairn.engine.prompt.encoder import Encoder
+from cairn.engine.prompt.specials import SpecialTokens, specials_of
 
 T = TypeVar("T")
 
@@ -48,7 +49,6 @@ _CACHE_BYTES = 8 * 2**20
 class _Text:
     """What turns a conversation into token ids."""
 
-    tokenizer: Tokenizer
     encoder: Encoder
     bound: TextBound | None
     context_tokens: int  # 0 if unknown
@@ -131,7 +131,8 @@ class TokenCounter:
         if failed is not None:
             return failed
         with trio.move_on_after(LIMIT_S):
-            return await _in_thread(_load, directory, choice.metadata.context_tokens)
+            known = choice.metadata.context_tokens
+            return await _in_thread(_load, directory, known, choice.settings.special_tokens)
         return f"the tokenizer in {directory} was not loaded within {LIMIT_S:g} seconds"
 
 
@@ -152,21 +153,24 @@ def _know_family(directory: str) -> str | None:
     return None
 
 
-def _load(directory: str, context_tokens: int) -> _Text | str:
+def _load(directory: str, context_tokens: int, special_tokens: SpecialTokens) -> _Text | str:
     from cairn.engine.mlx.tokenizer import load_tokenizer
 
     try:
         tokenizer = load_tokenizer(directory)
     except Exception as error:  # likewise
         return str(error) or type(error).__name__
-    encoder = Encoder(tokenizer, max_bytes=_CACHE_BYTES)
-    return _Text(tokenizer, encoder, bound_of(tokenizer), context_tokens)
+    specials = None
+    if special_tokens == "text":
+        specials = specials_of(tokenizer, markers_of(tokenizer).texts)
+    encoder = Encoder(tokenizer, max_bytes=_CACHE_BYTES, specials=specials)
+    return _Text(encoder, bound_of(tokenizer), context_tokens)
 
 
 def _count(text: _Text, command: Generate, tenant: str) -> int:
     if command.conversation is not None:
-        rendered = prompts.render(text.tokenizer, command.conversation)
-        _check_bytes(text, rendered)
+        rendered = text.encoder.render(command.conversation)
+        _check_bytes(text, text.encoder.plain(rendered))
         return len(text.encoder.encode(rendered, tenant=tenant))
     if isinstance(command.prompt, str):
         _check_bytes(text, command.prompt)

@@ -17,8 +17,8 @@ Admission: whether a request is admitted; and the list of all places where a req
     (``eviction_lock``): ``sessions/claim.py`` and ``Memory.load`` in ``memory.py``.
  9. For blocks of its prompt that another request computes at that moment, which it has joined:
     ``Claim.follow`` in ``sessions/claim.py``.
-10. For a slab, while others are evicted: ``memory.py``; a further answer (``n``) also in
-    ``sessions/generate.py``.
+10. For a slab, while requests that came before get theirs, others are evicted, and requests that
+    have one end: ``memory.py`` and ``sessions/generate.py``.
 11. For the engine's thread, between the passes of other sessions: ``threads/scheduling.py``.
 12. For room for each block that its prompt seals, while others are written to files and evicted:
     ``Memory.seal`` in ``memory.py``.
@@ -31,8 +31,7 @@ journal: ``agents/stored_turns.py``.
 The thirteen places together last ``Limits.request_s`` at most. Places 1 to 6 are bounded in number,
 by the functions here: a request that finds no place is refused at once, as is one that arrives
 while the server stops, the journal cannot be written or a bug has closed admission. A request for a
-busy agent is refused in ``agents/``, and one for whose slab there is no room in
-``sessions/generate.py``.
+busy agent is refused in ``agents/``, and one whose slab can never fit in ``sessions/generate.py``.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from cairn.engine.contract import ModelTokenizer, Tokenizer
 from cairn.engine.prompt import template as prompts
 from cairn.engine.prompt.bounds import bound_of
 from cairn.engine.prompt.encoder import Encoder
+from cairn.engine.prompt.specials import SpecialTokens, specials_of
 from cairn.engine.reports import GrammarMatcher, ModelFacts
 from cairn.engine.sampling import BIASES_MAX, seed_of_choice
 from cairn.journal.keys import block_keys
@@ -66,6 +67,7 @@ class Preparer:
         secret: bytes,
         max_tokens: int,
         threads: PromptThreads,
+        special_tokens: SpecialTokens,
     ) -> None:
         """
         Uses template and tokenizer, which may take any time.
@@ -74,19 +76,23 @@ class Preparer:
             secret: the data directory's, from which those of tenants are derived.
             max_tokens: the longest answer if the client sets no limit.
             threads: in which requests are prepared.
+            special_tokens: what special tokens in messages are.
         """
         self._sequencer = sequencer
         self._model = facts
         self._tokenizer = tokenizer
         self._secret = secret
         self._max_tokens = max_tokens
-        self.encoder = Encoder(tokenizer)
+        self._markers = markers_of(tokenizer)
+        specials = None
+        if special_tokens == "text":
+            specials = specials_of(tokenizer, self._markers.texts)
+        self.encoder = Encoder(tokenizer, specials=specials)
         if self.encoder.whole_because is not None:
             log.info("prompts are tokenised as a whole", reason=self.encoder.whole_because)
         self._bound = bound_of(tokenizer)
         if self._bound is None:
             log.info("no number of bytes shows that a prompt is too long")
-        self._markers = markers_of(tokenizer)
         self._compiler = compiler_for(tokenizer, self._markers, facts)
         self._token_bytes = TokenBytes(tokenizer)
         self._first_of_calls = _token_of(tokenizer, self._markers)
@@ -268,9 +274,10 @@ class Preparer:
         """The token ids and conversation parts of a request, and the form of its answer."""
         if command.conversation is not None:
             conversation = command.conversation
-            text = prompts.render(self._tokenizer, conversation)
+            rendered = self.encoder.render(conversation)
+            text = self.encoder.plain(rendered)
             self._check_bytes(text, command)
-            ids = self.encoder.encode(text, tenant=tenant)
+            ids = self.encoder.encode(rendered, tenant=tenant)
             offered = (*conversation.tools, *conversation.loaded_tools)
             form = AnswerForm(
                 markers=self._markers,

@@ -217,6 +217,8 @@ class SessionCache:
             self.append(measured(ev.SlabReleased, report, session=self.id, reason=reason))
 
         await self._context.engine.call(lambda mlx: mlx.close_slab(slab), record)
+        if self._context.memory.slab_is_awaited:
+            self._context.activity.changed()  # also if no request ends by it
 
     async def trim(self, end: int, reason: str) -> None:
         """Cut the KV in the slab back to ``[0, end)``."""

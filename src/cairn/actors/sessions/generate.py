@@ -221,17 +221,27 @@ class Generation:
 
     async def _acquire_slab(self, capacity: int) -> None:
         """
-        Open a slab. Without room the first answer to a request is refused; its other answers wait,
-        because theirs is no larger than that of the first.
+        Open a slab. Without room, wait until the requests that came before have theirs, and one in
+        progress ends. Refuses the request if no wait would help.
         """
-        while not await self.cache.acquire_slab(capacity):
+        try:
+            with self.context.memory.in_line() as is_first:
+                await self._wait_slab(capacity, is_first)
+        finally:
+            if self.context.memory.slab_is_awaited:
+                self.context.activity.changed()  # another one is the first in the line
+
+    async def _wait_slab(self, capacity: int, is_first: Callable[[], bool]) -> None:
+        while not (is_first() and await self.cache.acquire_slab(capacity)):
             # There is no await between this and the wait, so that no change is missed.
-            state = self.context.sequencer.state
-            if self.ticket.first is None or not eviction.slab_will_come(state):
+            state, memory = self.context.sequencer.state, self.context.memory
+            never = is_first() and not eviction.slab_will_come(state)
+            if never or not memory.slab_can_fit(capacity):
                 self.ticket.fail(
                     NoMemory(
-                        f"a slab of {capacity} tokens does not fit beside those in use; "
-                        "try again, or ask for a smaller max_tokens",
+                        f"a slab of {capacity} tokens does not fit into the server's memory for "
+                        "sessions; ask for a smaller max_tokens, or ask the operator to raise "
+                        "--pool-mb",
                         retry_after_s=5,
                     )
                 )

@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable
 import attrs
 
 from cairn.actors.threads.prompts import PromptThreads, kind_of
-from cairn.engine.contract import Tokenizer
 from cairn.engine.prompt import template as prompts
 from cairn.engine.prompt.encoder import Encoder
 from cairn.engine.prompt.template import Conversation, Message
@@ -52,16 +51,14 @@ class Beginning:
 class NextPrompt:
     """Renders conversations one turn ahead. Changes nothing."""
 
-    def __init__(self, tokenizer: Tokenizer, encoder: Encoder, threads: PromptThreads) -> None:
+    def __init__(self, encoder: Encoder, threads: PromptThreads) -> None:
         """
         Args:
-            tokenizer: mlx-lm's wrapper.
-            encoder: tokenises what is new, and caches it for the next request.
+            encoder: renders, tokenises what is new, and caches it for the next request.
             threads: in which it renders. A rendering that has waited for one first checks whether
                 it is still needed, so a request waits for one rendering of its tenant at most,
                 however many sessions render.
         """
-        self._tokenizer = tokenizer
         self._encoder = encoder
         self._threads = threads
 
@@ -99,8 +96,7 @@ class NextPrompt:
         def render() -> Ids | None:
             if not still_needed():
                 return None
-            text = prompts.render(self._tokenizer, conversation)
-            return self._encoder.encode(text, tenant=tenant)
+            return self._encoder.encode(self._encoder.render(conversation), tenant=tenant)
 
         try:
             kind = kind_of(prompts.characters_of(conversation))

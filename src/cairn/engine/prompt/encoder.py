@@ -21,8 +21,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from cairn.engine.contract import Tokenizer
+from cairn.engine.prompt import template as prompts
 from cairn.engine.prompt.cuts import Cuts, NotShown, backend_of, cuts_of
-from cairn.engine.prompt.template import encode
+from cairn.engine.prompt.specials import MARK, Specials, unescaped
+from cairn.engine.prompt.template import Conversation, encode
 from cairn.journal.token_ids import shared
 
 CACHE_BYTES: Final = 64 * 2**20
@@ -46,13 +48,22 @@ class Encoder:
         cached_characters: for how many the ids came from the cache.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, max_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_bytes: int = CACHE_BYTES,
+        specials: Specials | None = None,
+    ) -> None:
         """
         Args:
             tokenizer: mlx-lm's wrapper. It must not be changed afterwards.
             max_bytes: what cached pieces may take.
+            specials: the special tokens that are text in messages; None if they are control tokens
+                there too.
         """
         self._tokenizer = tokenizer
+        self._specials = specials
         self._pieces = _PieceCache(max_bytes)
         self._cuts: Cuts | None = None
         self._backend: Any = None
@@ -71,11 +82,40 @@ class Encoder:
             self.whole_because = str(reason)
         self._direct = self._probe_whole()
 
+    def render(self, conversation: Conversation) -> str:
+        """
+        The prompt of a conversation, as text for ``encode``: it may have marks at which special
+        tokens of messages are cut.
+
+        Raises:
+            TemplateError: the template raised, or the model has none.
+        """
+        if self._specials is None:
+            return prompts.render(self._tokenizer, conversation)
+        marked = self._specials.marked(conversation)
+        text = prompts.render(self._tokenizer, marked)
+        return text if marked is conversation else unescaped(text)
+
+    def plain(self, rendered: str) -> str:
+        """A rendered prompt without marks."""
+        return rendered if self._specials is None else rendered.replace(MARK, "")
+
     def encode(self, text: str, *, tenant: str) -> tuple[int, ...]:
         """
         The token ids of a text in which special tokens are written out, as by a template. Caches
         its pieces.
+
+        Args:
+            text: as ``render`` gives it.
         """
+        if self._specials is None or MARK not in text:
+            return self._encode_unmarked(text, tenant)
+        ids: list[int] = []
+        for part in filter(None, text.split(MARK)):
+            ids.extend(self._encode_unmarked(part, tenant))
+        return tuple(ids)
+
+    def _encode_unmarked(self, text: str, tenant: str) -> tuple[int, ...]:
         if self._cuts is None or not self._is_plain():
             self._count(len(text), 0)
             return self._whole(text)

@@ -223,6 +223,14 @@ _option = partial(click.option, show_default=True)
     "what it implies.",
 )
 @_option(
+    "--special-tokens",
+    type=click.Choice(["text", "control"]),
+    default="text",
+    show_default=True,
+    help="What special tokens such as <|im_end|> are in a client's messages: text, or the control "
+    "tokens that the model reads in their place.",
+)
+@_option(
     "--no-prewarm",
     is_flag=True,
     help="Do not compute the beginning of a session's next prompt while the server is idle.",

@@ -392,6 +392,7 @@ def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
         disk_bytes=options["disk_mb"] * 1024 * 1024,
         speculation=not options["no_speculation"],
         prewarm=not options["no_prewarm"],
+        special_tokens=options["special_tokens"],
         shadow_share=share,
         shadow_by_default=options["shadow_check"] is None,
         **budgets,
