@@ -216,3 +216,13 @@ def test_where_the_texts_of_a_note_stand():
     assert first is not None
     assert second is not None
     assert ((), (("tools", 1),)) == (first.texts_at, second.texts_at)
+
+
+def test_turns_end_with_their_rows():
+    """After a prune, a turn whose rows were removed is not stored any more; later ones are."""
+    pruned = ev.JournalPruned(
+        cut=2, head="h", rows=2, sessions=1, first_us=1, last_us=2, before_us=3, base_digest="b"
+    )
+    turns = seen(kept("r1"), finished("r1"), kept("r2"), finished("r2"), pruned)
+    assert turns.place("r1", "t1") is None
+    assert turns.place("r2", "t1") is not None

@@ -18,6 +18,7 @@ from cairn.actors.clock import new_id, wall_clock_us
 from cairn.actors.errors import CannotRecord
 from cairn.actors.idle.activity import Activity
 from cairn.actors.idle.expiry import Expiry
+from cairn.actors.idle.pruning import Pruning
 from cairn.actors.idle.shadow_check import ShadowCheck
 from cairn.actors.journal_start import read_journal as read_journal
 from cairn.actors.journal_start import start_journal
@@ -339,6 +340,17 @@ async def _run(
             return not (writer.stalled or state.admission_bug is not None or state.requests)
 
         activity = Activity(upkeep_allowed)
+        pruning = None
+        if settings.keep_s is not None and settings.reader is not None:
+            pruning = Pruning(
+                keep_s=settings.keep_s,
+                reader=settings.reader,
+                sequencer=sequencer,
+                writer=writer,
+                activity=activity,
+                agents=agents,
+            )
+            nursery.start_soon(pruning.run)
         run = Run(
             sequencer=sequencer,
             writer=writer,
@@ -366,12 +378,16 @@ async def _run(
             writer.observe(RequestLog())
             writer.observe(run.agents.see)
             yield run
+            if pruning is not None:
+                pruning.close()
             stopped = ev.ServerStopped(boot=run.boot, reason="asked to")
             with contextlib.suppress(CannotRecord):  # the writer reports it at its own end
                 await writer.wait_committed(sequencer.append(stopped))
                 if snapshots is not None:
                     await snapshots.write_last()
         finally:
+            if pruning is not None:
+                pruning.close()
             if snapshots is not None:
                 snapshots.close()
             engine.close()

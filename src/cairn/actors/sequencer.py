@@ -19,6 +19,8 @@ from cairn.journal import paths
 from cairn.journal.errors import BugError
 from cairn.journal.eviction_order import Order
 from cairn.journal.ledger import Ledger, Outcome
+from cairn.journal.pruning import CutState
+from cairn.journal.rows.base import Base
 from cairn.journal.state import Session, SessionId, State
 
 if TYPE_CHECKING:
@@ -78,6 +80,18 @@ class Sequencer:
             BugError: one of them broke an invariant; that is in the journal now.
         """
         return self._submit(self._ledger.propose(events, expected_seq=expected_seq))
+
+    def prune(self, base: Base, cut: CutState) -> int:
+        """
+        Append the event of a prune, with which the writer puts a base in the place of the rows up
+        to it.
+
+        Returns:
+            The receipt.
+        """
+        outcome = self._ledger.prune(cut.pruned, cut.needed)
+        _ = self._ledger.order  # computed now, while no request waits for it
+        return self._writer.submit(outcome.rows, outcome.recorded, base)
 
     def begin(
         self,

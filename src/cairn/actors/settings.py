@@ -10,6 +10,7 @@ import attrs
 
 from cairn.actors.requests.limits import Limits
 from cairn.engine.prompt.specials import SpecialTokens
+from cairn.journal.rows.store import Store
 
 SHADOW_SHARE = 0.01
 """
@@ -47,6 +48,8 @@ class Settings:
         blocks_folder: the folder of block files, or None to write none.
         snapshot: the file with a snapshot of the fold, or None to write none.
         fold_all: fold the whole journal at the start, whether there is a snapshot or not.
+        keep_s: prune rows that are older, in seconds; None to prune nothing.
+        reader: opens the journal once more, read-only; needed for that.
         disk_bytes: the budget of block files; 0 removes those that exist.
         speculation: whether drafts of an answer's next tokens are checked in its decode passes.
         special_tokens: what special tokens in messages are.
@@ -78,6 +81,8 @@ class Settings:
     blocks_folder: Path | None = None
     snapshot: Path | None = None
     fold_all: bool = False
+    keep_s: int | None = None
+    reader: Callable[[], Store] | None = None
     disk_bytes: int = 0
     speculation: bool = True
     prewarm: bool = True

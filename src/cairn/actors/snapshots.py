@@ -31,7 +31,7 @@ import trio
 import cairn
 import cairn.journal
 from cairn.actors.models.self_tests import code_hash
-from cairn.journal.events import Recorded
+from cairn.journal.events import JournalPruned, Recorded
 from cairn.journal.rows.snapshots import Folds, Snapshot, pieces, snapshot_of, unusable
 from cairn.journal.rows.store import Store
 from cairn.journal.state import State
@@ -145,7 +145,14 @@ class Snapshots:
         self._running = trio.CancelScope()
 
     def see(self, recorded: Recorded) -> None:
-        """Take a snapshot if one is due. Rows that are not committed yet are awaited."""
+        """
+        Take a snapshot if one is due. Rows that are not committed yet are awaited. After a prune
+        one is due at once, and the one before, which has texts of the removed rows, goes.
+        """
+        if isinstance(recorded.event, JournalPruned):
+            self._file.remove()
+            self._last = -self._rows
+            self._awaited = None
         if self._taken is not None or self._one.locked():
             return
         if self._awaited is None and recorded.position - self._last >= self._rows:

@@ -20,6 +20,8 @@ from cairn.journal.errors import BugError
 from cairn.journal.eviction_order import Order
 from cairn.journal.invariants import Violation, check
 from cairn.journal.lifecycle import SessionState
+from cairn.journal.retention import NeededIds
+from cairn.journal.rows.base import forgotten_faults, forgotten_ids
 from cairn.journal.rows.codec import GENESIS, Row, encode
 from cairn.journal.shadow import others, quarantined_session
 from cairn.journal.state import EMPTY, Session, SessionId, State, apply, lengthened
@@ -138,6 +140,25 @@ class Ledger:
                 return Outcome(rows=tuple(rows), recorded=tuple(recorded), bug=bug)
             self._fold(place)
         return Outcome(rows=tuple(rows), recorded=tuple(recorded), bug=None)
+
+    def prune(self, pruned: ev.JournalPruned, kept: NeededIds) -> Outcome:
+        """
+        Append the event of a prune, and forget what the base does not have: the state is then that
+        of the base and the rows after it. Changes the ledger.
+
+        Args:
+            kept: the token ids that the base has.
+        """
+        outcome = self.propose([pruned])
+        assert outcome.bug is None, outcome.bug  # no invariant is about it
+        state = self._state
+        self._state = attrs.evolve(
+            state,
+            faults=forgotten_faults(state.faults, pruned.cut),
+            blocks=forgotten_ids(state.blocks, kept.blocks),
+        )
+        self._order = None
+        return outcome
 
     def record_crash(self, *, session: str, message: str, trace: str) -> Outcome:
         """Record that a session's own code failed, and quarantine it. Changes the ledger."""

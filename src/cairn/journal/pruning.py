@@ -60,6 +60,36 @@ class PruneOptions:
 
 
 @attrs.frozen(kw_only=True)
+class CutState:
+    """
+    What a base is made of.
+
+    Attributes:
+        state: the fold up to the cut, with all texts.
+        head: the hash of the last row that is removed.
+        loaded: the last model that these rows load.
+        needed: the token ids that rows after the cut need.
+        pruned: the event of the prune, as if no row came after those that were read.
+    """
+
+    state: State
+    head: str
+    loaded: ev.ModelLoaded | None
+    needed: NeededIds
+    pruned: ev.JournalPruned
+
+    def later(self, events: Iterable[ev.Event]) -> tuple[Base, CutState]:
+        """The base for the same cut after more rows, and what it is made of."""
+        needed = NeededIds(sessions=set(self.needed.sessions), blocks=dict(self.needed.blocks))
+        for event in events:
+            if event.kind in NAMING:
+                needed.see(event)
+        base = base_of(forgotten(self.state, needed), self.head, self.loaded)
+        pruned = attrs.evolve(self.pruned, base_digest=base.digest)
+        return base, attrs.evolve(self, needed=needed, pruned=pruned)
+
+
+@attrs.frozen(kw_only=True)
 class PreparedPrune:
     """
     A prune that was checked and not done yet.
@@ -69,6 +99,7 @@ class PreparedPrune:
         plan: where to cut, and what keeps the cut from going further.
         closed: the sessions that are closed first.
         base: None if no row can be removed.
+        cut: what the base is made of; None if there is none.
         rows: to be appended: sessions closed, and the event of the prune.
         removed: how many rows are removed.
         left: how many rows stay, not counting the new ones.
@@ -79,6 +110,7 @@ class PreparedPrune:
     plan: Plan
     closed: tuple[Span, ...]
     base: Base | None
+    cut: CutState | None
     rows: tuple[Row, ...]
     removed: int
     left: int
@@ -130,27 +162,18 @@ def prepare_prune(
     ledger = Ledger(clock, state=report.state, head=report.head)
     rows, closed = _close_sessions(ledger, survey, options, clock)
     plan = survey.plan(closed)
-    base = None
+    base, cut = None, None
     if plan.cut > begins:
-        base, kept, first_us, last_us = _base_at(passes, plan.cut)
-        pruned = ev.JournalPruned(
-            cut=base.position,
-            head=base.head,
-            rows=base.position - begins,
-            sessions=plan.sessions,
-            first_us=first_us,
-            last_us=last_us,
-            before_us=options.before_us,
-            base_digest=base.digest,
-        )
-        rows += ledger.propose([pruned]).rows
-        _prove(passes.rows("check", base.position), base, kept, rows, ledger)
+        base, cut = _base_at(passes, plan, options)
+        rows += ledger.propose([cut.pruned]).rows
+        _prove(passes.rows("check", base.position), base, cut.needed, rows, ledger)
     end = base.position if base is not None else begins
     return PreparedPrune(
         state=report.state,
         plan=plan,
         closed=closed,
         base=base,
+        cut=cut,
         rows=rows,
         removed=end - begins,
         left=report.state.position - end,
@@ -223,12 +246,9 @@ def _close_sessions(
     return tuple(rows), spans
 
 
-def _base_at(passes: _Passes, cut: int) -> tuple[Base, NeededIds, int, int]:
-    """
-    The base for a cut: (base, the token ids that it keeps, time of the first removed row, time of
-    the last one).
-    """
-    old = passes.base
+def _base_at(passes: _Passes, plan: Plan, options: PruneOptions) -> tuple[Base, CutState]:
+    """The base for a cut, and what it is made of."""
+    old, cut = passes.base, plan.cut
     fold = Replay(old)
     times: list[int] = []
     loaded = loaded_of(old) if old is not None else None
@@ -243,7 +263,18 @@ def _base_at(passes: _Passes, cut: int) -> tuple[Base, NeededIds, int, int]:
                 loaded = recorded.event
         elif row.kind in NAMING:
             kept.see(decode(row).event)
-    return base_of(forgotten(state, kept), head, loaded), kept, times[0], times[-1]
+    base = base_of(forgotten(state, kept), head, loaded)
+    pruned = ev.JournalPruned(
+        cut=base.position,
+        head=base.head,
+        rows=base.position - (old.position if old is not None else 0),
+        sessions=plan.sessions,
+        first_us=times[0],
+        last_us=times[-1],
+        before_us=options.before_us,
+        base_digest=base.digest,
+    )
+    return base, CutState(state=state, head=head, loaded=loaded, needed=kept, pruned=pruned)
 
 
 def _prove(

@@ -332,7 +332,7 @@ def test_a_server_uses_it(run, stored):
     with hold_journal(journal_url(folder), who="serve"):
         result = run("journal", "prune", *BEFORE, "--close-idle")
     assert (2, "") == (result.exit_code, result.stdout)
-    assert "Stop it, and prune then, or use --dry-run to see" in result.stderr
+    assert "Stop it, and prune then, start it with --keep TIME," in result.stderr
     assert (None, aged()) == there(folder)
 
 

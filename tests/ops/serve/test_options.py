@@ -137,3 +137,28 @@ def test_window_options_without_a_window(
     """If every token attends to all before it, window options are refused, not ignored."""
     with pytest.raises(click.UsageError, match=f"{option} has no effect with --kv-policy full"):
         serve.make_context("serve", [option, tokens, *policy, "--data-dir", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seconds"),
+    [([], None), (["--keep", "30d"], 2_592_000), (["--keep", "1d"], 86_400)],
+)
+def test_how_long_rows_are_kept(tmp_path: Path, arguments: list[str], seconds: int | None) -> None:
+    """All of them for ever, or as long as the operator says; the journal has it."""
+    options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
+    settings = settings_of(options, tmp_path)
+    assert seconds == settings.keep_s == settings.on_record.get("keep")
+
+
+def test_rows_are_kept_for_a_day_at_least(tmp_path: Path) -> None:
+    """A typing error would remove what cannot be restored."""
+    with pytest.raises(click.BadParameter, match="is less than a day"):
+        serve.make_context("serve", ["--keep", "30m", "--data-dir", str(tmp_path)])
+
+
+@pytest.mark.parametrize("arguments", [[], ["--fold-all"]])
+def test_the_snapshot_can_be_left_out(tmp_path: Path, arguments: list[str]) -> None:
+    """It is in the data directory, and the option has the start fold the whole journal."""
+    options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
+    settings = settings_of(options, tmp_path)
+    assert (tmp_path / "snapshot", bool(arguments)) == (settings.snapshot, settings.fold_all)

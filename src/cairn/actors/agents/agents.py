@@ -165,7 +165,7 @@ class StoredAgents:
                 self.stored_turns.text_cache.forget(
                     lambda key, _: isinstance(key, _Created) and key not in held
                 )
-            case ev.TurnForgotten():
+            case ev.TurnForgotten() | ev.JournalPruned():
                 self.stored_turns.drop_deleted()
             case _:
                 pass

@@ -29,6 +29,7 @@ from cairn.actors.threads.heads import HeadKeeper
 from cairn.actors.threads.thread import run_thread
 from cairn.journal.errors import StoreError, StoreUnready
 from cairn.journal.events import Recorded, StallReason
+from cairn.journal.rows.base import Base
 from cairn.journal.rows.codec import Row
 from cairn.journal.rows.heads import Head
 from cairn.journal.rows.store import Store
@@ -42,8 +43,16 @@ _LAST_WORDS_S = 2.0
 
 @attrs.frozen
 class _Batch:
+    """
+    Rows that are committed together.
+
+    Attributes:
+        base: what takes the place of the first rows of the journal with them, if anything does.
+    """
+
     rows: tuple[Row, ...]
     recorded: tuple[Recorded, ...]
+    base: Base | None = None
 
 
 @attrs.define
@@ -57,6 +66,21 @@ class _Lookup:
 
     positions: tuple[int, ...]
     rows: list[Row | None] | StoreError | None = None
+
+
+def _apart(batches: Sequence[_Batch]) -> Iterator[list[_Batch]]:
+    """The batches in order: each with a base by itself, and the others in as few as possible."""
+    together: list[_Batch] = []
+    for batch in batches:
+        if batch.base is None:
+            together.append(batch)
+            continue
+        if together:
+            yield together
+        yield [batch]
+        together = []
+    if together:
+        yield together
 
 
 class WriterDied(Exception):
@@ -164,12 +188,17 @@ class JournalWriter:
         finally:
             self._observers.remove(observer)
 
-    def submit(self, rows: Sequence[Row], recorded: Sequence[Recorded]) -> int:
+    def submit(
+        self, rows: Sequence[Row], recorded: Sequence[Recorded], base: Base | None = None
+    ) -> int:
         """
         Submit rows that are committed together. Does not wait.
 
         Rows that come after the writer has died are not stored: waiting for their receipt reports
         that. Until the server has ended its requests, their last rows come.
+
+        Args:
+            base: replaces the rows up to its position, in the same transaction.
 
         Returns:
             The receipt: the position of the last of them.
@@ -179,7 +208,7 @@ class JournalWriter:
         """
         if self._over:
             raise WriterDied("the journal cannot be written") from self._failure
-        self._inbox.put(_Batch(tuple(rows), tuple(recorded)))
+        self._inbox.put(_Batch(tuple(rows), tuple(recorded), base))
         self._submitted = rows[-1].position
         return self._submitted
 
@@ -251,12 +280,12 @@ class JournalWriter:
         try:
             while True:
                 batches, lookups, last = self._gathered()
-                rows = [row for batch in batches for row in batch.rows]
-                if rows:
-                    self._store_rows(rows, token)
+                for together in _apart(batches):
+                    rows = [row for batch in together for row in batch.rows]
+                    self._store_rows(rows, together[0].base, token)
                     if self._heads is not None:
                         self._heads.committed(Head(rows[-1].position, rows[-1].hash))
-                    token.run_sync_soon(self._announce, batches)
+                    token.run_sync_soon(self._announce, together)
                 for lookup in lookups:
                     lookup.rows = self._found(lookup.positions)
                     token.run_sync_soon(self._moved.unpark_all)
@@ -271,15 +300,20 @@ class JournalWriter:
             raise
         token.run_sync_soon(self._ended.set)
 
-    def _store_rows(self, rows: Sequence[Row], token: trio.lowlevel.TrioToken) -> None:
-        """Append rows, waiting as long as the store takes none."""
+    def _store_rows(
+        self, rows: Sequence[Row], base: Base | None, token: trio.lowlevel.TrioToken
+    ) -> None:
+        """Append rows, or cut the journal with them, waiting as long as the store takes none."""
         first: StoreUnready | None = None
         reason, began_ns = None, time.monotonic_ns()
         while True:
             # Read before the try, so that a close during a failing try is followed by one more.
             closing = self._closing.is_set()
             try:
-                self._store.append(rows)
+                if base is None:
+                    self._store.append(rows)
+                else:
+                    self._store.cut(base, rows)
                 break
             except StoreUnready as error:
                 if error.reason != reason:

@@ -132,7 +132,10 @@ def prune(
             store.close()
         return
     store.close()
-    other = "and prune then, or use --dry-run to see what would be removed"
+    other = (
+        "and prune then, start it with --keep TIME, which prunes while it runs, or use --dry-run "
+        "to see what would be removed"
+    )
     with hold_journal(url, other, who="journal prune"):
         before = sum(bytes_on_disk(url))
         store = SqlStore.open(url)

@@ -18,6 +18,8 @@ from cairn.ops.serve.api_keys import KEYS_VARIABLE
 from cairn.ops.serve.models_option import models_option
 from cairn.ops.serve.preload import preload_blas
 
+_DAY_S = 86_400
+
 
 def _is_number(
     context: click.Context, parameter: click.Parameter, value: float | None
@@ -33,6 +35,17 @@ def _lifetime(context: click.Context, parameter: click.Parameter, value: str) ->
         return seconds_of(value)
     except ValueError as error:
         raise click.BadParameter(f"{value!r} {error}.", context, parameter) from error
+
+
+def _whole_days(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> int | None:
+    if value is None:
+        return None
+    seconds = _lifetime(context, parameter, value)
+    if seconds < _DAY_S:
+        raise click.BadParameter(f"{value!r} is less than a day.", context, parameter)
+    return seconds
 
 
 def _of_window(context: click.Context, parameter: click.Parameter, value: int) -> int:
@@ -215,6 +228,15 @@ _option = partial(click.option, show_default=True)
     type=click.IntRange(0),
     metavar="TOKENS",
     help="Do not cache shorter prompts for other requests.",
+)
+@_option(
+    "--keep",
+    default=None,
+    callback=_whole_days,
+    metavar="TIME",
+    help="Remove older rows of the journal, at the start and once a day while the server is idle, "
+    "as `ops journal prune` does: whole closed sessions only. At least 1d; by default all rows are "
+    "kept.",
 )
 @_option(
     "--fold-all",

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -389,6 +390,8 @@ def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
         blocks_folder=data_dir / "blocks",
         snapshot=snapshot_path(data_dir),
         fold_all=options["fold_all"],
+        keep_s=options["keep"],
+        reader=partial(SqlStore.open, url_of(data_dir, options["journal"]), read_only=True),
         disk_bytes=options["disk_mb"] * 1024 * 1024,
         speculation=not options["no_speculation"],
         prewarm=not options["no_prewarm"],

@@ -1,0 +1,168 @@
+"""
+Prunes the journal while the server runs, by the rules of `ops journal prune`.
+
+1. The journal is read on a thread of its own, with a connection of its own, and only while the
+   server is idle: the thread waits at the next row when a request comes.
+2. What was read is proven to be the same without the first rows, as by the command. Rows that came
+   since are added to what the base must keep. If one of them may change where the journal can be
+   cut, nothing is pruned before the next time.
+3. The writer's thread cuts, in one transaction with the event. Requests that come meanwhile wait
+   for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+import structlog
+import trio
+
+from cairn.actors.clock import clock
+from cairn.actors.errors import JournalFull
+from cairn.actors.idle.activity import Activity
+from cairn.actors.sequencer import Sequencer
+from cairn.actors.threads.writer import JournalWriter, WriterDied
+from cairn.journal import events as ev
+from cairn.journal.agents import Agents
+from cairn.journal.errors import JournalError, StoreError
+from cairn.journal.pruning import PreparedPrune, PruneOptions, prepare_prune
+from cairn.journal.rows.codec import Row
+from cairn.journal.rows.store import Store
+
+log = structlog.get_logger("cairn")
+
+DAY_S = 86_400.0
+
+_LOOK_S = 0.05
+
+
+class _Ended(Exception):
+    """The server stops, so the journal is not read any further."""
+
+
+class Pruning:
+    """Prunes at the start and once a day. ``writer`` passes it each committed event meanwhile."""
+
+    def __init__(
+        self,
+        *,
+        keep_s: int,
+        reader: Callable[[], Store],
+        sequencer: Sequencer,
+        writer: JournalWriter,
+        activity: Activity,
+        agents: Agents,
+    ) -> None:
+        """
+        Args:
+            keep_s: how many seconds a row stays at least.
+            reader: opens the journal once more, read-only.
+        """
+        self._keep_us = 1_000_000 * keep_s
+        self._reader = reader
+        self._sequencer = sequencer
+        self._writer = writer
+        self._activity = activity
+        self._agents = agents
+        self._closed = False
+        self._running = trio.CancelScope()
+
+    def close(self) -> None:
+        """End ``run`` at the next row."""
+        self._closed = True
+        self._running.cancel()
+
+    async def run(self) -> None:
+        """Prune, until ``close``. What cannot be pruned is logged, and tried again the next day."""
+        with self._running, contextlib.suppress(_Ended, WriterDied):
+            while True:
+                try:
+                    await self.prune()
+                except (JournalError, JournalFull) as error:
+                    log.warning("the journal was not pruned", fact=str(error))
+                await trio.sleep(DAY_S)
+
+    async def prune(self) -> None:
+        """
+        Remove the rows that may go.
+
+        Raises:
+            JournalError: they cannot be read or removed; nothing was.
+        """
+        later: list[ev.Recorded] = []
+        before_us = self._sequencer.now_us() - self._keep_us
+        with self._writer.observed_by(later.append):
+            prepared = await trio.to_thread.run_sync(partial(self._prepared, before_us))
+            while prepared.base is not None:
+                seen = self._activity.changes
+                if await self._cut(prepared, later):
+                    break
+                await self._activity.wait_change(seen)
+
+    async def _cut(self, prepared: PreparedPrune, later: list[ev.Recorded]) -> bool:
+        """
+        Do it. False if a request came meanwhile.
+
+        Args:
+            later: the events that were committed since, and perhaps some that were read.
+        """
+        assert prepared.cut is not None
+        if not self._may_cut():
+            return False
+        await self._writer.wait_all_committed()
+        count = len(later)
+        events = [one.event for one in later if one.position > prepared.state.position]
+        began = time.monotonic()
+        base, cut = await trio.to_thread.run_sync(partial(prepared.cut.later, events))
+        committed = self._sequencer.state.position == self._writer.committed
+        if len(later) != count or not committed or not self._may_cut():
+            return False
+        if any(isinstance(event, ev.InvariantViolated | ev.ShadowChecked) for event in events):
+            raise StoreError("An answer was checked, or an invariant broken, while it was read.")
+        needed = self._agents.first_row()
+        if needed is not None and needed[0] <= base.position:
+            raise StoreError(f"Agent {needed[1].name} needs row {needed[0]} since then.")
+        await self._writer.wait_committed(self._sequencer.prune(base, cut))
+        log.info(
+            "journal pruned",
+            rows=cut.pruned.rows,
+            sessions=cut.pruned.sessions,
+            up_to=base.position,
+            seconds=round(time.monotonic() - began, 1),
+        )
+        return True
+
+    def _may_cut(self) -> bool:
+        return self._activity.upkeep_may_begin and self._sequencer.state.shadow is None
+
+    def _prepared(self, before_us: int) -> PreparedPrune:
+        """Read the journal, on a thread of its own."""
+        self._wait_idle()
+        store = self._reader()
+        try:
+            options = PruneOptions(before_us=before_us)
+            return prepare_prune(store, options, clock(), watched=self._watched)
+        finally:
+            store.close()
+
+    def _watched(self, rows: Iterable[Row], _: str, __: int) -> Iterator[Row]:
+        for row in rows:
+            self._wait_idle()
+            yield row
+
+    def _wait_idle(self) -> None:
+        """
+        Raises:
+            _Ended: the server stops.
+        """
+        while not self._closed and not self._is_quiet():
+            time.sleep(_LOOK_S)
+        if self._closed:
+            raise _Ended
+
+    def _is_quiet(self) -> bool:
+        # Before a model is loaded, the start is not to be delayed.
+        return self._activity.upkeep_may_begin and self._sequencer.state.model is not None

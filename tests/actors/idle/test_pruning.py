@@ -1,0 +1,217 @@
+"""The journal is pruned while the server runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import trio
+
+from cairn.actors.idle.pruning import Pruning
+from cairn.actors.requests.limits import Limits
+from cairn.actors.server import Server
+from cairn.actors.snapshots import SnapshotFile
+from cairn.journal import events as ev
+from cairn.journal.replay import Report, replay
+from cairn.journal.rows.base import state_of
+from cairn.journal.rows.codec import Row
+from cairn.journal.rows.store import MemoryStore
+from tests.actors.sessions.test_grain import serving_any_cut
+from tests.support.in_process_server import (
+    ask,
+    chat,
+    events_of,
+    generate,
+    local,
+    serving_fake,
+    turn_clock,
+    wait_idle,
+    without_slabs,
+)
+
+pytestmark = pytest.mark.trio
+
+WEEK_S = 7 * 86_400
+QUICK = Limits(slab_idle_s=0.0)
+
+
+class ReadStore(MemoryStore):
+    """The same rows as another store, read through a connection of its own."""
+
+    def __init__(self, of: MemoryStore) -> None:
+        super().__init__()
+        self._of = of
+        self.reading, self.go = threading.Event(), threading.Event()
+        self.go.set()
+
+    def base(self) -> Any:
+        """See ``Store.base``."""
+        return self._of.base()
+
+    def head(self) -> tuple[int, str]:
+        """See ``Store.head``."""
+        return self._of.head()
+
+    def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
+        """See ``Store.read``. Waits at the first row if the test has not allowed more."""
+        for row in self._of.read(after, stream=stream):
+            self.reading.set()
+            assert self.go.wait(60)
+            yield row
+
+
+def pruning_of(server: Server, reader: ReadStore, keep_s: int = WEEK_S) -> Pruning:
+    """What prunes over a server, as the server itself does it."""
+    of = server.loaded
+    return Pruning(
+        keep_s=keep_s,
+        reader=lambda: reader,
+        sequencer=of.sequencer,
+        writer=of.writer,
+        activity=of.activity,
+        agents=of.agents.agents,
+    )
+
+
+async def closed(server: Server, text: str) -> None:
+    """A conversation that was served and closed."""
+    said = await ask(server, generate(chat(text)))
+    await wait_idle(server)
+    await without_slabs(server)
+    await server.loaded.sessions.close_expired(said.accepted.session)
+    await wait_idle(server)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    with trio.fail_after(60):
+        while not is_so():
+            await trio.to_thread.run_sync(time.sleep, 0.001)
+
+
+def read(store: MemoryStore) -> Report:
+    """The replay of what is left."""
+    return replay(store.read(), base=store.base())
+
+
+async def test_old_rows_go_while_the_server_runs(tmp_path: Path):
+    """
+    The rest reads as what the server holds, decisions go on, the event records it, and a snapshot
+    of before is replaced.
+    """
+    store, file = MemoryStore(), SnapshotFile(tmp_path / "snapshot")
+    text = "one two three four five six seven eight nine ten " * 10
+    async with serving_any_cut(store, limits=QUICK, snapshot=file.path) as server:
+        await closed(server, text)
+        last = store.head()[0]
+        file.path.write_bytes(b"texts of before")
+        turn_clock(server, 2 * WEEK_S)
+        await pruning_of(server, ReadStore(store)).prune()
+        base = store.base()
+        assert base is not None
+        assert base.position == last == store.rows[0].position - 1
+        state = server.loaded.sequencer.state
+        assert state == read(store).state
+        (pruned,) = events_of(store, ev.JournalPruned)
+        assert base.digest == pruned.base_digest
+        await until(lambda: file.path.exists())
+        # Its blocks are in memory still, without the ids by which they would match in part.
+        assert not any(block.ids for block in state.blocks.values())
+        other = await ask(server, generate(chat(text[:90] + "another")))
+        assert 0 == other.finished.cached_tokens % 64
+        again = await ask(server, generate(chat(text)))
+        assert again.finished.cached_tokens > 0
+        await wait_idle(server)
+    assert () == read(store).findings
+    async with serving_fake(store, snapshot=file.path) as server:
+        assert server.loaded.sequencer.state.boot is not None
+    assert () == read(store).findings
+
+
+async def test_nothing_goes_that_may_not():
+    """Young rows, and those of an open session, stay; nothing is recorded."""
+    store = MemoryStore()
+    async with serving_fake(store, limits=QUICK) as server:
+        await ask(server, generate(chat("Open")))
+        await closed(server, "Hello")
+        await pruning_of(server, ReadStore(store)).prune()
+        turn_clock(server, 2 * WEEK_S)
+        await pruning_of(server, ReadStore(store)).prune()
+    assert (None, []) == (store.base(), events_of(store, ev.JournalPruned))
+    assert 1 == store.rows[0].position
+
+
+async def test_rows_that_come_meanwhile_are_kept_in_mind():
+    """
+    A conversation that is served while the journal is read reuses a part of a block of what goes.
+    What is left still gives the same decision, because the base keeps the ids that it needs.
+    """
+    store = MemoryStore()
+    async with serving_any_cut(store, limits=QUICK) as server, trio.open_nursery() as nursery:
+        await closed(server, "x" * 200)
+        turn_clock(server, 2 * WEEK_S)
+        reader = ReadStore(store)
+        reader.go.clear()
+        nursery.start_soon(pruning_of(server, reader).prune)
+        assert await trio.to_thread.run_sync(reader.reading.wait, 60)
+        said = await ask(server, generate(chat("x" * 90 + "y" * 90)))
+        reader.go.set()
+        assert 0 < said.finished.cached_tokens % 64
+        await wait_idle(server)
+        await until(lambda: store.base() is not None)
+        assert server.loaded.sequencer.state == read(store).state
+        base = store.base()
+        assert base is not None
+        assert any(block.ids for block in state_of(base).blocks.values())
+    assert () == read(store).findings
+
+
+async def test_a_request_goes_first():
+    """While a request is in flight, neither is the journal read nor anything cut."""
+    store = MemoryStore()
+    async with serving_fake(store, limits=QUICK) as server, trio.open_nursery() as nursery:
+        await closed(server, "Hello")
+        turn_clock(server, 2 * WEEK_S)
+        reader = ReadStore(store)
+        with server.loaded.activity.preparing():
+            nursery.start_soon(pruning_of(server, reader).prune)
+            async with local(server).generate(generate(chat("Now"))) as replies:
+                async for _ in replies:
+                    pass
+            assert not reader.reading.is_set()
+        await until(lambda: store.base() is not None)
+    assert () == read(store).findings
+
+
+async def test_a_server_that_stops_does_not_wait():
+    """The next row is not read, nothing is cut, and the stop is recorded."""
+    store = MemoryStore()
+    async with serving_fake(store, limits=QUICK) as server:
+        await closed(server, "Hello")
+    reader = ReadStore(store)
+    reader.go.clear()
+    with trio.fail_after(60):
+        async with serving_fake(store, keep_s=0, reader=lambda: reader):
+            assert await trio.to_thread.run_sync(reader.reading.wait, 60)
+            reader.go.set()
+    assert store.base() is None
+    assert "server_stopped" == store.rows[-1].kind
+
+
+async def test_a_server_prunes_at_its_start():
+    """With ``keep_s`` it prunes by itself; what is wrong with the journal is a line in the log."""
+    store = MemoryStore()
+    async with serving_fake(store, limits=QUICK) as server:
+        await closed(server, "Hello")
+    async with serving_fake(store, keep_s=0, reader=lambda: ReadStore(store)):
+        await until(lambda: store.base() is not None)
+    assert 1 == events_of(store, ev.JournalPruned)[0].sessions
+    broken = MemoryStore([store.rows[0]] * 2)
+    with structlog.testing.capture_logs() as logged:
+        async with serving_fake(store, keep_s=0, reader=lambda: ReadStore(broken)):
+            await until(lambda: "the journal was not pruned" in [line["event"] for line in logged])
