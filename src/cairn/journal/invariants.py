@@ -79,7 +79,7 @@ SENTENCES: dict[str, tuple[str, Scope]] = {
         "session",
     ),
     "INV-7": (
-        "a token emitted is explained: the pass that made it is committed at a lower position",
+        "a token emitted is explained: the pass that made it is committed with it, or before",
         "session",
     ),
     "INV-8": ("the hash chain holds", "server"),
@@ -819,6 +819,15 @@ def _emitted(state: State, event: ev.TokensEmitted) -> Iterator[Violation]:
         yield _broken("INV-7", "tokens emitted that no pass made", made, event.ids)
 
 
+def _emitted_with(state: State, event: ev.CacheExtended) -> Iterator[Violation]:
+    """Only decode steps release tokens, and no more than they and the passes before have made."""
+    request, decodes = state.session(event.session).request, event.step == "decode"
+    left = len(request.sampled) - request.emitted if request is not None else 0
+    made = left + len(event.sampled) if decodes else 0
+    if event.emitted > made or (event.text and not decodes):
+        yield _broken("INV-7", "tokens emitted that no pass made", f"<= {made}", event.emitted)
+
+
 def _finished(state: State, event: ev.RequestFinished) -> Iterator[Violation]:
     request = state.session(event.session).request
     assert request is not None and request.path is not None
@@ -860,7 +869,7 @@ CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation]
     ev.SlabReleased: (_released,),  # type: ignore[dict-item]
     ev.BlocksRestored: (_restored,),  # type: ignore[dict-item]
     ev.RowChecked: (_row,),  # type: ignore[dict-item]
-    ev.CacheExtended: (_extended,),  # type: ignore[dict-item]
+    ev.CacheExtended: (_extended, _emitted_with),  # type: ignore[dict-item]
     ev.CacheTrimmed: (_trimmed,),  # type: ignore[dict-item]
     ev.BlockSealed: (_sealed,),  # type: ignore[dict-item]
     ev.BlockEvicted: (_evicted,),  # type: ignore[dict-item]

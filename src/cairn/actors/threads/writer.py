@@ -2,8 +2,9 @@
 The journal writer: one thread that commits rows in groups and reports when they are committed.
 
 A receipt is a position: a reply that depends on it may be sent once ``committed`` has passed it.
-Rows that arrive during a commit share the next one, and so the cost of a sync to disk. If the
-writer dies, no reply may be sent any more, and the server stops.
+Rows of tasks that run in the same step of trio share a commit, and so do those that arrive during
+one: they share the cost of a sync to disk. If the writer dies, no reply may be sent any more, and
+the server stops.
 
 A full disk does not kill the writer. It keeps its rows and stalls: no reply is sent, requests that
 wait for a receipt are refused, and the same rows are tried again until there is room. The length of
@@ -33,6 +34,9 @@ from cairn.journal.rows.store import Store
 log = structlog.get_logger("cairn")
 
 _PROBE_S = 1.0
+
+LOG_WARNING_BYTES = 64 * 1024 * 1024
+"""The size of the database's own log at which the operator is warned."""
 
 
 @attrs.frozen
@@ -93,6 +97,7 @@ class JournalWriter:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._inbox: queue.SimpleQueue[_Batch | _Lookup | None] = queue.SimpleQueue()
+        self._submitting: list[_Batch] = []
         self._committed = store.head()[0]
         self._submitted = self._committed
         self._moved = trio.lowlevel.ParkingLot()
@@ -102,6 +107,8 @@ class JournalWriter:
         self._stalled = False
         self._closing = threading.Event()
         self._stall_observers: list[StallObserver] = []
+        self._log_bytes = store.log_bytes()
+        self._warned = False
 
     @property
     def committed(self) -> int:
@@ -112,6 +119,11 @@ class JournalWriter:
     def stalled(self) -> bool:
         """Whether there is no room for the journal now."""
         return self._stalled
+
+    @property
+    def log_bytes(self) -> int:
+        """The size of the database's own log after the last commit, see ``Store.log_bytes``."""
+        return self._log_bytes
 
     def observe(self, observer: Callable[[Recorded], None]) -> None:
         """Pass every event on to ``observer`` once it is committed, in order."""
@@ -142,7 +154,10 @@ class JournalWriter:
         """
         if self._failure is not None:
             raise WriterDied("the journal cannot be written") from self._failure
-        self._inbox.put(_Batch(tuple(rows), tuple(recorded)))
+        if not self._submitting:
+            # Runs after all tasks that can run now.
+            trio.lowlevel.current_trio_token().run_sync_soon(self._hand_over)
+        self._submitting.append(_Batch(tuple(rows), tuple(recorded)))
         self._submitted = rows[-1].position
         return self._submitted
 
@@ -202,7 +217,16 @@ class JournalWriter:
         Commit what was submitted, then end. Without room for it the writer dies.
         """
         self._closing.set()
+        self._hand_over()
         self._inbox.put(None)
+
+    def _hand_over(self) -> None:
+        """Give the thread what was submitted, as one item."""
+        batches, self._submitting = self._submitting, []
+        if batches:
+            rows = tuple(row for batch in batches for row in batch.rows)
+            recorded = tuple(one for batch in batches for one in batch.recorded)
+            self._inbox.put(_Batch(rows, recorded))
 
     def _loop(self, token: trio.lowlevel.TrioToken) -> None:
         try:
@@ -211,7 +235,7 @@ class JournalWriter:
                 rows = [row for batch in batches for row in batch.rows]
                 if rows:
                     self._store_rows(rows, token)
-                    token.run_sync_soon(self._announce, batches)
+                    token.run_sync_soon(self._announce, batches, self._store.log_bytes())
                 for lookup in lookups:
                     lookup.rows = self._found(lookup.positions)
                     token.run_sync_soon(self._moved.unpark_all)
@@ -270,13 +294,29 @@ class JournalWriter:
                 return batches, lookups, False
         return batches, lookups, True
 
-    def _announce(self, batches: list[_Batch]) -> None:
+    def _announce(self, batches: list[_Batch], log_bytes: int) -> None:
         self._committed = batches[-1].rows[-1].position
+        self._measured(log_bytes)
         self._moved.unpark_all()
         for batch in batches:
             for recorded in batch.recorded:
                 for observer in tuple(self._observers):
                     observer(recorded)
+
+    def _measured(self, log_bytes: int) -> None:
+        """Note the size of the database's own log, and warn once each time that it is too large."""
+        self._log_bytes = log_bytes
+        large = log_bytes >= LOG_WARNING_BYTES
+        if large and not self._warned:
+            log.warning(
+                "the journal's write-ahead log grows, because another program keeps reading the "
+                "journal in one transaction; end that program (`lsof` with the journal's file "
+                "lists those that have it open), and the log is cut back",
+                mib=log_bytes // (1024 * 1024),
+            )
+        elif self._warned and not large:
+            log.info("the journal's write-ahead log was cut back")
+        self._warned = large
 
     def _stall(self, fact: str) -> None:
         self._stalled = True

@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import sqlalchemy as sa
@@ -41,6 +41,21 @@ BATCH_ROWS = 2000
 BUSY_S = 5.0
 """How long SQLite waits for another process's lock, in seconds."""
 
+PAGE_BYTES = 2048
+"""The page of a new SQLite journal. A commit writes whole pages, and most have few rows."""
+
+LOG_BYTES = 4 * 1024 * 1024
+"""
+The size at which SQLite writes its log into the file, and to which it cuts it back after that. It
+grows beyond that while a program keeps reading the journal in one transaction.
+"""
+
+Sync = Literal["full", "normal"]
+"""
+When rows count as committed: when they are on the disk, or when the operating system has them, so
+that the last ones may be lost if that fails.
+"""
+
 _ROOM_BYTES = 64 * 1024  # the least that SQLite's shared memory and a few rows take
 _POSTGRES_DISK_FULL = "53100"
 _MAKE_ROOM = "Free some space on its disk; what was journaled before is safe."
@@ -52,6 +67,8 @@ _MAKE_MORE_ROOM = (
 metadata = sa.MetaData()
 """The tables, as the migrations make them."""
 _big = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # INTEGER is SQLite's row id
+# There is no index besides the key: one by stream would write a page for each row of each session
+# that answers. A reader of one stream reads all rows.
 _events = sa.Table(
     "events",
     metadata,
@@ -67,9 +84,6 @@ _events = sa.Table(
     sa.Column("private_digest", sa.Text, nullable=False),
     sa.Column("previous_hash", sa.Text, nullable=False),
     sa.Column("hash", sa.Text, nullable=False),
-    sa.UniqueConstraint("stream", "seq", name="events_stream_seq"),
-    sa.UniqueConstraint("event_id", name="events_event_id"),
-    sa.Index("events_stream_position", "stream", "position"),
 )
 _bases = sa.Table(
     "bases",
@@ -118,15 +132,17 @@ class SqlStore:
         self._place = place
         self._file = file
         self._known_by = _known_by(file)
+        self._log = None if file is None else _log_of(file.resolve())
 
     @classmethod
-    def open(cls, url: str, *, read_only: bool = False) -> SqlStore:
+    def open(cls, url: str, *, read_only: bool = False, sync: Sync = "full") -> SqlStore:
         """
         Open an existing journal. Changes nothing in it, and runs no migration.
 
         Args:
             read_only: for every process except the server: can read while another process writes,
                 and cannot write.
+            sync: for a writer: see ``Sync``.
 
         Raises:
             StoreError: there is no journal, it is not a Cairn journal, its schema is not this
@@ -142,7 +158,7 @@ class SqlStore:
         revision = schema_revision(url)
         if revision != REVISION:
             raise StoreError(_other_revision(place, revision))
-        connection = _connected(parsed, mode="ro" if read_only else "rw")
+        connection = _connected(parsed, mode="ro" if read_only else "rw", sync=sync)
         return cls(connection, place, path)
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -201,8 +217,7 @@ class SqlStore:
         with _errors(self._place, "read"):
             free = self._free_pages()
             path = self._path()
-        log = path.with_name(f"{path.name}-wal")
-        return free > 0 or (log.exists() and log.stat().st_size > 0)
+        return free > 0 or _size(_log_of(path)) > 0
 
     def give_back(self) -> None:
         """
@@ -270,6 +285,10 @@ class SqlStore:
             raise StoreError(
                 f"Cannot shrink {self._place}: another program reads it. Wait for it, or end it."
             )
+
+    def log_bytes(self) -> int:
+        """See ``Store.log_bytes``."""
+        return 0 if self._log is None else _size(self._log)
 
     def time_at(self, position: int) -> int | None:
         """When the row at a position was written, in microseconds since 1970."""
@@ -458,6 +477,19 @@ def _file(url: sa.URL) -> Path | None:
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
+def _log_of(path: Path) -> Path:
+    """The write-ahead log of an SQLite file."""
+    return path.with_name(f"{path.name}-wal")
+
+
+def _size(path: Path) -> int:
+    """The size of a file; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def _make_private(path: Path) -> None:
     """
     Create a file that only its owner can read, whatever the umask. SQLite would use the default
@@ -486,24 +518,23 @@ def _place(url: sa.URL) -> str:
     return str(path) if path is not None else url.render_as_string(hide_password=True)
 
 
-def _connected(url: sa.URL, *, mode: str) -> sa.Connection:
+def _connected(url: sa.URL, *, mode: str, sync: Sync = "full") -> sa.Connection:
     place = _place(url)
     path = _file(url)
     try:
         if path is None:
             with _errors(place, "connect to"):
-                return _postgres(url, read_only=mode == "ro")
+                return _postgres(url, read_only=mode == "ro", sync=sync)
         with _errors(place, "open"):
             try:
-                return _sqlite(path, mode)
+                return _sqlite(path, mode, sync)
             except DBAPIError:
                 # A reader of a WAL database has to create files next to it. On a read-only medium
                 # no other process can write either, so it is safe to read without them, unless a
                 # log remains.
-                log = path.with_name(f"{path.name}-wal")
-                if mode != "ro" or (log.exists() and log.stat().st_size):
+                if mode != "ro" or _size(_log_of(path)):
                     raise
-                return _sqlite(path, "ro&immutable=1")
+                return _sqlite(path, "ro&immutable=1", sync)
     except ModuleNotFoundError as error:
         raise StoreError(
             f"{place} needs the package {error.name}; install the extra `postgres`."
@@ -512,7 +543,7 @@ def _connected(url: sa.URL, *, mode: str) -> sa.Connection:
         raise StoreError(f"{place}: Cairn supports only SQLite and PostgreSQL.") from error
 
 
-def _sqlite(path: Path, mode: str) -> sa.Connection:
+def _sqlite(path: Path, mode: str, sync: Sync) -> sa.Connection:
     address = f"{path.absolute().as_uri()}?mode={mode}"
 
     def connect() -> sqlite3.Connection:
@@ -521,8 +552,12 @@ def _sqlite(path: Path, mode: str) -> sa.Connection:
             address, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
         if mode.startswith("rw"):
+            made.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # has no effect on an existing file
             made.execute("PRAGMA journal_mode = WAL")
-            made.execute("PRAGMA synchronous = FULL")
+            made.execute(f"PRAGMA synchronous = {sync}")
+            ((page,),) = made.execute("PRAGMA page_size").fetchall()
+            made.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // page}").fetchall()
+            made.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}").fetchall()
             # Pruning a journal removes rows; their texts should not remain anywhere.
             made.execute("PRAGMA secure_delete = ON").fetchall()
         else:
@@ -539,8 +574,10 @@ def _sqlite(path: Path, mode: str) -> sa.Connection:
     return engine.connect()
 
 
-def _postgres(url: sa.URL, *, read_only: bool) -> sa.Connection:
-    engine = sa.create_engine(url, poolclass=sa.NullPool)
+def _postgres(url: sa.URL, *, read_only: bool, sync: Sync) -> sa.Connection:
+    # Otherwise the setting of the database server counts.
+    options = {"options": "-c synchronous_commit=off"} if sync == "normal" else {}
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=options)
     connection = engine.connect()
     return connection.execution_options(postgresql_readonly=True) if read_only else connection
 
