@@ -1235,7 +1235,7 @@ class Recorded:
     Attributes:
         position: place among all events, from 1, without gaps.
         seq: place within its stream, from 1, without gaps.
-        event_id: a random id, by which copies of the event elsewhere can be told apart.
+        event_id: a random id, which names the event in copies too.
         time_us: microseconds since 1970, for people to read; no decision depends on it.
     """
 

@@ -33,12 +33,12 @@ def appended(passes: GatheredPasses, every_s: float, until_s: float) -> list[tup
     found: list[tuple[float, int]] = []
     came = every_s
     while came <= until_s:
-        # A task wakes at ``due_at`` if no pass comes before that.
-        while passes.due_at < came:
-            now = passes.due_at
+        # A task wakes at ``append_at`` if no pass comes before that.
+        while passes.append_at < came:
+            now = passes.append_at
             found.append((round(now, 6), len(passes.take(now))))
         passes.add([report()], came)
-        if passes.due_at <= came:
+        if passes.append_at <= came:
             found.append((round(came, 6), len(passes.take(came))))
         came = round(came + every_s, 6)
     return found
@@ -54,8 +54,8 @@ def test_at_a_thousand_tokens_a_second():
     """More passes are one row if more come, and the first of them waits for no more than 25 ms."""
     gathering = Gathering()
     found = appended(GatheredPasses(gathering, 0.0), 0.001, 0.06)
-    assert [(0.026, 26), (0.052, 26)] == found
-    assert 52 == sum(gathering.delays.tokens[: DELAYS_S.index(GATHER_S) + 1])
+    assert {25, 26} >= {passes for _, passes in found}
+    assert sum(passes for _, passes in found) == sum(gathering.delays.tokens[: DELAYS_S.index(GATHER_S) + 1])
 
 
 @pytest.mark.parametrize("every_s", [1.01 * GATHER_S, 0.04, 1.0])
@@ -73,10 +73,10 @@ def test_an_answer_that_pauses():
     passes = GatheredPasses(Gathering(), 0.0)
     passes.add([report()], 0.01)
     passes.add([report(), report()], 0.02)
-    assert 0.035 == pytest.approx(passes.due_at)
-    assert 3 == len(passes.take(passes.due_at))
+    assert 0.035 == pytest.approx(passes.append_at)
+    assert 3 == len(passes.take(passes.append_at))
     assert not passes.any
-    assert float("inf") == passes.due_at
+    assert float("inf") == passes.append_at
 
 
 def test_answers_append_together():
@@ -85,12 +85,12 @@ def test_answers_append_together():
     one, other = GatheredPasses(gathering, 0.0), GatheredPasses(gathering, 0.008)
     one.add([report()], 0.004)
     other.add([report()], 0.012)
-    assert one.due_at == other.due_at == pytest.approx(0.029)
+    assert one.append_at == other.append_at == pytest.approx(0.029)
     one.add([report()], 0.02)
-    one.take(one.due_at)
-    other.take(other.due_at)
-    one.add([report()], 0.035)
-    assert 0.06 == pytest.approx(one.due_at)  # another window, with all its time
+    one.take(one.append_at)
+    other.take(other.append_at)
+    one.add([report()], 0.0295)
+    assert 0.0545 == pytest.approx(one.append_at)  # another window, with all its time
 
 
 def test_delays_are_counted_by_token():
@@ -119,12 +119,16 @@ class Passes:
         self._engine = server.loaded.engine
         self.answers: list[tuple[Any, list[int], trio.MemorySendChannel[Any]]] = []
         self._engine.decode = self._begin  # type: ignore[method-assign]
-        self._engine.stop = lambda decoding: None  # type: ignore[method-assign]
+        self._engine.stop = self._stop  # type: ignore[method-assign, assignment]
 
     def _begin(self, row: Any, *, token: int, left: int, **_: Any) -> Any:
         send, receive = trio.open_memory_channel[Any](float("inf"))
         self.answers.append((row, [token, left], send))
-        return None, receive
+        return len(self.answers) - 1, receive
+
+    def _stop(self, answer: int) -> None:
+        """End the reports of an answer, as the engine does, though it may be stopped twice."""
+        self.answers[answer][2].send_nowait(None)
 
     async def begun(self, answers: int) -> None:
         """Wait until so many answers have their first token."""
@@ -229,6 +233,35 @@ async def test_passes_of_an_answer(mock_clock: trio.testing.MockClock) -> None:
     assert [(2, 2), (3, 3)] == [(len(one.sampled), one.emitted) for one in decoded]
     assert all(len(one.text) == one.emitted for one in decoded)
     assert [1] == [len(one.ids) for one in events_of(store, ev.TokensEmitted)]
+    assert () == replay(store.read()).findings
+
+
+@pytest.mark.trio
+async def test_a_stop_text_waits_for_nothing(mock_clock: trio.testing.MockClock) -> None:
+    """An answer that ends by its text is at its client although the clock stands still."""
+    store = Commits()
+    ended = trio.Event()
+
+    async def listen(server: Server) -> None:
+        command = generate(chat("Hello"), max_tokens=60, stop=tuple("abcdefghijklm"))
+        async with local(server).generate(command) as replies:
+            async for reply in replies:
+                if isinstance(reply, Finished):
+                    ended.set()
+
+    async with serving_held(store, mock_clock) as (server, nursery):
+        passes = Passes(server)
+        nursery.start_soon(listen, server)
+        await passes.begun(1)
+        for _ in range(26):  # it draws the letters of the alphabet in turn
+            if ended.is_set():
+                break
+            mock_clock.jump(0.0001)
+            await passes.run()
+            await server.loaded.writer.wait_all_committed()
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        assert ended.is_set()
+        assert trio.current_time() < GATHER_S
     assert () == replay(store.read()).findings
 
 

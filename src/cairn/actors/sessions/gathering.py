@@ -1,10 +1,10 @@
 """
 Decode passes gather before they are appended, so that several are one row and one commit.
 
-A pass that comes ``GATHER_S`` or more after the last append of its answer is appended at once; a
-faster one opens a window of that length, or joins the one that is open: at its end all answers
-append what they have, in one commit. An answer appends earlier if no further pass is to be expected
-before that, and at its end. Its first token does not gather, because it has no decode pass.
+A pass opens a window of ``GATHER_S``, or joins the one that is open: at its end all answers append
+what they have, in one commit. An answer appends at once if no further pass is to be expected before
+that, and at its end. So a token that comes ``GATHER_S`` or more after the one before does not wait.
+Neither does the first one, because it has no decode pass.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ class Gathering:
             self._end = now + GATHER_S
         return self._end
 
+    def close_window(self) -> None:
+        """Have the next pass open another window, with all its time."""
+        self._end = -math.inf
+
     def waited(self, tokens: int, delay_s: float) -> None:
         """Count the delay of tokens that are appended."""
         self._tokens[bisect.bisect_left(DELAYS_S, delay_s)] += tokens
@@ -55,8 +59,8 @@ class GatheredPasses:
         """
         self._gathering = gathering
         self._passes: list[tuple[float, PassReport]] = []
-        self._appended = self._came = now
-        self.due_at = math.inf
+        self._came = now
+        self.append_at = math.inf
 
     @property
     def any(self) -> bool:
@@ -64,20 +68,20 @@ class GatheredPasses:
         return bool(self._passes)
 
     def add(self, reports: Sequence[PassReport], now: float) -> None:
-        """Add passes that came together. ``due_at`` is when all are to be appended."""
+        """Add passes that came together. ``append_at`` is when all are to be appended."""
         if not self._passes:
-            late = now - self._appended >= GATHER_S
-            self.due_at = now if late else self._gathering.window_end(now)
+            self.append_at = self._gathering.window_end(now)
         next_at, self._came = now + (now - self._came), now
-        if next_at > self.due_at:
-            self.due_at = now
+        if next_at >= self.append_at:
+            self.append_at = now
         self._passes.extend((now, report) for report in reports)
 
     def take(self, now: float) -> list[PassReport]:
         """Remove all of them, in order, to append them now."""
         for came, report in self._passes:
             self._gathering.waited(len(report.all_drawn), now - came)
+        self._gathering.close_window()
         taken = [report for _, report in self._passes]
         self._passes.clear()
-        self._appended, self.due_at = now, math.inf
+        self.append_at = math.inf
         return taken

@@ -201,7 +201,7 @@ class Generation:
         try:
             while not ended:
                 batch: list[PassReport] = []
-                with trio.move_on_at(passes.due_at):
+                with trio.move_on_at(passes.append_at):
                     ended, failure = into(batch, await reports.receive())
                     while not ended:
                         try:
@@ -214,7 +214,7 @@ class Generation:
                 # Passes that ran when the answer ended are recorded too, and trimmed.
                 answer.take([one for report in batch for one in report.all_drawn])
                 over = ended or answer.ended or self.ticket.gone is not None
-                if passes.any and (over or passes.due_at <= now):
+                if passes.any and (over or passes.append_at <= now):
                     gathered = passes.take(now)
                     answer.release(partial(self.cache.decoded, gathered, self.ticket.id))
                 if failure is not None:
