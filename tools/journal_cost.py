@@ -64,11 +64,13 @@ class Measured:
     What answers cost.
 
     Attributes:
+        cpu_s: of all threads.
         delays_s: of each token.
     """
 
     tokens: int
     seconds: float = 0.0
+    cpu_s: float = 0.0
     rows: int = 0
     commits: int = 0
     kept_bytes: int = 0
@@ -77,7 +79,7 @@ class Measured:
     writes: int = 0
     delays_s: list[float] = attrs.field(factory=list)
 
-    def for_each(self, count: int) -> float:
+    def for_each(self, count: float) -> float:
         """A count for each token."""
         return count / self.tokens
 
@@ -136,6 +138,7 @@ def _compare(folder: Path, streams: int, given: argparse.Namespace) -> None:
         print(
             f"  {name:8}"
             f"{_middle(lambda one: one.tokens / one.seconds, runs):7.1f} tokens/s ({ratio:.3f})"
+            f"  CPU {_middle(lambda one: 1000 * one.cpu_s / one.tokens, runs):.2f} ms"
             f"  rows {_middle(lambda one: one.for_each(one.rows), runs):.3f}"
             f"  commits {_middle(lambda one: one.for_each(one.commits), runs):.3f}"
             f"  kept {_middle(lambda one: one.for_each(one.kept_bytes), runs):.0f} B"
@@ -192,7 +195,7 @@ async def _answered(
         gathering.waited = waited  # type: ignore[method-assign]
         position, kept, before = server.statistics().journal_position, _size(place), _io()
         measured.commits = 0
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.process_time()
         if streams == 0:
             await _converse(server, measured.tokens)
         async with trio.open_nursery() as nursery:
@@ -200,6 +203,7 @@ async def _answered(
                 command = _command(str(number), measured.tokens // streams)
                 nursery.start_soon(ask, server, command)
         measured.seconds = time.perf_counter() - begun
+        measured.cpu_s = time.process_time() - cpu
         commits = measured.commits
         measured.rows = server.statistics().journal_position - position
         measured.kept_bytes = _size(place) - kept
