@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from cairn.journal import events as ev
+from tests.support.journals import released
 from tests.support.subprocess_server import (
     DEADLINE_S,
     Listener,
@@ -131,7 +132,7 @@ def test_a_full_disk_and_room_again(server: Serving, cold: Serving, lengthy):
     assert refused(server) is not None
     assert server.running
 
-    text = "".join(e.text for e in events(server, ev.TokensEmitted, request=client.request))
+    text, _ = released(events(server, ev.Event), client.request)
     assert text.startswith(client.text)
     assert [] == events(server, ev.RequestFinished, request=client.request)
 

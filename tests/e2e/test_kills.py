@@ -130,6 +130,7 @@ def assert_journaled(data_dir: Path, talkers: list[Talker]) -> None:
                 texts[event.request] = texts.get(event.request, "") + event.text
             case ev.CacheExtended(request=str() as request) as event:
                 logprobs.setdefault(request, []).extend(event.logprobs)
+                texts[request] = texts.get(request, "") + event.text
             case ev.RequestFinished() as event:
                 finished.add(event.request)
             case _:

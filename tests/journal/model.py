@@ -413,6 +413,7 @@ class World:
             session["state"] = "prefilling" if event.step == "prefill" else "settling"
         if session["request"]:
             session["request"]["sampled"] += event.sampled
+            session["request"]["emitted"] += event.emitted
         if session["prewarm"]:
             session["prewarm"]["computed_tokens"] += event.end - event.start
             session["prewarmed_rows"] += event.end - event.start
@@ -1811,8 +1812,9 @@ class Driver:
         step: ev.Step,
         ids: tuple[int, ...],
         sampled: tuple[int, ...] = (),
+        emitted: int = 0,
     ) -> None:
-        """Passes of the model run."""
+        """Passes of the model run, and tokens are released with them."""
         rows = self.slabs[session].rows
         start = len(rows)
         drafted = 0
@@ -1837,6 +1839,8 @@ class Driver:
                 logprobs=tuple(-1 / token for token in sampled),
                 drafted=drafted,
                 accepted=min(drafted, len(ids) - 1),
+                emitted=emitted,
+                text="wörd " if emitted else "",
                 duration_us=4,
             )
         )
@@ -1985,25 +1989,28 @@ class Driver:
         done, shown = 1, 0
         late = self.tape.below(2)  # whether emission runs a step behind
         silent = len(answer) == 1 and self.tape.below(2)  # an end token alone is not shown
+        if not (late or silent):
+            self._emit(session, request, 0, answer[:1])
+            shown = 1
         while True:
             if session in self.cancelled:
                 yield from self._cancel(session, request, talk.tenant, "decode")
                 return
-            due = 0 if silent else done - late
-            if due > shown:
-                self._emit(session, request, shown, answer[shown:due])
-                shown = due
             if done == len(answer):
                 break
             steps = min(1 + self.tape.below(3), len(answer) - done)
+            emitted = done + steps - late - shown
+            if done + steps == len(answer) and self.tape.below(2) == 0:
+                emitted = 0  # the rest is released at the end
             self.extend(
                 session,
                 request,
                 "decode",
                 answer[done - 1 : done - 1 + steps],
                 answer[done:][:steps],
+                emitted,
             )
-            done += steps
+            done, shown = done + steps, shown + emitted
             yield
         unwanted = self.tape.below(2) if shown < done and done > 1 else 0
         done -= unwanted

@@ -236,7 +236,7 @@ def test_every_kind_of_event_is_played():
     wanted = {kind.kind for kind in ev.ALL_EVENTS} - elsewhere
     seen: set[str] = set()
 
-    for seed in range(20):
+    for seed in range(40):
         seen |= {recorded.event.kind for recorded in played(tape(seed, 600)).recorded}
 
     assert wanted == wanted & seen

@@ -758,6 +758,11 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "a token left out": but(Emit, lambda e: e.first > 0, first=_more("first")),
         "a token twice": but(Emit, lambda e: e.first > 0, first=_more("first", -1)),
         "a token that is not made yet": but(Emit, ids=lambda e: (*e.ids, 50)),
+        "a token that is not made yet, with a pass": but(
+            Ext, of("decode"), emitted=_more("emitted", 2)
+        ),
+        "a token with a pass over the prompt": but(Ext, of("prefill"), emitted=1),
+        "words with a pass of settling": but(Ext, of("settle"), text="too soon"),
         "a token before its pass": instead(
             Ext, lambda d, e: _emitted(d, e, e.sampled), of("decode")
         ),

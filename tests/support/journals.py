@@ -9,7 +9,7 @@ a test changes them. Ids and times are counters, so the same calls give the same
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -197,8 +197,19 @@ class Builder:
         end = len(prompt)
         if len(answer) > 1:
             span = (end, end + len(answer) - 1)
-            yield self.extended(name, request, "decode", span, answer[:-1], answer[1:])
-            yield ev.TokensEmitted(session=name, request=request, first=1, ids=answer[1:], text="b")
+            yield attrs.evolve(
+                self.extended(name, request, "decode", span, answer[:-1], answer[1:]),
+                emitted=len(answer) - 2,
+                text="b" * (len(answer) - 2),
+            )
+            held_back = len(answer) - 1
+            yield ev.TokensEmitted(
+                session=name,
+                request=request,
+                first=held_back,
+                ids=answer[held_back:],
+                text="b",
+            )
         yield ev.RequestFinished(
             session=name,
             request=request,
@@ -476,7 +487,7 @@ def _invariant_6(event: ev.Event) -> ev.Event:
 
 
 def _invariant_7(event: ev.Event) -> ev.Event:
-    if isinstance(event, ev.TokensEmitted) and event.first == 1:
+    if isinstance(event, ev.TokensEmitted) and event.first > 0:
         return attrs.evolve(event, ids=(*event.ids[:-1], 99))
     return event
 
@@ -529,3 +540,17 @@ def tampered() -> list[Row]:
     rows = healthy()
     rows[3] = attrs.evolve(rows[3], public=rows[3].public.replace(b"openai", b"opened"))
     return rows
+
+
+def released(events: Iterable[ev.Event], request: str | None = None) -> tuple[str, int]:
+    """The text that events release, for one request if it is named, and how many tokens."""
+    text, tokens = "", 0
+    for event in events:
+        match event:
+            case ev.TokensEmitted() if request in (None, event.request):
+                text, tokens = text + event.text, tokens + len(event.ids)
+            case ev.CacheExtended() if request in (None, event.request):
+                text, tokens = text + event.text, tokens + event.emitted
+            case _:
+                pass
+    return text, tokens

@@ -35,6 +35,7 @@ from cairn.journal.rows.store_sql import SqlStore, journal_url
 from cairn.ops.cli import ops
 from cairn.ops.common.locations import log_path
 from tests.support.child_process import die_with_parent
+from tests.support.journals import released
 
 T = TypeVar("T")
 E = TypeVar("E", bound=ev.Event)
@@ -223,6 +224,10 @@ class Serving:
             if isinstance(event, kind)
             and all(getattr(event, name) == value for name, value in fields.items())
         ]
+
+    def released(self, request: str) -> tuple[str, int]:
+        """The text that was released for a request, and the number of its tokens."""
+        return released((place.event for place in self.recorded()), request)
 
 
 def recorded(data_dir: Path) -> list[ev.Recorded]:

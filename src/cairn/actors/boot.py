@@ -165,6 +165,7 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
         slab_idle_s=limits.slab_idle_s,
         ttl_s=limits.ttl_s,
         turns=run.agents.agents.turns,
+        gathering=run.gathering,
     )
     sessions = Sessions(context, limits, actors)
     shadow = None
@@ -197,6 +198,7 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
         admission=run.admission,
         agents=run.agents,
         stalls=run.stalls,
+        gathering=run.gathering,
         limits=limits,
         model=facts,
     )

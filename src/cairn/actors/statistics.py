@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from cairn.actors.requests.messages import ContextUse, Statistics
 from cairn.actors.sequencer import Sequencer
+from cairn.actors.sessions.gathering import Gathering
 from cairn.actors.threads.engine import EngineThread
 from cairn.actors.threads.writer import JournalWriter
 from cairn.engine.prompt.encoder import Encoder
@@ -22,6 +23,7 @@ def statistics_of(
     sequencer: Sequencer,
     writer: JournalWriter,
     engine: EngineThread,
+    gathering: Gathering,
     *,
     text_cache_bytes: int,
     queued: int = 0,
@@ -69,6 +71,8 @@ def statistics_of(
         bugs=len(state.faults),
         admission_bug=state.admission_bug,
         journal_stall=writer.stall,
+        journal_log_bytes=writer.log_bytes,
+        gather_delays=gathering.delays,
     )
 
 

@@ -532,7 +532,8 @@ class CacheExtended(Event):
     Passes of the model added KV for the tokens ``[start, end)``.
 
     A prefill or settling pass is one event. Decode steps that follow each other within one commit
-    are one event: one step for each token of ``sampled`` that was not accepted from a draft.
+    are one event: one step for each token of ``sampled`` that was not accepted from a draft. Such
+    an event also releases the tokens that are certain by then, as ``TokensEmitted`` does.
 
     Attributes:
         input_hash: measured: ``keys.ids_hash`` of the token ids that the passes were given.
@@ -541,6 +542,9 @@ class CacheExtended(Event):
         logprobs: measured: the log-probability of each token of ``sampled``.
         drafted: measured: how many tokens of drafts the passes computed.
         accepted: measured: how many of these were drawn; only their KV is kept.
+        emitted: for decode steps: how many tokens of the answer were released, the first of those
+            that were not yet.
+        text: their text, as in ``TokensEmitted``.
     """
 
     kind: ClassVar[str] = "cache_extended"
@@ -556,6 +560,8 @@ class CacheExtended(Event):
     logprobs: tuple[float, ...] = private()
     drafted: int = natural(default=0)
     accepted: int = natural(default=0)
+    emitted: int = natural(default=0)
+    text: str = private(default="")
     duration_us: int = natural()
 
 
@@ -731,8 +737,10 @@ class BlockFileRemoved(Event):
 @attrs.frozen(kw_only=True)
 class TokensEmitted(Event):
     """
-    Tokens were released for delivery. Whether they arrive is not known. Text that may still become
-    a marker or a tool call waits until that is decided, and is delivered then.
+    Tokens were released for delivery: the first one of an answer, and what is left at its end. The
+    others are released with the decode steps that made them certain, see ``CacheExtended``. Whether
+    they arrive is not known. Text that may still become a marker or a tool call waits until that is
+    decided, and is delivered then.
 
     Attributes:
         first: how many tokens of the answer were released before.
@@ -1231,7 +1239,7 @@ class Recorded:
     Attributes:
         position: place among all events, from 1, without gaps.
         seq: place within its stream, from 1, without gaps.
-        event_id: makes an append idempotent.
+        event_id: a random id, which names the event in copies too.
         time_us: microseconds since 1970, for people to read; no decision depends on it.
     """
 

@@ -959,7 +959,11 @@ def _cache_extended(state: State, event: ev.CacheExtended) -> State:
     session = state.session(event.session)
     request = session.request
     if request is not None and event.sampled:
-        request = attrs.evolve(request, sampled=request.sampled + event.sampled)
+        request = attrs.evolve(
+            request,
+            sampled=request.sampled + event.sampled,
+            emitted=request.emitted + event.emitted,
+        )
     prewarm, prewarmed = session.prewarm, session.prewarmed_rows
     if prewarm is not None:
         computed = prewarm.computed_tokens + event.end - event.start

@@ -57,7 +57,7 @@ class ReadStore(MemoryStore):
         """See ``Store.head``."""
         return self._of.head()
 
-    def read(self, after: int = 0, *, stream: str | None = None) -> Iterator[Row]:
+    def read(self, after: int | None = None, *, stream: str | None = None) -> Iterator[Row]:
         """See ``Store.read``. Waits at the first row if the test has not allowed more."""
         for row in self._of.read(after, stream=stream):
             self.reading.set()

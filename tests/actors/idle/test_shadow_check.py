@@ -914,8 +914,8 @@ def test_a_request_that_is_served_when_a_check_differs_gets_the_bug(
     kinds = [row.kind for row in store.rows]
     at = kinds.index("invariant_violated")
     assert ["shadow_checked", "invariant_violated", "session_quarantined"] == kinds[at - 1 : at + 2]
-    assert "tokens_emitted" in kinds[:at]
-    assert "tokens_emitted" not in kinds[at:]
+    assert "cache_extended" in kinds[:at]
+    assert "cache_extended" not in kinds[at:]
     (found,) = replay(store.read()).findings
     assert ("INV-3", True, True) == (found.invariant, found.recorded, found.reproduced)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
 import pytest
+import structlog.testing
 import trio
 import trio.lowlevel
 import trio.testing
@@ -16,7 +18,7 @@ from cairn.actors.errors import CannotRecord
 from cairn.actors.requests.messages import Generate
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.server import Server
-from cairn.actors.threads.writer import JournalWriter, Stall, WriterDied
+from cairn.actors.threads.writer import LOG_WARNING_BYTES, JournalWriter, Stall, WriterDied
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked, StoreLost
@@ -83,6 +85,71 @@ async def test_observers_see_committed_events_in_order(nursery: trio.Nursery) ->
 
     assert list(range(1, 52)) == seen
     assert writer.committed == receipt == 51
+
+
+class Commits(MemoryStore):
+    """A store that counts its commits, beside a log whose size the test sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+        self.committed = threading.Event()
+        self.log = 0
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """See ``Store.append``."""
+        self.sizes.append(len(rows))
+        self.committed.set()
+        super().append(rows)
+
+    def log_bytes(self) -> int:
+        """See ``Store.log_bytes``."""
+        return self.log
+
+
+@pytest.mark.trio
+async def test_rows_of_one_step_are_one_commit(nursery: trio.Nursery) -> None:
+    """Rows that several tasks append before trio looks for events are committed together."""
+    store = Commits()
+    writer = JournalWriter(store)
+    sequencer = Sequencer(Ledger(clock()), writer)
+    await nursery.start(writer.run)
+    go = trio.Event()
+
+    async def append(name: str) -> None:
+        await go.wait()
+        receipt = sequencer.append(rejected(name))
+        assert not store.committed.wait(0.02)
+        await writer.wait_committed(receipt)
+
+    async with trio.open_nursery() as tasks:
+        for number in range(3):
+            tasks.start_soon(append, str(number))
+        await trio.testing.wait_all_tasks_blocked()
+        go.set()
+    assert [3] == store.sizes
+    sequencer.append(rejected("the last one, before the end"))
+    writer.close()
+    await writer.wait_all_committed()
+    assert 4 == len(store.rows)
+
+
+@pytest.mark.trio
+async def test_a_log_that_grows_is_reported(nursery: trio.Nursery) -> None:
+    """The operator is warned when the database's log is too large, once each time."""
+    store = Commits()
+    writer = JournalWriter(store)
+    sequencer = Sequencer(Ledger(clock()), writer)
+    await nursery.start(writer.run)
+    with structlog.testing.capture_logs() as logs:
+        for size in (1, LOG_WARNING_BYTES, LOG_WARNING_BYTES + 1, 2, LOG_WARNING_BYTES):
+            store.log = size
+            await writer.wait_committed(sequencer.append(rejected(str(size))))
+            assert size == writer.log_bytes
+    writer.close()
+    assert ["warning", "info", "warning"] == [one["log_level"] for one in logs]
+    assert 64 == logs[0]["mib"]
+    assert "`lsof`" in logs[0]["event"]
 
 
 @pytest.mark.trio

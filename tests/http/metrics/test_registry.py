@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from cairn.actors.requests.messages import Delays
 from cairn.http.app import create_app
 from cairn.http.metrics.registry import MetricsByTenant
 from cairn.journal.events import (
@@ -110,7 +111,7 @@ def shared(duration_us: int, request: str = "r1") -> BlocksRestored:
 
 
 def extended(
-    step: Any, duration_us: int, request: str | None = "r1", drafted: int = 0, accepted: int = 0
+    step: Any, duration_us: int, request: str | None = "r1", **counts: Any
 ) -> CacheExtended:
     """A pass is run."""
     return CacheExtended(
@@ -123,9 +124,8 @@ def extended(
         coverage=((1, 0, 64),),
         sampled=(),
         logprobs=(),
-        drafted=drafted,
-        accepted=accepted,
         duration_us=duration_us,
+        **counts,
     )
 
 
@@ -367,8 +367,8 @@ def test_prefill_is_summed_until_the_first_token():
         extended("prefill", 500_000),
         extended("decode", 256_000_000),
         emitted(1, 2),
-        extended("decode", 256_000_000, drafted=3, accepted=2),
-        emitted(3),
+        extended("decode", 256_000_000, drafted=3, accepted=2, emitted=2),
+        emitted(1),
         finished(),
     )
     name = "cairn_prefill_duration_seconds"
@@ -377,7 +377,7 @@ def test_prefill_is_summed_until_the_first_token():
         read(f"{name}_sum", path="continuation"),
     )
     assert 0 == read(f"{name}_count", path="new_session")
-    assert 3 == read("cairn_tokens_emitted_total")
+    assert 5 == read("cairn_tokens_emitted_total")
     assert 3 == read("cairn_draft_tokens_total")
     assert 2 == read("cairn_draft_tokens_accepted_total")
 
@@ -511,7 +511,14 @@ def test_gauges_are_read_at_the_scrape():
         return metrics.registry.get_sample_value(name, labels)
 
     assert 4 == read("cairn_scheduler_pool_in_use")
-    service.change(slabs=5, queued=9, sessions={"quarantined": 1})
+    delays = Delays(tokens=(1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 3), sum_s=0.5)
+    service.change(
+        slabs=5,
+        queued=9,
+        sessions={"quarantined": 1},
+        journal_log_bytes=4096,
+        gather_delays=delays,
+    )
     assert 5 == read("cairn_scheduler_pool_in_use")
     assert 8 == read("cairn_scheduler_pool_total")
     assert 400 == read("cairn_scheduler_pool_bytes", state="in_use")
@@ -529,6 +536,10 @@ def test_gauges_are_read_at_the_scrape():
     assert 6 == read("cairn_disk_blocks")
     assert 600 == read("cairn_disk_block_bytes")
     assert 77 == read("cairn_journal_position")
+    assert 4096 == read("cairn_journal_log_bytes")
+    gather = "cairn_journal_gather_seconds"
+    assert [2, 2, 5] == [read(f"{gather}_bucket", le=le) for le in ("0.005", "0.02", "+Inf")]
+    assert (5, 0.5) == (read(f"{gather}_count"), read(f"{gather}_sum"))
     assert 700 == read("cairn_prompt_characters_total", source="tokenizer")
     assert 7000 == read("cairn_prompt_characters_total", source="memory")
     assert 70 == read("cairn_prompt_memory_bytes")
@@ -593,6 +604,8 @@ async def test_scrape():
         "cairn_journal_position": "gauge",
         "cairn_journal_stalled": "gauge",
         "cairn_journal_checkpoint_info": "gauge",
+        "cairn_journal_log_bytes": "gauge",
+        "cairn_journal_gather_seconds": "histogram",
         "cairn_prompt_characters_total": "counter",
         "cairn_prompt_memory_bytes": "gauge",
     } == types

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import pytest
@@ -30,7 +30,7 @@ from cairn.journal.rows import store_sql
 from cairn.journal.rows.base import Base, base_of
 from cairn.journal.rows.codec import GENESIS, Row
 from cairn.journal.rows.store import MemoryStore, Store
-from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate, schema_revision
+from cairn.journal.rows.store_sql import SqlStore, Sync, journal_url, migrate, schema_revision
 from cairn.journal.rows.store_sql import sqlite_url as url_of_file
 from tests.support.journals import healthy, unrecorded
 from tests.support.postgres import Postgres, lossy_proxy
@@ -422,12 +422,12 @@ def test_a_file_that_is_another(tmp_path: Path, change: Callable[[Path], None]):
             opened.append(ROWS[7:8])
 
 
-def test_an_event_id_twice(url: str):
-    """An event id that the database already has makes the whole append fail."""
+def test_a_position_twice(url: str):
+    """A position that the database already has makes the whole append fail."""
     store = SqlStore.open(url)
     store.append(ROWS[:5])
     with pytest.raises(HeadMoved):
-        store.append([ROWS[5], attrs.evolve(ROWS[6], event_id=ROWS[2].event_id)])
+        store.append([ROWS[5], attrs.evolve(ROWS[6], position=ROWS[2].position)])
     assert ROWS[:5] == list(store.read())
     store.append(ROWS[5:])
     store.close()
@@ -459,7 +459,9 @@ def test_a_reader_beside_the_writer(url: str):
 
 
 @contextmanager
-def connected(url: str, **options: Any) -> Iterator[tuple[SqlStore, sqlite3.Connection]]:
+def connected(
+    url: str, *, sync: Sync = "full", **options: Any
+) -> Iterator[tuple[SqlStore, sqlite3.Connection]]:
     """A store on SQLite, and the connection that it made, with more options for that."""
     made: list[sqlite3.Connection] = []
     connect = sqlite3.connect
@@ -470,7 +472,7 @@ def connected(url: str, **options: Any) -> Iterator[tuple[SqlStore, sqlite3.Conn
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sqlite3, "connect", remember)
-        store = SqlStore.open(url)
+        store = SqlStore.open(url, sync=sync)
     with closing(store):
         yield store, made[-1]
 
@@ -788,6 +790,67 @@ def test_sqlite_is_set_for_durability(sqlite_url: str):
     with connected(sqlite_url) as (_, raw):
         assert [("wal",)] == raw.execute("PRAGMA journal_mode").fetchall()
         assert [(2,)] == raw.execute("PRAGMA synchronous").fetchall()
+        assert [(store_sql.PAGE_BYTES,)] == raw.execute("PRAGMA page_size").fetchall()
+
+
+def test_a_commit_that_the_operating_system_has(sqlite_url: str):
+    """With ``normal``, SQLite does not wait for the disk at each commit."""
+    with connected(sqlite_url, sync="normal") as (store, raw):
+        assert [(1,)] == raw.execute("PRAGMA synchronous").fetchall()
+        store.append(ROWS)
+        assert ROWS == list(store.read())
+
+
+def test_a_commit_that_postgresql_has(postgresql_url: str, monkeypatch: pytest.MonkeyPatch):
+    """With ``normal``, PostgreSQL does not wait for the disk; otherwise its own setting counts."""
+    with changing(postgresql_url) as connection:
+        name = sa.make_url(postgresql_url).database
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET synchronous_commit = on")
+    made, create = [], sa.create_engine
+
+    def remember(*arguments: Any, **given: Any) -> sa.Engine:
+        made.append(create(*arguments, **given))
+        return made[-1]
+
+    monkeypatch.setattr(sa, "create_engine", remember)
+    found = []
+    for sync in get_args(Sync):
+        with closing(SqlStore.open(postgresql_url, sync=sync)) as store:
+            store.append(ROWS)
+            assert ROWS == list(store.read())
+            with made[-1].connect() as same:
+                found.append(same.exec_driver_sql("SHOW synchronous_commit").scalar_one())
+    assert ["on", "off"] == found
+
+
+def test_the_log_is_cut_back(sqlite_url: str, monkeypatch: pytest.MonkeyPatch):
+    """
+    The log grows while a program reads in one transaction. After that it is cut back to its limit
+    by the next appends.
+    """
+    monkeypatch.setattr(store_sql, "LOG_BYTES", limit := 64 * 1024)
+    big = [attrs.evolve(row, public=b"x" * 40_000) for row in ROWS]
+    with closing(SqlStore.open(sqlite_url)) as store:
+        path = store_sql.sqlite_path(sqlite_url)
+        store.append(big[:1])
+        with closing(sqlite3.connect(path)) as reader:
+            reader.execute("BEGIN").execute("SELECT count(*) FROM events").fetchall()
+            for row in big[1:20]:
+                store.append([row])
+            grown = store.log_bytes()
+            assert grown > 10 * limit
+            assert path.with_name(f"{path.name}-wal").stat().st_size == grown
+        for row in big[20:22]:
+            store.append([row])
+        assert limit >= store.log_bytes() > 0
+        assert big[:22] == list(store.read())
+
+
+def test_no_log(url: str):
+    """A log that is not there has no bytes."""
+    store = SqlStore.open(url)
+    store.close()
+    assert 0 == store.log_bytes()
 
 
 def test_text_in_place_of_bytes(sqlite_url: str, tmp_path: Path):

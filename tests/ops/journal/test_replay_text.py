@@ -21,6 +21,7 @@ from cairn.ops.journal.replay_engine import DIFFERS, NOTHING, SAME, rerun
 from tests.support.in_process_server import ask, generate, local, serving
 from tests.support.journals import FINGERPRINT, TENANT, Builder, broken
 
+_EMITS = ev.TokensEmitted | ev.CacheExtended
 WHOLE, STOPPED, LEFT = "whole", "cut by a stop text", "left by its client"
 
 
@@ -82,10 +83,15 @@ def with_one_more(rows: list[Row], position: int, event: ev.Event) -> list[Row]:
     return again
 
 
-def last(rows: list[Row], session: str, kind: type[ev.Event]) -> int:
-    """Where the last event of a kind in a session is."""
-    stream = f"session/{session}"
-    return max(row.position for row in rows if (row.stream, row.kind) == (stream, kind.kind))
+def last_text(rows: list[Row], session: str) -> int:
+    """Where the last event of a session is that has text which was sent."""
+    return max(
+        row.position
+        for row in rows
+        if row.stream == f"session/{session}"
+        and isinstance(event := decode(row).event, _EMITS)
+        and event.text
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +105,7 @@ def test_the_text_is_that_of_the_tokens(rows: list[Row], session: str, reasons: 
     ended = [event for event in events if isinstance(event, ev.RequestFinished)]
 
     assert reasons == [event.finish_reason for event in ended]
-    assert "" != "".join(event.text for event in events if isinstance(event, ev.TokensEmitted))
+    assert "" != "".join(event.text for event in events if isinstance(event, _EMITS))
     assert SAME == rerun(rows, session, None)
 
 
@@ -121,22 +127,15 @@ def test_text_that_the_tokens_do_not_make_is_named(
     """
     Other text and more of it; less of it too, where nothing cut the answer. The text is not shown.
     """
-    stream = f"session/{session}"
-    position = max(
-        row.position
-        for row in rows
-        if row.stream == stream
-        and isinstance(event := decode(row).event, ev.TokensEmitted)
-        and event.text
-    )
+    position = last_text(rows, session)
 
     def change(event: ev.Event) -> ev.Event:
-        assert isinstance(event, ev.TokensEmitted)
+        assert isinstance(event, _EMITS)
         return attrs.evolve(event, text=text.format(event.text))
 
     assert DIFFERS == rerun(changed(rows, position, change), session, None)
     out = capsys.readouterr().out
-    kind = "tokens_emitted" if text else "request_finished"
+    kind = rows[position - 1].kind if text else "request_finished"
     assert f"({kind})\n  the text, the same for " in out
     assert "\0" not in out
 
@@ -146,12 +145,16 @@ def test_the_text_of_a_rejected_call_is_of_the_answer(
     rows: list[Row], capsys: pytest.CaptureFixture[str], beginning: str, code: int
 ) -> None:
     """The text of a rejected call is part of the answer. The text is not shown."""
-    position = last(rows, WHOLE, ev.TokensEmitted)
+    position = last_text(rows, WHOLE)
     emitted = decode(rows[position - 1]).event
-    assert isinstance(emitted, ev.TokensEmitted)
-    session, request, text = emitted.session, emitted.request, beginning + emitted.text
+    assert isinstance(emitted, _EMITS)
+    assert emitted.request is not None
     rejected = ev.CallRejected(
-        session=session, request=request, reason="truncated", text=text, detail="cut off"
+        session=WHOLE,
+        request=emitted.request,
+        reason="truncated",
+        text=beginning + emitted.text,
+        detail="cut off",
     )
 
     assert code == rerun(with_one_more(rows, position, rejected), WHOLE, None)
@@ -173,7 +176,8 @@ def test_other_bytes_are_named(
         assert isinstance(event, ev.BlockSealed | ev.SlabAcquired)
         return attrs.evolve(event, bytes=event.bytes + 1)
 
-    forged = changed(rows, last(rows, WHOLE, kind), change)
+    last = max(row.position for row in rows if row.kind == kind.kind and WHOLE in row.stream)
+    forged = changed(rows, last, change)
 
     assert DIFFERS == rerun(forged, WHOLE, None)
     assert f"\n  {what}: the journal has " in capsys.readouterr().out

@@ -21,7 +21,7 @@ import structlog
 import trio
 
 from cairn.actors.clock import clock
-from cairn.actors.errors import JournalFull
+from cairn.actors.errors import CannotRecord
 from cairn.actors.idle.activity import Activity
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, WriterDied
@@ -81,7 +81,7 @@ class Pruning:
             while True:
                 try:
                     await self.prune()
-                except (JournalError, JournalFull) as error:
+                except (JournalError, CannotRecord) as error:
                     log.warning("the journal was not pruned", fact=str(error))
                 await trio.sleep(DAY_S)
 

@@ -15,6 +15,7 @@ from cairn.actors.models.self_tests import StoredSelfTests
 from cairn.actors.models.startup import Starting
 from cairn.actors.requests.admission import Admission
 from cairn.actors.sequencer import Sequencer
+from cairn.actors.sessions.gathering import Gathering
 from cairn.actors.settings import BootRefused, Progress, Settings
 from cairn.actors.threads.engine import EngineThread
 from cairn.actors.threads.journal_stalls import Stalls
@@ -53,6 +54,7 @@ class Run:
         starting: with which the start can be given up.
         boot: the id of the run.
         earlier: the ids of earlier runs in this journal.
+        gathering: the decode passes that are not appended yet.
     """
 
     sequencer: Sequencer
@@ -69,6 +71,7 @@ class Run:
     boot: str
     earlier: Collection[str]
     progress: Progress
+    gathering: Gathering = attrs.field(factory=Gathering)
 
 
 async def load(run: Run, settings: Settings) -> StartedEngine:

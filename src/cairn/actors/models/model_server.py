@@ -37,6 +37,7 @@ from cairn.actors.requests.prepare import Preparer
 from cairn.actors.requests.replies import Replies, unless_dead
 from cairn.actors.requests.ticket import Prepared, Ticket, leave_together
 from cairn.actors.sequencer import Sequencer
+from cairn.actors.sessions.gathering import Gathering
 from cairn.actors.sessions.registry import Sessions
 from cairn.actors.statistics import statistics_of
 from cairn.actors.threads.engine import EngineThread
@@ -75,6 +76,7 @@ class ModelServer:
     activity: Activity
     agents: StoredAgents
     model: ModelFacts
+    gathering: Gathering
     _admission: Admission
     _stalls: Stalls
     _limits: Limits
@@ -94,6 +96,7 @@ class ModelServer:
             self.sequencer,
             self.writer,
             self.engine,
+            self.gathering,
             queued=sum(not ticket.accepted for ticket in self._tickets.values()),
             facts=self.model,
             encoder=self.preparer.encoder,

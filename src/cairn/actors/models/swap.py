@@ -157,7 +157,9 @@ class Models:
             now = server.statistics()
         else:
             held = run.agents.stored_turns.text_cache.bytes
-            now = statistics_of(run.sequencer, run.writer, run.engine, text_cache_bytes=held)
+            now = statistics_of(
+                run.sequencer, run.writer, run.engine, run.gathering, text_cache_bytes=held
+            )
         encoded, cached = self._gone_characters
         return attrs.evolve(
             now,

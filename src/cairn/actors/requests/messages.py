@@ -312,6 +312,25 @@ class ListedModel:
     facts: ServerFacts
 
 
+DELAYS_S = (0.0, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.05, 0.1)
+"""The upper bounds of the classes in which delays are counted."""
+
+
+@attrs.frozen(kw_only=True)
+class Delays:
+    """
+    How long tokens waited to be appended.
+
+    Attributes:
+        tokens: how many waited for at most each of ``DELAYS_S``, but longer than the one before,
+            and in the end how many waited for longer.
+        sum_s: of all delays, in seconds.
+    """
+
+    tokens: tuple[int, ...] = (0,) * (len(DELAYS_S) + 1)
+    sum_s: float = 0.0
+
+
 @attrs.frozen(kw_only=True)
 class Statistics:
     """
@@ -338,6 +357,8 @@ class Statistics:
         bugs: violations on record.
         admission_bug: the id of the bug that closed admission, if one did.
         journal_stall: why the journal cannot be written at the moment; None if it can.
+        journal_log_bytes: the size of the write-ahead log of the journal's database.
+        gather_delays: how long tokens waited to be appended to the journal.
     """
 
     sessions: dict[str, int]
@@ -368,3 +389,5 @@ class Statistics:
     bugs: int
     admission_bug: str | None
     journal_stall: StallReason | None
+    journal_log_bytes: int = 0
+    gather_delays: Delays = Delays()

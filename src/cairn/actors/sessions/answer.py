@@ -47,6 +47,8 @@ class Answer:
         self._append = append
         self._rows_of_texts = rows_of_texts
         self._waiting: list[Drawn] = []
+        self._certain = ""
+        self._certain_tokens = 0
         self._parts_sent: list[AnswerPart] = []
         self._taken = 0
         self._emitted = 0
@@ -62,14 +64,15 @@ class Answer:
 
     def take(self, drawn: Sequence[Drawn]) -> bool:
         """
-        Take in tokens and stream the text that is certain by now. True if the answer is complete.
+        Take in tokens, those after the end excepted. True if the answer is complete. ``release``
+        streams the text that is certain then.
         """
-        text, tokens = "", 0
         if self._ticket.prepared.max_tokens == 0:
             # The last pass of the prompt always draws a token, which is not part of this answer.
             self._reason = "length"
-            return True
         for one in drawn:
+            if self.ended:
+                break
             self._taken += 1
             if one.token in self._ends:
                 self._reason = "stop"
@@ -77,14 +80,12 @@ class Answer:
                 break
             self._waiting.append(one)
             piece = self._text.add(one.token)
-            text, tokens = text + piece.text, tokens + piece.tokens
+            self._certain += piece.text
+            self._certain_tokens += piece.tokens
             if piece.stopped:
                 self._reason, self._stop_text = "stop", piece.stop
-                break
-            if self._taken >= self._ticket.prepared.max_tokens:
+            elif self._taken >= self._ticket.prepared.max_tokens:
                 self._reason = "length"
-                break
-        self._release(text, tokens)
         return self.ended
 
     def finish(self) -> Message:
@@ -97,7 +98,9 @@ class Answer:
         rest = self._text.finish()
         if rest.stopped:
             self._reason, self._stop_text = "stop", rest.stop
-        self._release(rest.text, len(self._waiting))
+        self._certain += rest.text
+        self._certain_tokens = len(self._waiting)
+        self.release()
         last = self._parts.finish(complete=self._by_itself)
         self._send(last)
         ticket, session = self._ticket, self._path.session
@@ -153,19 +156,31 @@ class Answer:
             )
         )
 
-    def _release(self, text: str, tokens: int) -> None:
+    def release(self, record: Callable[[int, str], int] | None = None) -> None:
+        """
+        Stream the text that is certain by now.
+
+        Args:
+            record: appends the passes that made its last tokens, with how many tokens are released
+                and their text, and returns the receipt. None if these are on record.
+        """
+        text, tokens = self._certain, self._certain_tokens
+        self._certain, self._certain_tokens = "", 0
+        released, self._waiting = self._waiting[:tokens], self._waiting[tokens:]
+        if record is not None:
+            self._receipt = record(tokens, text)
+        elif text or tokens:
+            self._receipt = self._append(
+                ev.TokensEmitted(
+                    session=self._path.session,
+                    request=self._ticket.id,
+                    first=self._emitted,
+                    ids=tuple(one.token for one in released),
+                    text=text,
+                )
+            )
         if not text and not tokens:
             return
-        released, self._waiting = self._waiting[:tokens], self._waiting[tokens:]
-        self._receipt = self._append(
-            ev.TokensEmitted(
-                session=self._path.session,
-                request=self._ticket.id,
-                first=self._emitted,
-                ids=tuple(one.token for one in released),
-                text=text,
-            )
-        )
         self._emitted += len(released)
         with_infos = self._ticket.prepared.command.top_logprobs is not None
         infos = tuple(self._info(one) for one in released) if with_infos else ()

@@ -410,14 +410,21 @@ class SessionCache:
         if self.can_seal(key, rest[0]) and self._context.memory.has_room(rest[1] - rest[0]):
             await self.seal(key, *rest, prewarmed=True)
 
-    def decoded(self, batch: Sequence[PassReport], request: str) -> None:
+    def decoded(self, batch: Sequence[PassReport], request: str, emitted: int, text: str) -> int:
         """
-        Record decode passes that arrived together: one event for each run whose measurements follow
-        from each other.
+        Record decode passes that were gathered, and what is released with them: one event for each
+        run whose measurements follow from each other. Returns the receipt.
+
+        Args:
+            emitted: how many tokens are released.
+            text: their text.
         """
-        for run in runs(batch):
+        found = runs(batch)
+        events = []
+        for place, run in enumerate(found, 1):
             drawn = [one for report in run for one in report.all_drawn]
-            self.append(
+            last = place == len(found)
+            events.append(
                 ev.CacheExtended(
                     session=self.id,
                     request=request,
@@ -430,9 +437,12 @@ class SessionCache:
                     logprobs=tuple(one.logprob for one in drawn),
                     drafted=sum(report.drafted for report in run),
                     accepted=sum(len(report.accepted) for report in run),
+                    emitted=emitted if last else 0,
+                    text=text if last else "",
                     duration_us=sum(report.duration_us for report in run),
                 )
             )
+        return self.append(*events)
 
     async def rest(self, complete: bool) -> None:
         """

@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # it holds these and calls none of them
     from cairn.actors.idle.activity import Activity
     from cairn.actors.memory import Memory
     from cairn.actors.sequencer import Sequencer
+    from cairn.actors.sessions.gathering import Gathering
     from cairn.actors.sessions.next_prompt import NextPrompt
     from cairn.actors.threads.engine import EngineThread
     from cairn.engine.contract import Detokenizer, Tokenizer
@@ -31,6 +32,7 @@ class SessionContext:
         slab_idle_s: how long an idle session keeps a slab whose content is also in blocks.
         ttl_s: the TTL of conversations and blocks if a client sets none, in seconds.
         turns: the stored turns.
+        gathering: the decode passes that are not appended yet.
     """
 
     sequencer: Sequencer
@@ -46,3 +48,4 @@ class SessionContext:
     slab_idle_s: float
     ttl_s: int
     turns: Turns
+    gathering: Gathering

@@ -6,6 +6,7 @@ disconnects ends it at the next step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import attrs
@@ -16,6 +17,7 @@ from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.answer import Answer, into
 from cairn.actors.sessions.cache import SessionCache
 from cairn.actors.sessions.context import SessionContext
+from cairn.actors.sessions.gathering import GatheredPasses
 from cairn.actors.threads.engine import Decoding
 from cairn.engine.answer.parts import AnswerParts
 from cairn.engine.answer.text import AnswerText
@@ -171,7 +173,9 @@ class Generation:
             cache.append,
             cache.rows_of_texts,
         )
-        if not answer.take([first]):
+        complete = answer.take([first])
+        answer.release()
+        if not complete:
             decoding, reports = context.engine.decode(
                 _rows(cache.slab_id, self._draw()),
                 token=first.token,
@@ -191,24 +195,31 @@ class Generation:
         decoding: Decoding,
         reports: trio.MemoryReceiveChannel[PassReport | BaseException | None],
     ) -> None:
-        """Record passes and stream their tokens. Passes that arrive together are one batch."""
-        ended = False
+        """Record passes and stream their tokens. Passes that gather are one batch."""
+        passes = GatheredPasses(self.context.gathering, trio.current_time())
+        ended, failure = False, None
         try:
             while not ended:
                 batch: list[PassReport] = []
-                ended, failure = into(batch, await reports.receive())
-                while not ended:
-                    try:
-                        ended, failure = into(batch, reports.receive_nowait())
-                    except trio.WouldBlock:
-                        break
-                self.cache.decoded(batch, self.ticket.id)
+                with trio.move_on_at(passes.append_at):
+                    ended, failure = into(batch, await reports.receive())
+                    while not ended:
+                        try:
+                            ended, failure = into(batch, reports.receive_nowait())
+                        except trio.WouldBlock:
+                            break
+                now = trio.current_time()
+                if batch:
+                    passes.add(batch, now)
+                # Passes that ran when the answer ended are recorded too, and trimmed.
+                answer.take([one for report in batch for one in report.all_drawn])
+                over = ended or answer.ended or self.ticket.gone is not None
+                if passes.any and (over or passes.append_at <= now):
+                    gathered = passes.take(now)
+                    answer.release(partial(self.cache.decoded, gathered, self.ticket.id))
                 if failure is not None:
                     raise failure
-                if answer.ended:
-                    continue  # these passes ran when the answer ended; they are trimmed
-                drawn = [one for report in batch for one in report.all_drawn]
-                if answer.take(drawn) or self.ticket.gone is not None:
+                if over:
                     self.context.engine.stop(decoding)
         finally:
             if not ended:

@@ -2,8 +2,9 @@
 The journal writer: one thread that commits rows in groups and reports when they are committed.
 
 A receipt is a position: a reply that depends on it may be sent once ``committed`` has passed it.
-Rows that arrive during a commit share the next one, and so the cost of a sync to disk. If the
-writer dies, no reply may be sent any more, and the server stops once clients have got the error.
+Rows of tasks that run in the same step of trio share a commit, and so do those that arrive during
+one: they share the cost of a sync to disk. If the writer dies, no reply may be sent any more, and
+the server stops once clients have got the error.
 
 A full disk, a lock of another program, or a lost connection to a database does not kill the writer,
 but the last if it lasts. It keeps its rows and stalls: no reply is sent, requests that wait for a
@@ -39,6 +40,9 @@ log = structlog.get_logger("cairn")
 _PROBE_S = 1.0
 _LAST_WORDS_S = 2.0
 """How long clients have to get the error of their requests, once the writer has died."""
+
+LOG_WARNING_BYTES = 64 * 1024 * 1024
+"""The size of the database's own log at which the operator is warned."""
 
 
 @attrs.frozen
@@ -130,6 +134,7 @@ class JournalWriter:
         self._heads = heads
         self._head = Head(*store.head())
         self._inbox: queue.SimpleQueue[_Batch | _Lookup | None] = queue.SimpleQueue()
+        self._submitting: list[_Batch] = []
         self._committed = self._head.position
         self._submitted = self._committed
         self._moved = trio.lowlevel.ParkingLot()
@@ -140,6 +145,8 @@ class JournalWriter:
         self._over = False  # once the writer has died, and clients know
         self._closing = threading.Event()
         self._stall_observers: list[StallObserver] = []
+        self._log_bytes = store.log_bytes()
+        self._warned = False
 
     @property
     def committed(self) -> int:
@@ -170,6 +177,11 @@ class JournalWriter:
     def stall(self) -> StallReason | None:
         """Why the journal cannot be written now; None if it can."""
         return self._stall
+
+    @property
+    def log_bytes(self) -> int:
+        """The size of the database's own log after the last commit, see ``Store.log_bytes``."""
+        return self._log_bytes
 
     def observe(self, observer: Callable[[Recorded], None]) -> None:
         """Pass every event on to ``observer`` once it is committed, in order."""
@@ -208,7 +220,10 @@ class JournalWriter:
         """
         if self._over:
             raise WriterDied("the journal cannot be written") from self._failure
-        self._inbox.put(_Batch(tuple(rows), tuple(recorded), base))
+        if not self._submitting:
+            # Runs after all tasks that can run now.
+            trio.lowlevel.current_trio_token().run_sync_soon(self._hand_over)
+        self._submitting.append(_Batch(tuple(rows), tuple(recorded), base))
         self._submitted = rows[-1].position
         return self._submitted
 
@@ -274,7 +289,16 @@ class JournalWriter:
         Commit what was submitted, then end. If it cannot be stored now, the writer dies.
         """
         self._closing.set()
+        self._hand_over()
         self._inbox.put(None)
+
+    def _hand_over(self) -> None:
+        """Give the thread what was submitted: as one item, except that each base has its own."""
+        batches, self._submitting = self._submitting, []
+        for together in _apart(batches):
+            rows = tuple(row for batch in together for row in batch.rows)
+            recorded = tuple(one for batch in together for one in batch.recorded)
+            self._inbox.put(_Batch(rows, recorded, together[0].base))
 
     def _loop(self, token: trio.lowlevel.TrioToken) -> None:
         try:
@@ -285,7 +309,7 @@ class JournalWriter:
                     self._store_rows(rows, together[0].base, token)
                     if self._heads is not None:
                         self._heads.committed(Head(rows[-1].position, rows[-1].hash))
-                    token.run_sync_soon(self._announce, together)
+                    token.run_sync_soon(self._announce, together, self._store.log_bytes())
                 for lookup in lookups:
                     lookup.rows = self._found(lookup.positions)
                     token.run_sync_soon(self._moved.unpark_all)
@@ -357,14 +381,30 @@ class JournalWriter:
                 return batches, lookups, False
         return batches, lookups, True
 
-    def _announce(self, batches: list[_Batch]) -> None:
+    def _announce(self, batches: list[_Batch], log_bytes: int) -> None:
         last = batches[-1].rows[-1]
         self._head, self._committed = Head(last.position, last.hash), last.position
+        self._measured(log_bytes)
         self._moved.unpark_all()
         for batch in batches:
             for recorded in batch.recorded:
                 for observer in tuple(self._observers):
                     observer(recorded)
+
+    def _measured(self, log_bytes: int) -> None:
+        """Note the size of the database's own log, and warn once each time that it is too large."""
+        self._log_bytes = log_bytes
+        large = log_bytes >= LOG_WARNING_BYTES
+        if large and not self._warned:
+            log.warning(
+                "the journal's write-ahead log grows, because another program keeps reading the "
+                "journal in one transaction; end that program (`lsof` with the journal's file "
+                "lists those that have it open), and the log is cut back",
+                mib=log_bytes // (1024 * 1024),
+            )
+        elif self._warned and not large:
+            log.info("the journal's write-ahead log was cut back")
+        self._warned = large
 
     def _begin_stall(self, error: StoreUnready) -> None:
         """Note why the journal cannot be written now; it may have been another reason before."""

@@ -8,6 +8,7 @@ tokenising prompts is not an event. That, and the gauges, are read at each scrap
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import get_args
 
@@ -18,11 +19,18 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from cairn.actors.requests.messages import DELAYS_S, Delays
 from cairn.http.metrics.counters import counters_in
 from cairn.http.metrics.prefix_cache import ReuseMetrics
 from cairn.http.service import Server
@@ -149,6 +157,8 @@ class Metrics:
             case CacheExtended() if event.step == "prefill":
                 self._add_prefill(event.request, event.duration_us)
             case CacheExtended() if event.step == "decode":
+                self._tokens_emitted.inc(event.emitted)
+                self._observe_prefill(event.request or "")
                 self._drafted.inc(event.drafted)
                 self._accepted.inc(event.accepted)
             case CacheExtended() if event.session in self._prewarming:
@@ -394,6 +404,16 @@ class _ScrapeCollector(Collector):
             "reason",
             {reason: int(reason == now.journal_stall) for reason in get_args(StallReason)},
         )
+        yield _gauge(
+            "cairn_journal_log_bytes",
+            "Bytes of the write-ahead log of the journal's database",
+            now.journal_log_bytes,
+        )
+        yield _delays(
+            "cairn_journal_gather_seconds",
+            "Time for which tokens of answers waited to be appended to the journal together",
+            now.gather_delays,
+        )
         characters = CounterMetricFamily(
             "cairn_prompt_characters",
             "Characters of prompts, by the source of their token ids",
@@ -411,6 +431,14 @@ class _ScrapeCollector(Collector):
 
 def _gauge(name: str, help_text: str, value: int) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, help_text, value=value)
+
+
+def _delays(name: str, help_text: str, delays: Delays) -> HistogramMetricFamily:
+    counts = itertools.accumulate(delays.tokens)
+    bounds = (*map(floatToGoString, DELAYS_S), "+Inf")
+    return HistogramMetricFamily(
+        name, help_text, buckets=list(zip(bounds, counts, strict=True)), sum_value=delays.sum_s
+    )
 
 
 def _labelled(name: str, help_text: str, label: str, values: dict[str, int]) -> GaugeMetricFamily:

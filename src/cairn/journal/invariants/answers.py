@@ -20,6 +20,15 @@ def emitted(state: State, event: ev.TokensEmitted) -> Iterator[Violation]:
         yield broken("INV-7", "tokens emitted that no pass made", made, event.ids)
 
 
+def emitted_with(state: State, event: ev.CacheExtended) -> Iterator[Violation]:
+    """Only decode steps release tokens, and no more than they and the passes before have made."""
+    request, decodes = state.session(event.session).request, event.step == "decode"
+    left = len(request.sampled) - request.emitted if request is not None else 0
+    made = left + len(event.sampled) if decodes else 0
+    if event.emitted > made or (event.text and not decodes):
+        yield broken("INV-7", "tokens emitted that no pass made", f"<= {made}", event.emitted)
+
+
 def finished(state: State, event: ev.RequestFinished) -> Iterator[Violation]:
     request = state.session(event.session).request
     assert request is not None and request.path is not None

@@ -47,7 +47,7 @@ SENTENCES: dict[str, tuple[str, Scope]] = {
         "session",
     ),
     "INV-7": (
-        "a token emitted is explained: the pass that made it is committed at a lower position",
+        "a token emitted is explained: the pass that made it is committed with it, or before",
         "session",
     ),
     "INV-8": ("the hash chain holds", "server"),

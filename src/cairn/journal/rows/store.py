@@ -52,6 +52,12 @@ class Store(Protocol):
     def row(self, position: int) -> Row | None:
         """The row at a position; None if it was pruned or does not exist yet."""
 
+    def log_bytes(self) -> int:
+        """
+        The bytes of rows that are not where they will stay, because they are in a log of the
+        database first. It grows while another program keeps reading in one transaction.
+        """
+
     def close(self) -> None:
         """Close the store. Rows that were appended stay."""
 
@@ -65,8 +71,7 @@ class MemoryStore:
 
     def append(self, rows: Sequence[Row]) -> None:
         """See ``Store.append``."""
-        known = {row.event_id: row for row in self.rows}
-        new = [row for row in rows if known.get(row.event_id) != row]
+        new = [row for row in rows if self._at(row.position) != row]
         if not new:
             return
         if (new[0].position - 1, new[0].previous_hash) != self.head():
@@ -99,8 +104,15 @@ class MemoryStore:
 
     def row(self, position: int) -> Row | None:
         """See ``Store.row``."""
+        return self._at(position)
+
+    def _at(self, position: int) -> Row | None:
         place = position - self.rows[0].position if self.rows else -1
         return self.rows[place] if 0 <= place < len(self.rows) else None
+
+    def log_bytes(self) -> int:
+        """See ``Store.log_bytes``."""
+        return 0
 
     def close(self) -> None:
         """Does nothing."""

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import attrs
 import sqlalchemy as sa
@@ -57,6 +57,21 @@ CLAIM_TRIES = 50
 """
 How often the lock of a journal on PostgreSQL is tried, every tenth of a second: the database may
 take a moment to notice that a server was killed.
+"""
+
+PAGE_BYTES = 2048
+"""The page of a new SQLite journal. A commit writes whole pages, and most have few rows."""
+
+LOG_BYTES = 4 * 1024 * 1024
+"""
+The size at which SQLite writes its log into the file, and to which it cuts it back after that. It
+grows beyond that while a program keeps reading the journal in one transaction.
+"""
+
+Sync = Literal["full", "normal"]
+"""
+When rows count as committed: when they are on the disk, or when the operating system has them, so
+that the last ones may be lost if that fails.
 """
 
 _ROOM_BYTES = 64 * 1024  # the least that SQLite's shared memory and a few rows take
@@ -99,6 +114,8 @@ _STRANGE = "Cairn did not make it"
 metadata = sa.MetaData()
 """The tables, as the migrations make them."""
 _big = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # INTEGER is SQLite's row id
+# There is no index besides the key: one by stream would write a page for each row of each session
+# that answers. A reader of one stream reads all rows.
 _events = sa.Table(
     "events",
     metadata,
@@ -114,9 +131,6 @@ _events = sa.Table(
     sa.Column("private_digest", sa.Text, nullable=False),
     sa.Column("previous_hash", sa.Text, nullable=False),
     sa.Column("hash", sa.Text, nullable=False),
-    sa.UniqueConstraint("stream", "seq", name="events_stream_seq"),
-    sa.UniqueConstraint("event_id", name="events_event_id"),
-    sa.Index("events_stream_position", "stream", "position"),
 )
 _bases = sa.Table(
     "bases",
@@ -166,15 +180,17 @@ class SqlStore:
         self._file = file
         self._known_by = _known_by(file)
         self._schema_version: int | None = None
+        self._log = None if file is None else _log_of(file.resolve())
 
     @classmethod
-    def open(cls, url: str, *, read_only: bool = False) -> SqlStore:
+    def open(cls, url: str, *, read_only: bool = False, sync: Sync = "full") -> SqlStore:
         """
         Open an existing journal. Changes nothing in it, and runs no migration.
 
         Args:
             read_only: for every process except the server: can read while another process writes,
                 and cannot write.
+            sync: for a writer: see ``Sync``.
 
         Raises:
             StoreError: there is no journal, it is not a Cairn journal, its schema is not this
@@ -190,7 +206,7 @@ class SqlStore:
         revision = schema_revision(url)
         if revision != REVISION:
             raise StoreError(_other_revision(place, revision))
-        connection = _connected(parsed, mode="ro" if read_only else "rw")
+        connection = _connected(parsed, mode="ro" if read_only else "rw", sync=sync)
         return cls(connection, place, path)
 
     @property
@@ -279,8 +295,7 @@ class SqlStore:
         with _errors(self._place, "read"):
             free = self._free_pages()
             path = self._path()
-        log = path.with_name(f"{path.name}-wal")
-        return free > 0 or (log.exists() and log.stat().st_size > 0)
+        return free > 0 or _size(_log_of(path)) > 0
 
     def give_back(self) -> None:
         """
@@ -348,6 +363,10 @@ class SqlStore:
             raise StoreError(
                 f"Cannot shrink {self._place}: another program reads it. Wait for it, or end it."
             )
+
+    def log_bytes(self) -> int:
+        """See ``Store.log_bytes``."""
+        return 0 if self._log is None else _size(self._log)
 
     def time_at(self, position: int) -> int | None:
         """When the row at a position was written, in microseconds since 1970."""
@@ -574,6 +593,19 @@ def _file(url: sa.URL) -> Path | None:
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
+def _log_of(path: Path) -> Path:
+    """The write-ahead log of an SQLite file."""
+    return path.with_name(f"{path.name}-wal")
+
+
+def _size(path: Path) -> int:
+    """The size of a file; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def _make_private(path: Path) -> None:
     """
     Create a file that only its owner can read, whatever the umask. SQLite would use the default
@@ -602,24 +634,23 @@ def _place(url: sa.URL) -> str:
     return str(path) if path is not None else url.render_as_string(hide_password=True)
 
 
-def _connected(url: sa.URL, *, mode: str) -> sa.Connection:
+def _connected(url: sa.URL, *, mode: str, sync: Sync = "full") -> sa.Connection:
     place = _place(url)
     path = _file(url)
     try:
         if path is None:
             with _errors(place, "connect to"):
-                return _postgres(url, read_only=mode == "ro")
+                return _postgres(url, read_only=mode == "ro", sync=sync)
         with _errors(place, "open"):
             try:
-                return _sqlite(path, mode)
+                return _sqlite(path, mode, sync)
             except DBAPIError:
                 # A reader of a WAL database has to create files next to it. On a read-only medium
                 # no other process can write either, so it is safe to read without them, unless a
                 # log remains.
-                log = path.with_name(f"{path.name}-wal")
-                if mode != "ro" or (log.exists() and log.stat().st_size):
+                if mode != "ro" or _size(_log_of(path)):
                     raise
-                return _sqlite(path, "ro&immutable=1")
+                return _sqlite(path, "ro&immutable=1", sync)
     except ModuleNotFoundError as error:
         raise StoreError(
             f"{place} needs the package {error.name}; install the extra `postgres`."
@@ -628,7 +659,7 @@ def _connected(url: sa.URL, *, mode: str) -> sa.Connection:
         raise StoreError(f"{place}: Cairn supports only SQLite and PostgreSQL.") from error
 
 
-def _sqlite(path: Path, mode: str) -> sa.Connection:
+def _sqlite(path: Path, mode: str, sync: Sync) -> sa.Connection:
     address = f"{path.absolute().as_uri()}?mode={mode}"
 
     def connect() -> sqlite3.Connection:
@@ -637,8 +668,12 @@ def _sqlite(path: Path, mode: str) -> sa.Connection:
             address, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
         if mode.startswith("rw"):
+            made.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # has no effect on an existing file
             made.execute("PRAGMA journal_mode = WAL")
-            made.execute("PRAGMA synchronous = FULL")
+            made.execute(f"PRAGMA synchronous = {sync}")
+            ((page,),) = made.execute("PRAGMA page_size").fetchall()
+            made.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // page}").fetchall()
+            made.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}").fetchall()
             # Pruning a journal removes rows; their texts should not remain anywhere.
             made.execute("PRAGMA secure_delete = ON").fetchall()
         else:
@@ -655,7 +690,7 @@ def _sqlite(path: Path, mode: str) -> sa.Connection:
     return engine.connect()
 
 
-def _postgres(url: sa.URL, *, read_only: bool) -> sa.Connection:
+def _postgres(url: sa.URL, *, read_only: bool, sync: Sync) -> sa.Connection:
     asked = {name: value for name, value in _POSTGRES_CONNECT.items() if name not in url.query}
     engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=asked)
     if read_only:
@@ -667,7 +702,7 @@ def _postgres(url: sa.URL, *, read_only: bool) -> sa.Connection:
     @sa.event.listens_for(engine, "connect")
     def connected(raw: Any, _: object) -> None:
         try:
-            _claim(raw, _place(url), own)
+            _claim(raw, _place(url), own, sync)
         except BaseException:
             raw.close()
             raise
@@ -676,7 +711,7 @@ def _postgres(url: sa.URL, *, read_only: bool) -> sa.Connection:
     return engine.connect()
 
 
-def _claim(raw: Any, place: str, own: set[int]) -> None:
+def _claim(raw: Any, place: str, own: set[int], sync: Sync) -> None:
     """
     Take the lock of a journal on PostgreSQL, which its connection has until it ends.
 
@@ -688,8 +723,11 @@ def _claim(raw: Any, place: str, own: set[int]) -> None:
             lost.
         StoreError: another server's connection has it.
     """
+    settings = [*_POSTGRES_SESSION, f"SET lock_timeout = {int(BUSY_S * 1000)}"]
+    if sync == "normal":  # otherwise the setting of the database server counts
+        settings.append("SET synchronous_commit = off")
     with raw.cursor() as cursor:
-        for setting in (*_POSTGRES_SESSION, f"SET lock_timeout = {int(BUSY_S * 1000)}"):
+        for setting in settings:
             cursor.execute(setting)
         cursor.execute("SELECT oid::bigint FROM pg_namespace WHERE nspname = current_schema()")
         schema = cursor.fetchone()

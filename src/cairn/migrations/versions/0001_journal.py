@@ -24,10 +24,7 @@ def upgrade() -> None:
         sa.Column("private_digest", sa.Text, nullable=False),
         sa.Column("previous_hash", sa.Text, nullable=False),
         sa.Column("hash", sa.Text, nullable=False),
-        sa.UniqueConstraint("stream", "seq", name="events_stream_seq"),
-        sa.UniqueConstraint("event_id", name="events_event_id"),
     )
-    op.create_index("events_stream_position", "events", ["stream", "position"])
     # What replaces the rows that were pruned: one row at most.
     op.create_table(
         "bases",

@@ -129,8 +129,8 @@ def _journaled(fault: Fault, rows: Sequence[Row], report: Report, bug: Finding) 
     assert isinstance(event, ev.InvariantViolated)
     parts = (event.fingerprint, event.cairn_version, event.trace, event.expected, event.actual)
     emitted = any(
-        isinstance(one.event, ev.TokensEmitted)
-        and one.event.request == event.request
+        _emits(one.event)
+        and getattr(one.event, "request", None) == event.request
         and one.position > bug.position
         for one in events
     )
@@ -141,6 +141,12 @@ def _journaled(fault: Fault, rows: Sequence[Row], report: Report, bug: Finding) 
     elif not out:
         fact = f"row {record.position}, but its {fault.scope} stayed in service"
     return Check("journaled", all(parts) and out and not emitted, fact)
+
+
+def _emits(event: ev.Event) -> bool:
+    return isinstance(event, ev.TokensEmitted) or (
+        isinstance(event, ev.CacheExtended) and event.emitted > 0
+    )
 
 
 def _out_of_service(scope: Scope, report: Report, bug: Finding) -> bool:

@@ -536,6 +536,7 @@ class _Again:
                 _same("tokens that ran", event.input_hash, ids_hash(fed))
                 _same("coverage", event.coverage, report.coverage)
         self._text.drawn(event.sampled)
+        self._text.emitted(event.text)
 
 
 class _CutElsewhere(_Again):

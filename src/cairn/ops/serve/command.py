@@ -140,6 +140,13 @@ _option = partial(click.option, show_default=True)
     "journaled.",
 )
 @_option(
+    "--journal-sync",
+    type=click.Choice(["full", "normal"]),
+    default="full",
+    help="When a token may be sent: once its rows are on the disk, or once the operating system "
+    "has them; then the last of them are lost if that crashes or the power fails.",
+)
+@_option(
     "--block-tokens",
     type=click.IntRange(8, 4096),
     help="C, the tokens per block and per prefill pass. Default: 64 on a CPU, 256 on a GPU.",

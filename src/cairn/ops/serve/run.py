@@ -131,7 +131,7 @@ def run(options: dict[str, Any]) -> None:
         _warn(secret_warning(data_dir))
         if url.startswith("sqlite"):
             _warn(warning(sqlite_path(url), sqlite3.sqlite_version_info))
-        store = SqlStore.open(url)
+        store = SqlStore.open(url, sync=options["journal_sync"])
         if url.startswith("sqlite"):
             _warn(
                 readers_warning(sqlite_path(url))

@@ -77,6 +77,7 @@ def requests_of(recorded: Iterable[ev.Recorded]) -> list[Request]:
     ended: set[str] = set()
     places: dict[str, int] = {}
     answers: dict[str, tuple[int, ...]] = {}
+    waiting: dict[str, tuple[int, ...]] = {}  # tokens that were made and not released
     later: dict[str, tuple[tuple[int, ...], ...]] = {}
     rests: dict[str, tuple[int, bool]] = {}
     last: dict[str, str] = {}  # by session, the last request that it took
@@ -91,6 +92,11 @@ def requests_of(recorded: Iterable[ev.Recorded]) -> list[Request]:
                 last[event.session] = event.request
             case ev.TokensEmitted():
                 answers[event.request] = answers.get(event.request, ()) + event.ids
+                waiting[event.request] = waiting[event.request][len(event.ids) :]
+            case ev.CacheExtended(request=str() as request):
+                made = waiting.get(request, ()) + event.sampled
+                answers[request] = answers.get(request, ()) + made[: event.emitted]
+                waiting[request] = made[event.emitted :]
             case ev.PrewarmStarted() if event.session in last:
                 request = last[event.session]
                 said = prompts[request] + answers.get(request, ())

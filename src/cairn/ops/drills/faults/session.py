@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import attrs
 
+from cairn.engine.reports import PassReport
 from cairn.journal import events as ev
 from cairn.ops.drills.faults.damage import Damage, Method, wrap
 
@@ -54,21 +56,11 @@ async def sequence_gap(damage: Damage) -> None:
 
 async def event_out_of_order(damage: Damage) -> None:
     """A session reports a pass after reporting its result."""
-    _reported_late(damage, "prefill")
-
-
-async def emission_early(damage: Damage) -> None:
-    """Tokens are sent before the pass that made them is recorded."""
-    _reported_late(damage, "decode")
-
-
-def _reported_late(damage: Damage, step: ev.Step) -> None:
-    """Delay a session's reports of one kind of pass until after its next event."""
     held: list[ev.Event] = []
 
     def around(append: Method) -> Method:
         def appending(*events: ev.Event) -> Any:
-            passes = [e for e in events if isinstance(e, ev.CacheExtended) and e.step == step]
+            passes = [e for e in events if isinstance(e, ev.CacheExtended) and e.step == "prefill"]
             if passes:
                 damage.strike()
                 held.extend(passes)
@@ -84,6 +76,27 @@ def _reported_late(damage: Damage, step: ev.Step) -> None:
         return appending
 
     wrap(damage.actor.cache, "append", around)
+
+
+async def emission_early(damage: Damage) -> None:
+    """Tokens are sent before the pass that made them is recorded."""
+    cache = damage.actor.cache
+
+    def around(decoded: Method) -> Method:
+        def decoding(batch: Sequence[PassReport], request: str, emitted: int, text: str) -> Any:
+            damage.strike()
+            first = cache.request.emitted
+            drawn = (one.token for report in batch for one in report.all_drawn)
+            ids = (*cache.request.sampled, *drawn)[first : first + emitted]
+            sent = ev.TokensEmitted(
+                session=cache.id, request=request, first=first, ids=ids, text=text
+            )
+            cache.append(sent)
+            return decoded(batch, request, 0, "")
+
+        return decoding
+
+    wrap(cache, "decoded", around)
 
 
 async def session_dies(damage: Damage) -> None:
