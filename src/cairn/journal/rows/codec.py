@@ -34,6 +34,10 @@ _PRIVATE = {
     event.kind: tuple(f.name for f in attrs.fields(event) if f.metadata.get("private"))
     for event in ev.ALL_EVENTS
 }
+_PUBLIC = {
+    event.kind: {f.name for f in attrs.fields(event)} - set(_PRIVATE[event.kind])
+    for event in ev.ALL_EVENTS
+}
 _encoder = msgspec.json.Encoder()
 
 
@@ -161,6 +165,26 @@ def chain_fault(
     return None
 
 
+def _canonical(stored: bytes, names: set[str] | None) -> Payload:
+    """
+    The fields of a stored text, which is as ``encode`` writes it: no field is there twice, none is
+    missing, and none is unknown.
+
+    Args:
+        names: the fields; None if another version had others.
+
+    Raises:
+        msgspec.MsgspecError, ValueError: it is not.
+    """
+    payload = msgspec.json.decode(stored, type=Payload)
+    if names is not None and payload.keys() != names:
+        other = ", ".join(sorted(payload.keys() ^ names))
+        raise ValueError(f"fields that are missing, or that its kind does not have: {other}")
+    if _encoder.encode(payload) != stored:
+        raise ValueError("it is not in the form in which rows are written")
+    return payload
+
+
 def decode(row: Row) -> ev.Recorded:
     """
     The event of a row, brought up to the current version.
@@ -176,9 +200,10 @@ def decode(row: Row) -> ev.Recorded:
             "know; use the version that wrote the journal, or a newer one"
         )
     try:
-        payload = msgspec.json.decode(row.public)
+        current = row.version == event_type.version
+        payload = _canonical(row.public, _PUBLIC[row.kind] if current else None)
         if row.private is not None:
-            payload |= msgspec.json.decode(row.private)
+            payload |= _canonical(row.private, set(_PRIVATE[row.kind]) if current else None)
         for version in range(row.version, event_type.version):
             payload = UPCASTS[row.kind, version](payload)
         event = msgspec.convert(payload, event_type)
