@@ -70,7 +70,10 @@ UNBOUND: dict[str, dict[str, str]] = {
         "status": "of a request that no other row has",
         "code": "of a request that no other row has",
     },
-    "session_opened": {"group": _CLIENT},
+    "session_opened": {
+        "group": _CLIENT,
+        "named": "that it is named by its client, who names it again later",
+    },
     "request_received": {
         "protocol": _CLIENT,
         "group": _CLIENT,

@@ -63,8 +63,8 @@ def received(state: State, event: ev.RequestReceived) -> Iterator[Violation]:
         yield broken("INV-5", "admission is closed", state.admission_bug, event.request)
     chosen = paths.choose_session(state, paths.ask_of(event, request.chain))
     unnamed = event.session_name is None  # a session that is named exists by then
-    if session.named == unnamed:
-        yield broken("INV-4", "a session that is named, or not", session.named, event.session_name)
+    if unnamed and session.named:
+        yield broken("INV-4", "a named session serves a request of no name", session.id, None)
     fresh = unnamed and session.last is None and session.state is SessionState.COLD
     if chosen != session.id and not (chosen is None and fresh):
         yield broken("INV-4", "another session serves than the rules choose", chosen, session.id)
