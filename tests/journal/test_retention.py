@@ -33,7 +33,7 @@ from tests.journal.model import FP_A, TAPES, Driver, Talk, Violated, played, pro
 LONG_AGO = 0
 FAR = 2**60
 
-NAME_OF_FIELDS = "2d716307898db401"
+NAME_OF_FIELDS = "24ca5975aedce1cb"
 """A digest of the fields in version 10 of what a base holds."""
 
 

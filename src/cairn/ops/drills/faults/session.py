@@ -112,7 +112,7 @@ def _rewritten(event: ev.RequestFinished, tenant: str) -> ev.TurnStored:
         previous=None,
         created_s=0,
         question="[]",
-        answer='[{"said":{"text":"What nobody said."}}]',
+        answer='[{"said":{"text":"Something else."}}]',
         note="",
         texts={},
         texts_at={},
