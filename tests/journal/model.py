@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import random
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 
 from cairn.journal import events as ev
 from cairn.journal import paths
-from cairn.journal.keys import block_keys, ids_hash, part_hash, short_block_key
+from cairn.journal.keys import block_keys, fingerprint_of, ids_hash, part_hash, short_block_key
 from cairn.journal.ledger import Clock, Ledger, Outcome
 from cairn.journal.rows.codec import Row
 from cairn.journal.short_blocks import rest_to_seal, superseded
@@ -37,26 +38,15 @@ LAYERS = 3
 SLAB_BYTES = 1000
 BLOCK_BYTES = 10
 FILE_BYTES = 13
-CHUNKS = {"fp-a": 4, "fp-b": 3}
+_KV = {"decode_rows": 2, "context_tokens": 512, "kv_policy": "full"}
+FIELDS = {fingerprint_of(fields): fields for fields in ({"w": "a"} | _KV, {"w": "b"} | _KV)}
+FP_A, FP_B = FIELDS
+CHUNKS = {FP_A: 4, FP_B: 3}
 NOTES: tuple[ev.Event, ...] = (
     ev.OperatorActed(action="note", detail="nothing follows"),
     ev.JournalStalled(
         reason="disk_full", error="no room", rows_waiting=1, requests_refused=2, duration_us=3
     ),
-    ev.TurnForgotten(of_request="r1", tenant="t1"),
-    ev.AgentCreated(
-        agent="notes",
-        tenant="t1",
-        model="",
-        max_context=None,
-        persist=False,
-        created_s=1,
-        forked_from=None,
-        head=None,
-        system="Be brief.",
-        tools="[]",
-    ),
-    ev.AgentDeleted(agent="notes", tenant="t1"),
     ev.ModelLoadFailed(name="other", reason="no room"),
 )
 FAULTS: tuple[ev.FileFault, ...] = ("missing", "unreadable", "foreign", "digest")
@@ -78,6 +68,8 @@ def plain(state: State) -> dict[str, Any]:
     shown["faults"] = {bug: (f.position, f.event) for bug, f in state.faults.items()}
     for index in ("streams", "requests", "tips", "parts", "self_tests"):
         shown[index] = dict(shown[index].items())
+    for index in ("turns", "agents"):
+        shown[index] = {name: attrs.asdict(one) for name, one in shown[index].items()}
     return shown
 
 
@@ -110,6 +102,11 @@ def _plain_session(session: Session) -> dict[str, Any]:
     for name in ("request", "last", "prewarm", "slab"):
         held = shown[name]
         shown[name] = attrs.asdict(held, recurse=False) if held is not None else None
+    if (request := shown["request"]) is not None:
+        stored = request["stored"]
+        request["stored"] = attrs.asdict(stored) if stored is not None else None
+        request["texts"] = "".join(request["texts"])
+    shown["texts_at"] = dict(session.texts_at.items())
     shown["slab_ids"] = slab_ids(session, 0, session.canonical_tokens)
     return shown
 
@@ -132,6 +129,10 @@ class World:
         self.shadow: dict[str, Any] | None = None
         self.self_tests: dict[str, ev.Event] = {}
         self.admission_bug: str | None = None
+        self.tested: ev.SelfTestFinished | None = None
+        self.unstable_accepted = False
+        self.turns: dict[str, dict[str, Any]] = {}
+        self.agents: dict[str, dict[str, Any]] = {}
         # key of a block to the last two uses of it or of a chain that ended with it
         self.touched: dict[str, tuple[int, int | None]] = {}
         self.ended: list[str] = []  # sessions in the order in which their last turns ended
@@ -178,6 +179,11 @@ class World:
             "disk_budget": self.disk_budget,
             "self_tests": self.self_tests,
             "admission_bug": self.admission_bug,
+            "tested": self.tested,
+            "unstable_accepted": self.unstable_accepted,
+            "turns": self.turns,
+            "turns_pruned": False,
+            "agents": self.agents,
         }
 
     def take(self, recorded: ev.Recorded) -> None:
@@ -197,9 +203,11 @@ class World:
 
     def _server_started(self, event: ev.ServerStarted) -> None:
         self.boot, self.admission_bug = event.boot, None
+        self._model_load_failed(event)
 
     def _server_stopped(self, event: ev.Event) -> None:
         self.boot = None
+        self.agents = {name: agent for name, agent in self.agents.items() if agent["persist"]}
         self._model_unloaded(event)
 
     _server_lost = _server_stopped
@@ -211,6 +219,8 @@ class World:
             "min_cache_tokens state_blocks grain"
         )
         self.model = {name: getattr(event, name) for name in names.split()}
+        self.model["markers"] = tuple(event.fields.get("markers", ()))
+        self._model_load_failed(event)
 
     def _model_unloaded(self, event: ev.Event) -> None:
         self.model, self.slabs, self.disk_budget, self.shadow = None, [], 0, None
@@ -227,18 +237,29 @@ class World:
 
     def _self_test_finished(self, event: ev.SelfTestFinished) -> None:
         self.self_tests[event.base_fingerprint] = event
+        self.tested = event
 
-    def _operator_acted(self, event: ev.Event) -> None:
+    def _model_load_failed(self, event: ev.Event) -> None:
+        self.tested, self.unstable_accepted = None, False
+
+    def _operator_acted(self, event: ev.OperatorActed) -> None:
+        if event.action == "accept_unstable":
+            self.unstable_accepted = True
+
+    def _request_rejected(self, event: ev.Event) -> None:
         pass
 
-    _model_load_failed = _operator_acted
-    _request_rejected = _operator_acted
-    _shadow_skipped = _operator_acted
-    _journal_pruned = _operator_acted
-    _journal_stalled = _operator_acted
-    _turn_forgotten = _operator_acted
-    _agent_created = _operator_acted
-    _agent_deleted = _operator_acted
+    _shadow_skipped = _request_rejected
+    _journal_pruned = _request_rejected
+    _journal_stalled = _request_rejected
+    _turn_forgotten = _request_rejected
+
+    def _agent_created(self, event: ev.AgentCreated) -> None:
+        name = f"@{event.tenant}/agent/{event.agent}"
+        self.agents[name] = {"head": event.head, "persist": event.persist}
+
+    def _agent_deleted(self, event: ev.AgentDeleted) -> None:
+        del self.agents[f"@{event.tenant}/agent/{event.agent}"]
 
     def _session_opened(self, event: ev.SessionOpened) -> None:
         self.sessions[event.session] = {
@@ -266,6 +287,8 @@ class World:
             "previous_use": None,
             "ttl_s": None,
             "expires_us": None,
+            "texts_at": {},
+            "planned_done": None,
         }
 
     def _due(self, session: dict[str, Any], *others: int | None) -> int | None:
@@ -289,7 +312,10 @@ class World:
             "joined": None,
             "path": None,
             "row_checked": False,
+            "texts": "",
+            "stored": None,
         }
+        session["planned_done"] = None
         if session["last"] is not None:
             session["previous_use"] = session["last_used"]
         session["drafted_tokens"] //= 2
@@ -477,7 +503,7 @@ class World:
     def _block_spilled(self, event: ev.BlockSpilled) -> None:
         self.blocks[event.key]["file_bytes"] = event.bytes
 
-    _block_spill_failed = _operator_acted
+    _block_spill_failed = _request_rejected
 
     def _block_loaded(self, event: ev.BlockLoaded) -> None:
         before, _ = self.touched[event.key]
@@ -493,15 +519,26 @@ class World:
     def _tokens_emitted(self, event: ev.TokensEmitted) -> None:
         self._of(event)["state"] = "decoding"
         self._of(event)["request"]["emitted"] += len(event.ids)
+        self._of(event)["request"]["texts"] += event.text
 
     def _call_rejected(self, event: ev.CallRejected) -> None:
         assert "decoding" == self._of(event)["state"]
 
     def _turn_stored(self, event: ev.TurnStored) -> None:
-        assert self._of(event)["state"] in ("prefilling", "decoding")
+        session = self._of(event)
+        assert session["state"] in ("prefilling", "decoding")
+        turn = {"tenant": event.tenant, "agent": event.agent, "row": self.position}
+        session["request"]["stored"] = turn
+        if event.texts:
+            session["texts_at"][str(self.position)] = tuple(event.texts)
 
     def _request_finished(self, event: ev.RequestFinished) -> None:
         self._of(event)["state"] = "settling"
+        turn = self._of(event)["request"]["stored"]
+        if turn is not None:
+            self.turns[event.request] = turn
+            if event.session in self.agents and turn["agent"] is not None:
+                self.agents[event.session]["head"] = event.request
         self._end(event.session, event.answer_tokens)
 
     def _request_cancelled(self, event: ev.RequestCancelled) -> None:
@@ -543,10 +580,12 @@ class World:
         used = event.blocks_from_slab + event.blocks_from_pool
         self._use_in_part(session, keys[:used], event.partial_key)
 
-    def _prewarm_finished(self, event: ev.Event) -> None:
-        self._of(event)["prewarm"] = None
+    def _prewarm_finished(self, event: ev.PrewarmFinished) -> None:
+        self._of(event).update(prewarm=None, planned_done=True)
 
-    _prewarm_abandoned = _prewarm_finished
+    def _prewarm_abandoned(self, event: ev.PrewarmAbandoned) -> None:
+        done = {"quarantined": True, "render_failed": None, "bug": None}
+        self._of(event).update(prewarm=None, planned_done=done.get(event.reason, False))
 
     def _session_settled(self, event: ev.SessionSettled) -> None:
         self._of(event)["state"] = "idle"
@@ -1097,6 +1136,11 @@ def run_pass(
             rows.append(hash((past, salt, tuple(ids[: place + 1]), len(ids), decode)))
 
 
+def said(text: str) -> str:
+    """The parts of an answer that is all words."""
+    return json.dumps([{"said": {"text": text}}] if text else [])
+
+
 def cold_rows(fingerprint: str, ids: Sequence[int], *, any_cut: bool = False) -> list[int]:
     """Canonical KV: what a cold prefill computes."""
     rows: list[int] = []
@@ -1197,7 +1241,8 @@ class Driver:
         self.hurried: set[str] = set()
         self.foresees = False
         self.lives: tuple[int | None, ...] = (None, 0, 3600, 60)
-        self.fingerprint = "fp-a"
+        self.fingerprint = FP_A
+        self.texts: dict[str, str] = {}
         self._crashes = crashes
         self._reusable = reusable
         self.any_cut = any_cut
@@ -1259,7 +1304,7 @@ class Driver:
             if outcome.bug.invariant != "CRASH":
                 raise Violated(outcome)
 
-    def start(self, fingerprint: str = "fp-a") -> None:
+    def start(self, fingerprint: str = FP_A) -> None:
         """The server starts and loads a model."""
         self.fingerprint = fingerprint
         self.propose(
@@ -1271,10 +1316,23 @@ class Driver:
         """A model is loaded."""
         self.fingerprint = fingerprint
         self.propose(
+            ev.SelfTestFinished(
+                fingerprint=fingerprint,
+                base_fingerprint=fingerprint,
+                findings={"cold equals warm": True},
+                passed=True,
+                error_max=1e-7,
+                decode_shapes=(2,),
+                row_class=(),
+                row_class_reason="",
+                without_drafts="",
+                duration_us=5,
+                from_cache=False,
+            ),
             ev.ModelLoaded(
                 name="tiny",
                 fingerprint=fingerprint,
-                fields={"dtype": "float32"},
+                fields=FIELDS[fingerprint],
                 layers=LAYERS,
                 block_tokens=self.chunk,
                 decode_rows=2,
@@ -1293,19 +1351,6 @@ class Driver:
                 kv_sinks=0,
                 kv_window=0,
                 kv_rows=0,
-            ),
-            ev.SelfTestFinished(
-                fingerprint=fingerprint,
-                base_fingerprint=fingerprint,
-                findings={"cold equals warm": True},
-                passed=True,
-                error_max=1e-7,
-                decode_shapes=(4,),
-                row_class=(),
-                row_class_reason="",
-                without_drafts="",
-                duration_us=5,
-                from_cache=False,
             ),
         )
         self.find()
@@ -1727,6 +1772,7 @@ class Driver:
             if not self.releasable():
                 return False
             self.release(self.releasable()[0])
+        capacity_tokens = -(-capacity_tokens // self.chunk) * self.chunk
         slab = Slab(id=self._count("slab"), capacity_tokens=capacity_tokens)
         self.slabs[session] = slab
         self.propose(
@@ -2036,7 +2082,7 @@ class Driver:
                     previous=None,
                     created_s=1,
                     question="[]",
-                    answer="[]",
+                    answer=said(self.texts.get(request, "")),
                     note="nöte",
                     texts={"tools": "[]"},
                     texts_at={},
@@ -2065,9 +2111,11 @@ class Driver:
             yield from self._settle(session, talk.tenant)
 
     def _emit(self, session: str, request: str, first: int, ids: tuple[int, ...]) -> None:
+        text = "wörd "
         self.propose(
-            ev.TokensEmitted(session=session, request=request, first=first, ids=ids, text="wörd ")
+            ev.TokensEmitted(session=session, request=request, first=first, ids=ids, text=text)
         )
+        self.texts[request] = self.texts.get(request, "") + text
 
     def _cancel(
         self, session: str, request: str, tenant: str, stage: ev.CancelStage
@@ -2279,7 +2327,7 @@ class Driver:
             kinds = ("stopped", "lost") if self.state.requests else ("stopped", "lost", "unloaded")
             kind = self.tape.one_of(kinds)
             self.end_run(kind)
-            fingerprint = self.tape.one_of(("fp-a", "fp-a", "fp-b"))
+            fingerprint = self.tape.one_of((FP_A, FP_A, FP_B))
             if kind == "unloaded":
                 self.load_model(fingerprint)
             else:
@@ -2293,11 +2341,35 @@ class Driver:
         elif move == 35 and self.files:
             self.reject(self.tape.one_of(sorted(self.files)), self.tape.one_of(FAULTS))
         elif move == 31:
-            self.propose(self.tape.one_of(NOTES))
+            self.propose(self.tape.one_of((*NOTES, *self._of_agents(), *self._of_turns())))
         elif move >= 36 and self.check is not None:
             self.end_check(self.tape.one_of(("same", "same", "interrupted", "failed")))
         elif move >= 36 and self.checkable():
             self.begin_check(self.tape.one_of(self.checkable()))
+
+    def _of_agents(self) -> list[ev.Event]:
+        """What may become of the agent ``notes`` of tenant t1 now."""
+        if "@t1/agent/notes" in self.state.agents:
+            return [ev.AgentDeleted(agent="notes", tenant="t1")]
+        return [
+            ev.AgentCreated(
+                agent="notes",
+                tenant="t1",
+                model="",
+                max_context=None,
+                persist=self.tape.below(2) == 1,
+                created_s=1,
+                forked_from=None,
+                head=None,
+                system="Be brief.",
+                tools="[]",
+            )
+        ]
+
+    def _of_turns(self) -> list[ev.Event]:
+        """The deletions of the first stored turn."""
+        turns = sorted(self.state.turns.items())[:1]
+        return [ev.TurnForgotten(of_request=name, tenant=turn.tenant) for name, turn in turns]
 
     def _forget(self) -> None:
         resting = [

@@ -17,9 +17,9 @@ from cairn.journal.paths import RULES_VERSION, Reuse
 from cairn.journal.retention import NeededIds
 from cairn.journal.rows.base import base_of, forgotten, state_of
 from cairn.journal.state import Session
-from tests.journal.model import CHUNKS, LAYERS, Driver, Talk, Violated, rendered
+from tests.journal.model import CHUNKS, FP_A, LAYERS, Driver, Talk, Violated, rendered
 
-C = CHUNKS["fp-a"]
+C = CHUNKS[FP_A]
 HELLO = ("user", tuple(range(10, 10 + 2 * C)))
 SAID = ("assistant", (50, 51, 52))
 MORE = ("user", (60, 61))

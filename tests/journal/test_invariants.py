@@ -25,6 +25,8 @@ from tests.journal.model import (
     BLOCK_BYTES,
     CHUNKS,
     FILE_BYTES,
+    FP_A,
+    FP_B,
     LAYERS,
     Driver,
     Talk,
@@ -37,7 +39,7 @@ from tests.journal.model import (
 from tests.support.journals import Builder
 
 HISTORIES = Path(__file__).parents[1] / "histories"
-C = CHUNKS["fp-a"]
+C = CHUNKS[FP_A]
 SYSTEM = ("system", (30, 31, 32, 33, 34))
 HELLO = ("user", (10, 11, 12))
 OTHER = ("user", (18, 19, 18, 19, 18, 19))
@@ -620,7 +622,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         ),
         "more base parts than the last request had": but(Rec, _based, base_parts=99),
         "another tenant's request": but(Rec, tenant="t2"),
-        "another model's request": but(Rec, fingerprint="fp-b"),
+        "another model's request": but(Rec, fingerprint=FP_B),
         "a name that is not the session's": but(Rec, _fresh, session_name="s9"),
         "the chain of another session": but(Rec, _based, base_parts=0),
     },
@@ -743,7 +745,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "opened twice": instead(
             Sel,
             lambda d, e: ev.SessionOpened(
-                session=e.session, tenant="t1", fingerprint="fp-a", group=None, named=False
+                session=e.session, tenant="t1", fingerprint=FP_A, group=None, named=False
             ),
         ),
         "a request in two hands": instead(Rec, _two_faced),
@@ -1264,7 +1266,7 @@ def test_kv_past_the_end_of_its_slab():
         ev.ServerStarted(boot="boot-2", cairn_version="0", settings={}),
         ev.ServerStopped(boot="boot-0", reason="signal"),
         ev.ServerLost(boot="boot-0"),
-        ev.ModelUnloaded(fingerprint="fp-b", reason="-", active_bytes=0),
+        ev.ModelUnloaded(fingerprint=FP_B, reason="-", active_bytes=0),
         ev.BlockEvicted(
             key="never sealed", bytes=1, memory_blocks=0, memory_bytes=0, reason="space"
         ),
@@ -1280,7 +1282,7 @@ def test_kv_past_the_end_of_its_slab():
         ev.SessionClosed(session="missing", reason="-"),
         ev.ModelLoaded(
             name="second",
-            fingerprint="fp-b",
+            fingerprint=FP_B,
             fields={},
             layers=1,
             block_tokens=4,
@@ -1385,9 +1387,7 @@ def test_no_request_without_a_model():
     driver.end_run("unloaded")
     with pytest.raises(Violated) as caught:
         driver.propose(
-            ev.SessionOpened(
-                session="new", tenant="t1", fingerprint="fp-a", group=None, named=False
-            ),
+            ev.SessionOpened(session="new", tenant="t1", fingerprint=FP_A, group=None, named=False),
             attrs.evolve(request, session="new", session_name=None),
         )
 
@@ -1407,9 +1407,7 @@ def test_another_session_than_the_rules_choose():
     chain = driver.chain(following)
     with pytest.raises(Violated) as caught:
         driver.propose(
-            ev.SessionOpened(
-                session="new", tenant="t1", fingerprint="fp-a", group=None, named=False
-            ),
+            ev.SessionOpened(session="new", tenant="t1", fingerprint=FP_A, group=None, named=False),
             attrs.evolve(
                 received,
                 session="new",

@@ -13,10 +13,10 @@ from cairn.journal.errors import BugError
 from cairn.journal.ledger import Clock, Ledger, Outcome, broken_keys
 from cairn.journal.rows.codec import GENESIS, chain_fault
 from cairn.journal.state import EMPTY
-from tests.journal.model import TAPES, Driver, Talk, Violated, plain, played, profile
+from tests.journal.model import FP_A, TAPES, Driver, Talk, Violated, plain, played, profile
 
 NOTE = ev.OperatorActed(action="note", detail="-")
-OPEN = ev.SessionOpened(session="s1", tenant="t1", fingerprint="fp-a", group=None, named=False)
+OPEN = ev.SessionOpened(session="s1", tenant="t1", fingerprint=FP_A, group=None, named=False)
 SETTLED = ev.SessionSettled(session="s1", canonical_tokens=0, complete=True)
 
 

@@ -10,7 +10,7 @@ import pytest
 from cairn.journal import events as ev
 from cairn.journal.lifecycle import STEPS, SessionState, next_state, trigger
 from cairn.journal.state import Session
-from tests.journal.model import Driver, Talk, plain, played, tape
+from tests.journal.model import FP_A, Driver, Talk, plain, played, tape
 
 SAMPLES: dict[str, ev.Event] = {
     trigger(event): event
@@ -20,7 +20,7 @@ SAMPLES: dict[str, ev.Event] = {
             request="r9",
             protocol="openai",
             tenant="t1",
-            fingerprint="fp-a",
+            fingerprint=FP_A,
             session_name=None,
             group=None,
             cache_prompt=True,
@@ -176,7 +176,7 @@ SAMPLES: dict[str, ev.Event] = {
         ev.AdmissionClosed(session="s1", bug_id="b"),
     )
 }
-OPEN = ev.SessionOpened(session="s1", tenant="t1", fingerprint="fp-a", group=None, named=False)
+OPEN = ev.SessionOpened(session="s1", tenant="t1", fingerprint=FP_A, group=None, named=False)
 
 
 def at(session_state: SessionState) -> Driver:

@@ -18,10 +18,10 @@ from cairn.journal.rows.base import base_of, forgotten, state_of
 from cairn.journal.rows.codec import decode
 from cairn.journal.rows.store import MemoryStore
 from cairn.journal.state import CHILDREN, State, beginning
-from tests.journal.model import CHUNKS, Driver, Talk, rendered
+from tests.journal.model import CHUNKS, FP_A, FP_B, Driver, Talk, rendered
 from tests.journal.test_grain import broken, driver_of, last_path, partly, reused, talk
 
-C = CHUNKS["fp-a"]
+C = CHUNKS[FP_A]
 LONG = tuple(range(10, 10 + 3 * C))
 
 
@@ -94,7 +94,7 @@ def test_the_longest_beginning_is_taken():
     assert matched in (three[0], latest)
     driver.ask(say(LONG[0], 87, 87, 87, name="n4"))  # n3's own block was sealed after that match
     assert (driver.state.session("n3").slab_keys[0], 2) == partly(driver)
-    assert two[0] in driver.state.children[beginning("fp-a", "t1")]
+    assert two[0] in driver.state.children[beginning(FP_A, "t1")]
     driver.ask(say(LONG[0], 70, 91, 91, name="n5"))  # while these two have sealed nothing yet
     assert (two[0], 3) == partly(driver)
     driver.ask(say(LONG[0], 88, 88, 88, name="n6"))
@@ -105,7 +105,7 @@ def test_only_the_latest_blocks_are_compared():
     """However many conversations have the same beginning, a decision takes no longer."""
     driver = driver_of(blocks_kept=1000, pool_slabs=200)
     keys = first(driver, 5, 6, 7, 8, name="old")
-    state, name = driver.state, beginning("fp-a", "t1")
+    state, name = driver.state, beginning(FP_A, "t1")
     assert (keys[0],) == state.children[name]
     for word in range(CHILDREN - 1):
         first(driver, 5, 100 + word, 101, 102, name=f"n{word}")
@@ -125,7 +125,7 @@ def test_blocks_that_are_gone_make_room_for_others():
     keys = [first(driver, 5, word, 8, 9, name=f"n{word}")[0] for word in range(10, 13)]
     for key in keys[:2]:
         driver.evict(key)
-    name = beginning("fp-a", "t1")
+    name = beginning(FP_A, "t1")
     assert tuple(keys) == driver.state.children[name]
     more = first(driver, 5, 20, 8, 9, name="m")
     assert (keys[2], more[0]) == driver.state.children[name]
@@ -151,7 +151,7 @@ def test_matches_stay_within_the_tenant():
     first(driver, *LONG)
     driver.serve(say(*LONG, tenant="t2"))
     assert 0 == last_path(driver).reused_tokens
-    assert beginning("fp-a", "t1") != beginning("fp-a", "t2") != beginning("fp-b", "t2")
+    assert beginning(FP_A, "t1") != beginning(FP_A, "t2") != beginning(FP_B, "t2")
     driver.serve(say(*common(2), tenant="t2"))
     key = driver.state.session("s2").slab_keys[0]
     assert (key, 3) == partly(driver)

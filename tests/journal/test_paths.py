@@ -14,6 +14,8 @@ from cairn.journal import paths
 from cairn.journal.state import OpenRequest, Session, SessionId
 from tests.journal.model import (
     CHUNKS,
+    FP_A,
+    FP_B,
     TAPES,
     Driver,
     Talk,
@@ -146,7 +148,7 @@ def test_every_request_on_every_state_gets_the_models_decision(data: bytes):
             found = paths.select(state, state.session(held), request)
             assert decided(world, held, request) == attrs.asdict(found)
         fresh = Session(
-            id=SessionId("s?"), tenant=asked.tenant, fingerprint="fp-a", group=None, named=False
+            id=SessionId("s?"), tenant=asked.tenant, fingerprint=FP_A, group=None, named=False
         )
         world.sessions["s?"] = {
             **dict.fromkeys(("last", "slab")),
@@ -351,7 +353,7 @@ def _quarantined(driver: Driver) -> str | None:
 def _other_model(driver: Driver) -> str | None:
     driver.serve(talk(*PARTS))
     driver.end_run("stopped")
-    driver.start("fp-b")
+    driver.start(FP_B)
     return driver.ask(talk(*FOLLOWED))
 
 
@@ -512,7 +514,7 @@ def test_each_path_leaves_its_event(case: str):
     assert (session, reason) == (event.session, event.reason)
     assert ("continuation" if reason is None else "new_session") == event.path
     assert says == {name: getattr(event, name) for name in says}
-    assert (event.blocks_from_slab + event.blocks_from_pool) * CHUNKS["fp-a"] == event.reused_tokens
+    assert (event.blocks_from_slab + event.blocks_from_pool) * CHUNKS[FP_A] == event.reused_tokens
     driver.finish(event.session)
 
 
@@ -587,7 +589,7 @@ def test_a_chain_is_compared_only_within_its_tenant():
     assert None is paths.choose_session(driver.state, attrs.evolve(ask, tenant="t2"))
     request = _request(driver, talk(*FOLLOWED), 4)
     foreign = attrs.evolve(request, ask=attrs.evolve(request.ask, tenant="t2"))
-    fresh = Session(id=SessionId("x"), tenant="t2", fingerprint="fp-a", group=None, named=False)
+    fresh = Session(id=SessionId("x"), tenant="t2", fingerprint=FP_A, group=None, named=False)
     decision = paths.select(driver.state, fresh, foreign)
     assert ("cold_start", None) == (decision.reason, decision.nearest)
 
@@ -666,7 +668,7 @@ def test_the_last_prompt_token_is_always_run(tokens: int):
     event = path_of(driver, driver.ask(same))
 
     prompt = tokens + 2
-    assert (prompt - 1) // CHUNKS["fp-a"] == event.blocks_from_slab + event.blocks_from_pool
+    assert (prompt - 1) // CHUNKS[FP_A] == event.blocks_from_slab + event.blocks_from_pool
     assert event.reused_tokens < prompt
 
 

@@ -28,12 +28,12 @@ from cairn.journal.rows.base import (
 )
 from cairn.journal.rows.codec import Row, decode
 from cairn.journal.state import EMPTY, State
-from tests.journal.model import TAPES, Driver, Talk, Violated, played, profile, tape
+from tests.journal.model import FP_A, TAPES, Driver, Talk, Violated, played, profile, tape
 
 LONG_AGO = 0
 FAR = 2**60
 
-NAME_OF_FIELDS = "2d716307898db401"
+NAME_OF_FIELDS = "24ca5975aedce1cb"
 """A digest of the fields in version 10 of what a base holds."""
 
 
@@ -157,7 +157,7 @@ def retired(data: bytes) -> list[Row]:
 def without_effect(driver: Driver) -> None:
     """Events of sessions that break an invariant, so that their only effect is a violation."""
     opened = ev.SessionOpened(
-        session="missing", tenant="t1", fingerprint="fp-a", group=None, named=False
+        session="missing", tenant="t1", fingerprint=FP_A, group=None, named=False
     )
     refused(driver, opened, expected_seq=3)
     refused(driver, ev.SessionClosed(session="missing", reason="retention"))
@@ -437,7 +437,7 @@ def test_events_that_had_no_effect():
     """A session that was refused does not limit the cut, and cannot be closed."""
     driver = overlapping()
     opened = ev.SessionOpened(
-        session="missing", tenant="t1", fingerprint="fp-a", group=None, named=False
+        session="missing", tenant="t1", fingerprint=FP_A, group=None, named=False
     )
     refused(driver, opened, expected_seq=3)
     first, _ = driver.state.sessions
@@ -456,9 +456,7 @@ def test_a_violation_after_the_cut_keeps_its_contents():
     for name in (first, second):
         refused(
             driver,
-            ev.SessionOpened(
-                session=name, tenant="t1", fingerprint="fp-a", group=None, named=False
-            ),
+            ev.SessionOpened(session=name, tenant="t1", fingerprint=FP_A, group=None, named=False),
         )
     old, young = sorted(driver.state.faults.values(), key=lambda fault: fault.position)
     assert old.event.actual

@@ -17,11 +17,11 @@ from cairn.journal.replay import replay
 from cairn.journal.rows.store import MemoryStore
 from cairn.journal.short_blocks import rest_to_seal, superseded
 from cairn.journal.state import Block, SessionId
-from tests.journal.model import CHUNKS, SECRETS, Driver, rendered
+from tests.journal.model import CHUNKS, FP_A, SECRETS, Driver, rendered
 from tests.journal.test_grain import broken, driver_of, partly, reused, talk
 from tests.journal.test_partial import LONG, say
 
-C = CHUNKS["fp-a"]
+C = CHUNKS[FP_A]
 SAID = say(*LONG[: C + 1])
 
 
@@ -68,7 +68,7 @@ def test_what_is_in_a_short_block():
     assert 0 < block.tokens < 4
     assert ids[at:] == ids_of(block.ids)
     assert len(ids) // C == len(session.slab_keys)
-    of: dict[str, Any] = {"secret": SECRETS["t1"], "fingerprint": "fp-a", "tenant": "t1"}
+    of: dict[str, Any] = {"secret": SECRETS["t1"], "fingerprint": FP_A, "tenant": "t1"}
     assert block.key == short_block_key(**of, parent=block.parent, ids=ids[at:])
     (first,) = block_keys(**of, ids=ids[:C], block_tokens=C)
     assert first == short_block_key(**of, parent=None, ids=ids[:C]) == session.slab_keys[0]

@@ -36,7 +36,7 @@ from cairn.engine.reports import (
     rows_of,
 )
 from cairn.engine.row_class import RowClass
-from cairn.journal.keys import ids_hash
+from cairn.journal.keys import fingerprint_of, ids_hash
 
 NO_MODEL = Path("fake")
 """In place of a model's directory."""
@@ -46,7 +46,7 @@ TOKEN_BYTES = 4096
 ROWS = 4
 FACTS = ModelFacts(
     name="fake",
-    fingerprint="f" * 16,
+    fingerprint=fingerprint_of({"model": "fake"}),
     fields={"model": "fake"},
     layers=LAYERS,
     kv_token_bytes=TOKEN_BYTES,

@@ -17,14 +17,25 @@ import attrs
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.errors import BugError
-from cairn.journal.keys import block_keys, ids_hash, part_hash
+from cairn.journal.keys import block_keys, fingerprint_of, ids_hash, part_hash, tested_fields
 from cairn.journal.ledger import Clock, Ledger
 from cairn.journal.rows.codec import Row
 from cairn.journal.state import Model
 
 SECRET = b"a tenant's secret"
 TENANT = "tenant-1"
-FINGERPRINT = "f" * 32
+FIELDS = {
+    "weights": "w" * 8,
+    "scale": 0.1,
+    "name": "Grüße 🪨",
+    "block_tokens": 4,
+    "decode_rows": 2,
+    "context_tokens": 1024,
+    "kv_policy": "full",
+    "row_class": [],
+    "markers": ["<think>", "</think>"],
+}
+FINGERPRINT = fingerprint_of(FIELDS)
 CHUNK = 4
 CONTEXT = 1024
 LAYERS = 3
@@ -52,6 +63,50 @@ MODEL = Model(
     grain=4,
 )
 """A loaded model, for tests of the fold without a journal."""
+
+
+def model_loaded() -> ev.ModelLoaded:
+    """The builder's model is loaded."""
+    return ev.ModelLoaded(
+        name="tiny",
+        fingerprint=FINGERPRINT,
+        fields=FIELDS,
+        layers=LAYERS,
+        block_tokens=CHUNK,
+        decode_rows=2,
+        context_tokens=CONTEXT,
+        reusable=True,
+        pool_slabs=64,
+        pool_bytes=64 * SLAB_BYTES,
+        blocks_bytes=1 << 40,
+        blocks_max=0,
+        directory="",
+        adapter="",
+        dtype="",
+        kv_sinks=0,
+        kv_window=0,
+        kv_rows=0,
+        min_cache_tokens=0,
+        state_blocks=0,
+        grain=CHUNK,
+    )
+
+
+def self_test(*, passed: bool) -> ev.SelfTestFinished:
+    """The self-test of the builder's model."""
+    return ev.SelfTestFinished(
+        fingerprint=FINGERPRINT,
+        base_fingerprint=fingerprint_of(tested_fields(FIELDS)),
+        findings={"rows_do_not_matter": passed, "naive_differs": False},
+        passed=passed,
+        error_max=1e-7,
+        decode_shapes=(2,),
+        row_class=(),
+        row_class_reason="",
+        without_drafts="",
+        duration_us=5,
+        from_cache=False,
+    )
 
 
 class Builder:
@@ -95,30 +150,34 @@ class Builder:
         """The server starts and loads its model."""
         self.propose(
             ev.ServerStarted(boot="boot-1", cairn_version="0.0.test", settings={"port": 1}),
-            ev.ModelLoaded(
-                name="tiny",
-                fingerprint=FINGERPRINT,
-                fields={"weights": "w" * 8, "scale": 0.1, "name": "Grüße 🪨"},
-                layers=LAYERS,
-                block_tokens=CHUNK,
-                decode_rows=2,
-                context_tokens=CONTEXT,
-                reusable=True,
-                pool_slabs=64,
-                pool_bytes=64 * SLAB_BYTES,
-                blocks_bytes=1 << 40,
-                blocks_max=0,
-                directory="",
-                adapter="",
-                dtype="",
-                kv_sinks=0,
-                kv_window=0,
-                kv_rows=0,
-                min_cache_tokens=0,
-                state_blocks=0,
-                grain=CHUNK,
-            ),
+            model_loaded(),
         )
+
+    def keeping(self, **fields: Any) -> Callable[[ev.Event], ev.Event]:
+        """For ``turn``: the turn is stored, with these fields, by its agent if any."""
+        agent = fields.get("agent")
+
+        def wrong(event: ev.Event) -> ev.Event:
+            if agent is not None and isinstance(event, ev.SessionOpened):
+                return attrs.evolve(event, named=True)
+            if agent is not None and isinstance(event, ev.RequestReceived):
+                return attrs.evolve(event, session_name=event.session)
+            if isinstance(event, ev.RequestFinished):
+                turn = {
+                    "session": event.session,
+                    "request": event.request,
+                    "tenant": TENANT,
+                    "agent": None,
+                    "previous": None,
+                    "created_s": 1,
+                    "question": "[]",
+                    "answer": '[{"said":{"text":"a b"}}]',
+                    "note": "{}",
+                }
+                self.propose(ev.TurnStored(**{**turn, **fields}))
+            return event
+
+        return wrong
 
     def stop(self) -> None:
         """The server shuts down cleanly."""
@@ -554,3 +613,60 @@ def released(events: Iterable[ev.Event], request: str | None = None) -> tuple[st
             case _:
                 pass
     return text, tokens
+
+
+NOTES = "@tenant-1/agent/notes"
+"""The session of an agent of ``TENANT``."""
+
+
+def stored() -> list[Row]:
+    """
+    A server that stores turns: r1 and r2 of s1, of which r1 is deleted; r3 of the agent ``notes``,
+    whose history the agent ``copy`` begins with; and the operator accepted a failed self-test.
+    """
+    made = Builder()
+    made.start()
+    made.stop()
+    made.propose(
+        ev.ServerStarted(boot="boot-1", cairn_version="0.0.test", settings={"port": 1}),
+        self_test(passed=False),
+        ev.OperatorActed(action="accept_unstable", detail="rows_do_not_matter"),
+        model_loaded(),
+    )
+    text, prompt, answer = FIRST
+    keeps = made.keeping(question="[]", texts={"tools": "[]"}, texts_at={})
+    made.turn("s1", "r1", [text], prompt, answer, wrong=keeps)
+    row = next(recorded for recorded in made.rows if recorded.kind == "turn_stored").position
+    keeps = made.keeping(question="[2]", previous="r1", texts={}, texts_at={"tools": row})
+    made.turn("s1", "r2", [text, "An answer", "And?"], *SECOND, wrong=keeps)
+    made.propose(ev.TurnForgotten(of_request="r1", tenant=TENANT))
+    agent = ev.AgentCreated(
+        agent="notes",
+        tenant=TENANT,
+        model="",
+        max_context=None,
+        persist=True,
+        created_s=1,
+        forked_from=None,
+        head=None,
+        system="Be brief.",
+        tools="[]",
+    )
+    made.propose(agent)
+    keeps = made.keeping(agent="notes", texts={}, texts_at={})
+    made.turn(NOTES, "r3", ["Another"], range(40, 50), (51, 52), wrong=keeps)
+    prompt = (*range(40, 50), 51, 52, 60, 61, 62, 63)
+    keeps = made.keeping(agent="notes", previous="r3", texts={}, texts_at={})
+    made.turn(NOTES, "r4", ["Another", "Yes", "More"], prompt, (53, 54), wrong=keeps)
+    made.propose(attrs.evolve(agent, agent="copy", forked_from="notes", head="r4"))
+    made.propose(ev.AgentDeleted(agent="notes", tenant=TENANT))
+    made.propose(
+        ev.JournalStalled(
+            reason="disk_full", error="full", rows_waiting=1, requests_refused=2, duration_us=3
+        ),
+        ev.RequestRejected(request="r5", tenant=TENANT, status=400, code="too_long"),
+        ev.ModelUnloaded(fingerprint=FINGERPRINT, reason="-", active_bytes=7),
+    )
+    made.stop()
+    assert made.bug is None, made.bug
+    return made.rows

@@ -19,13 +19,10 @@ import attrs
 
 from cairn.journal import events as ev
 from cairn.journal.state import SessionId, State
-from cairn.journal.tenants import session_id
+from cairn.journal.tenants import AGENT_SESSIONS, agent_session
 from cairn.journal.turns import Place, Turns
 
 NAME_MAX: Final = 64
-
-SESSIONS: Final = "agent/"
-"""The prefix of the names of agents' sessions. No client may give another session such a name."""
 
 Status = Literal["hot", "warm", "cold"]
 
@@ -41,7 +38,7 @@ def is_agent_name(name: str) -> bool:
 
 def session_of(agent: str) -> str:
     """The name, within its tenant, of an agent's session."""
-    return f"{SESSIONS}{agent}"
+    return f"{AGENT_SESSIONS}{agent}"
 
 
 @attrs.frozen(kw_only=True)
@@ -72,7 +69,7 @@ class Agent:
     @property
     def session(self) -> str:
         """The id of the agent's session."""
-        return session_id(self.tenant, session_of(self.name))
+        return agent_session(self.tenant, self.name)
 
     def context(self, model_tokens: int) -> int:
         """

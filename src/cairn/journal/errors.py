@@ -92,7 +92,7 @@ class BugError(JournalError):
 
     Attributes:
         bug_id: what ``ops replay`` takes.
-        invariant: its name, ``INV-1`` to ``INV-8``, or ``CRASH``.
+        invariant: its name, ``INV-1`` to ``INV-9``, or ``CRASH``.
     """
 
     def __init__(self, bug_id: str, invariant: str, message: str) -> None:

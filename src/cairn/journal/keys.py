@@ -11,7 +11,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+_encoder = msgspec.json.Encoder(order="deterministic")
 
 
 def framed(fields: Iterable[bytes]) -> bytes:
@@ -41,6 +46,16 @@ def ids_of(packed: IdBytes) -> tuple[int, ...]:
 def ids_hash(ids: Sequence[int]) -> str:
     """A short name of a run of token ids, for comparing what ran with what should have run."""
     return hashlib.sha256(ids_bytes(ids)).hexdigest()[:32]
+
+
+def fingerprint_of(fields: Mapping[str, Any]) -> str:
+    """The hash that names the fields of a fingerprint, however they are ordered."""
+    return hashlib.sha256(_encoder.encode(fields)).hexdigest()[:16]
+
+
+def tested_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a fingerprint without ``row_class``, which the self-test finds."""
+    return {name: field for name, field in fields.items() if name != "row_class"}
 
 
 def block_keys(

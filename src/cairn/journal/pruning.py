@@ -27,6 +27,7 @@ from cairn.journal.rows.base import (
     forgotten,
     forgotten_faults,
     forgotten_ids,
+    forgotten_turns,
     loaded_of,
     with_ids,
 )
@@ -299,7 +300,9 @@ def _prove(
     faults = forgotten_faults(ledger.state.faults, base.position)
     # A block that no later row names as one of its conversation matches whole only, from here on.
     blocks = forgotten_ids(ledger.state.blocks, kept.blocks)
-    due = attrs.evolve(ledger.state, faults=faults, blocks=blocks)
+    turns = forgotten_turns(ledger.state.turns, base.position)
+    pruned = begins.turns_pruned
+    due = attrs.evolve(ledger.state, faults=faults, blocks=blocks, turns=turns, turns_pruned=pruned)
     broken = [found for found in report.findings if not found.recorded]
     what = broken[0].message if broken else None
     if what is None and (report.state != due or report.head != ledger.head):

@@ -26,12 +26,16 @@ from cairn.journal.checkpoints import Checkpoints
 from cairn.journal.gone_blocks import without_gone
 from cairn.journal.keys import IdBytes, framed, ids_bytes
 from cairn.journal.lifecycle import SessionState, next_state, trigger
+from cairn.journal.tenants import agent_session
 from cairn.journal.windows import SinkWindow
 
 SessionId = NewType("SessionId", str)
 Part = tuple[str, str]
 """(name of the part, its hash over all parts up to it)"""
 Pins = Map[SessionId, tuple[str, ...]]
+
+ACCEPTED_UNSTABLE = "accept_unstable"
+"""The action of an operator who serves a model that failed its self-test."""
 
 CHILDREN = 64
 """
@@ -42,7 +46,12 @@ thousands of conversations have the same beginning.
 
 @attrs.frozen(kw_only=True)
 class Model:
-    """What the state needs of a loaded model. See ``events.ModelLoaded``."""
+    """
+    What the state needs of a loaded model. See ``events.ModelLoaded``.
+
+    Attributes:
+        markers: the texts that divide its answers, from its fingerprint's fields.
+    """
 
     name: str
     fingerprint: str
@@ -61,6 +70,7 @@ class Model:
     min_cache_tokens: int
     state_blocks: int
     grain: int
+    markers: tuple[str, ...] = ()
 
     @property
     def checkpoints(self) -> Checkpoints | None:
@@ -118,6 +128,35 @@ class Turn:
 
 
 @attrs.frozen(kw_only=True)
+class StoredTurn:
+    """
+    Whose a stored turn is. Its texts are in the row.
+
+    Attributes:
+        agent: the name of its agent; None if it has none.
+        row: the row of ``turn_stored``.
+    """
+
+    tenant: str
+    agent: str | None
+    row: int
+
+
+@attrs.frozen(kw_only=True)
+class AgentHead:
+    """
+    An agent, by the id of its session.
+
+    Attributes:
+        head: the request of its last turn; None before the first.
+        persist: whether it outlives this run of the server.
+    """
+
+    head: str | None
+    persist: bool
+
+
+@attrs.frozen(kw_only=True)
 class OpenRequest:
     """
     The request that a session is serving.
@@ -129,6 +168,8 @@ class OpenRequest:
         joined: whose blocks it waits for, until its path is selected.
         path: the decision, once it is made.
         row_checked: whether the last row of the slab was computed again.
+        texts: the text that was released, in few pieces, see ``lengthened_texts``; private.
+        stored: the row of its ``turn_stored``; None before it, or if there is none.
     """
 
     ask: ev.RequestReceived
@@ -140,6 +181,8 @@ class OpenRequest:
     joined: ev.PrefixJoined | None = None
     path: ev.PathSelected | None = None
     row_checked: bool = False
+    texts: tuple[str, ...] = ()
+    stored: StoredTurn | None = None
 
     @property
     def sequence(self) -> tuple[int, ...]:
@@ -197,6 +240,9 @@ class Session:
         previous_use: position of the request before that; None if there was none.
         ttl_s: its TTL in seconds, from that request; None for no expiry.
         expires_us: when it expires, in microseconds since 1970; None for never.
+        texts_at: the rows of its turns that have texts of their own, each with their names.
+        planned_done: whether all that was planned was computed since the last answer; None if
+            nothing on record says so.
     """
 
     id: SessionId
@@ -222,6 +268,8 @@ class Session:
     previous_use: int | None = None
     ttl_s: int | None = None
     expires_us: int | None = None
+    texts_at: Map[str, tuple[str, ...]] = Map()
+    planned_done: bool | None = None
 
     @property
     def free(self) -> bool:
@@ -398,6 +446,12 @@ class State:
         self_tests: fingerprint without its row class to what its self-test found.
         shadow: the shadow check that is running, if any.
         disk_budget: the most bytes of block files in this run; 0 if none may be written.
+        tested: the last self-test since a run began or a model was loaded, which is that of the
+            next model; None if there was none.
+        unstable_accepted: whether the operator accepted since then that it failed.
+        turns: request to whose its stored turn is, deleted or not.
+        turns_pruned: whether stored turns were pruned, so that a row may name one of them.
+        agents: the agents, by the ids of their sessions.
     """
 
     position: int = 0
@@ -419,6 +473,11 @@ class State:
     shadow: Shadow | None = None
     disk_budget: int = 0
     admission_bug: str | None = None
+    tested: ev.SelfTestFinished | None = None
+    unstable_accepted: bool = False
+    turns: Map[str, StoredTurn] = Map()
+    turns_pruned: bool = False
+    agents: Map[str, AgentHead] = Map()
 
     def session(self, session: str) -> Session:
         """
@@ -485,25 +544,29 @@ def apply(state: State, recorded: ev.Recorded) -> State:
     event = recorded.event
     match event:
         case ev.ServerStarted():
-            return attrs.evolve(state, boot=event.boot, admission_bug=None)
+            return attrs.evolve(_untested(state), boot=event.boot, admission_bug=None)
         case ev.ServerStopped() | ev.ServerLost():
-            return _memory_gone(attrs.evolve(state, boot=None))
+            return _memory_gone(attrs.evolve(state, boot=None, agents=_persistent(state.agents)))
         case ev.ModelLoaded():
-            return attrs.evolve(state, model=_model(event))
+            return attrs.evolve(_untested(state), model=_model(event))
         case ev.ModelUnloaded():
             return _memory_gone(state)
         case ev.SelfTestFinished():
             tests = state.self_tests.set(event.base_fingerprint, event)
-            return attrs.evolve(state, self_tests=tests)
-        case (
-            ev.ModelLoadFailed()
-            | ev.OperatorActed()
-            | ev.JournalStalled()
-            | ev.RequestRejected()
-            | ev.TurnForgotten()
-            | ev.AgentCreated()
-            | ev.AgentDeleted()
-        ):
+            return attrs.evolve(state, self_tests=tests, tested=event)
+        case ev.ModelLoadFailed():
+            return _untested(state)
+        case ev.OperatorActed(action=action):
+            accepted = state.unstable_accepted or action == ACCEPTED_UNSTABLE
+            return attrs.evolve(state, unstable_accepted=accepted)
+        case ev.AgentCreated():
+            agent = AgentHead(head=event.head, persist=event.persist)
+            named = agent_session(event.tenant, event.agent)
+            return attrs.evolve(state, agents=state.agents.set(named, agent))
+        case ev.AgentDeleted():
+            named = agent_session(event.tenant, event.agent)
+            return attrs.evolve(state, agents=state.agents.delete(named))
+        case ev.JournalStalled() | ev.RequestRejected() | ev.TurnForgotten():
             return state  # only on record
         case ev.JournalPruned():
             return without_gone(state)
@@ -543,18 +606,23 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return _with_file(state, event.key, None)
         case ev.TokensEmitted():
             return _tokens_emitted(state, event)
-        case ev.CallRejected() | ev.TurnStored():
+        case ev.CallRejected():
             return _stepped(state, state.session(event.session), event)
+        case ev.TurnStored():
+            return _turn_stored(state, event)
         case ev.RequestFinished():
             session = state.session(event.session)
-            return _request_ended(_stepped(state, session, event), event.session, event)
+            state = _with_turn(_stepped(state, session, event), session)
+            return _request_ended(state, event.session, event)
         case ev.RequestCancelled():
             session = state.session(event.session)
             return _request_ended(_stepped(state, session, event), event.session, None)
         case ev.PrewarmStarted():
             return _prewarm_started(state, event)
         case ev.PrewarmFinished() | ev.PrewarmAbandoned():
-            return _stepped(state, state.session(event.session), event, prewarm=None)
+            done = planned_done(event)
+            session = state.session(event.session)
+            return _stepped(state, session, event, prewarm=None, planned_done=done)
         case ev.SessionSettled():
             return _session_settled(state, event)
         case ev.SessionClosed():
@@ -804,8 +872,9 @@ def _request_ended(state: State, session_id: str, finished: ev.RequestFinished |
 
 
 def _model(event: ev.ModelLoaded) -> Model:
-    names = [field.name for field in attrs.fields(Model)]
-    return Model(**{name: getattr(event, name) for name in names})
+    names = [field.name for field in attrs.fields(Model) if field.name != "markers"]
+    markers = tuple(map(str, event.fields.get("markers", ())))
+    return Model(**{name: getattr(event, name) for name in names}, markers=markers)
 
 
 # --- one function for each event ---------------------------------------------------------------
@@ -847,6 +916,7 @@ def _request_received(state: State, event: ev.RequestReceived) -> State:
         accepted_tokens=speculation.of_next_request(session.accepted_tokens),
         last_used=state.position,
         previous_use=session.last_used if session.last is not None else None,
+        planned_done=None,
         ttl_s=event.ttl_s,
         expires_us=_renewed(state, None, event.ttl_s),
     )
@@ -963,6 +1033,7 @@ def _cache_extended(state: State, event: ev.CacheExtended) -> State:
             request,
             sampled=request.sampled + event.sampled,
             emitted=request.emitted + event.emitted,
+            texts=lengthened_texts(request.texts, event.text),
         )
     prewarm, prewarmed = session.prewarm, session.prewarmed_rows
     if prewarm is not None:
@@ -1099,8 +1170,70 @@ def _with_file(state: State, key: str, file_bytes: int | None) -> State:
 def _tokens_emitted(state: State, event: ev.TokensEmitted) -> State:
     session = state.session(event.session)
     assert session.request is not None
-    request = attrs.evolve(session.request, emitted=session.request.emitted + len(event.ids))
+    request = attrs.evolve(
+        session.request,
+        emitted=session.request.emitted + len(event.ids),
+        texts=lengthened_texts(session.request.texts, event.text),
+    )
     return _stepped(state, session, event, request=request)
+
+
+def lengthened_texts(texts: tuple[str, ...], text: str) -> tuple[str, ...]:
+    """
+    Add text to a few pieces, each longer than those after it: adding takes time in proportion to
+    the text, however long the whole is.
+    """
+    while texts and len(texts[-1]) <= len(text):
+        text = texts[-1] + text
+        texts = texts[:-1]
+    return (*texts, text)
+
+
+def _turn_stored(state: State, event: ev.TurnStored) -> State:
+    session = state.session(event.session)
+    assert session.request is not None
+    turn = StoredTurn(tenant=event.tenant, agent=event.agent, row=state.position)
+    texts_at = session.texts_at
+    if event.texts:
+        texts_at = texts_at.set(str(state.position), tuple(event.texts))
+    request = attrs.evolve(session.request, stored=turn)
+    return _stepped(state, session, event, request=request, texts_at=texts_at)
+
+
+def _with_turn(state: State, session: Session) -> State:
+    """The turn of an answer that is complete is stored, and is the last one of its agent."""
+    request = session.request
+    if request is None or (turn := request.stored) is None:
+        return state
+    agents, agent = state.agents, state.agents.get(session.id)
+    if turn.agent is not None and agent is not None:
+        agents = agents.set(session.id, attrs.evolve(agent, head=request.ask.request))
+    turns = state.turns.set(request.ask.request, turn)
+    return attrs.evolve(state, turns=turns, agents=agents)
+
+
+def _persistent(agents: Map[str, AgentHead]) -> Map[str, AgentHead]:
+    for name, agent in agents.items():
+        if not agent.persist:
+            agents = agents.delete(name)
+    return agents
+
+
+def _untested(state: State) -> State:
+    """What was tested and accepted for a model is not for the next one."""
+    return attrs.evolve(state, tested=None, unstable_accepted=False)
+
+
+def planned_done(event: ev.PrewarmFinished | ev.PrewarmAbandoned) -> bool | None:
+    """
+    Whether all that was planned was computed when a prewarm ended; None if prompt and answer may be
+    computed then, or a bug ended it.
+    """
+    if isinstance(event, ev.PrewarmFinished):
+        return True
+    if event.reason in ("render_failed", "bug"):
+        return None
+    return event.reason == "quarantined"
 
 
 def _prewarm_started(state: State, event: ev.PrewarmStarted) -> State:

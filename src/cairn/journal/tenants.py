@@ -71,6 +71,15 @@ def session_tenant(session: str) -> str:
     return session.removeprefix(_MARK).partition(_END)[0]
 
 
+AGENT_SESSIONS: Final = "agent/"
+"""The prefix of the names of agents' sessions. No client may give another session such a name."""
+
+
+def agent_session(tenant: str, agent: str) -> str:
+    """The id of the session of an agent."""
+    return session_id(tenant, f"{AGENT_SESSIONS}{agent}")
+
+
 def session_name(session: str) -> str:
     """The name of a session within its tenant, from its id."""
     if not session.startswith(_MARK):

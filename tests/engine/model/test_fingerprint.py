@@ -18,8 +18,8 @@ from cairn.engine.model.fingerprint import (
     hash_files,
     hash_libraries,
     mlx_folders,
-    name_of,
 )
+from cairn.journal.keys import fingerprint_of
 
 FILES = {
     "model-00001-of-00002.safetensors": b"weights",
@@ -85,7 +85,7 @@ def fields(directory: Path, **changes: Any) -> Mapping[str, Any]:
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
     """The fields that differ, if the names do."""
-    assert name_of(one) != name_of(other)
+    assert fingerprint_of(one) != fingerprint_of(other)
     return {field for field in one if one[field] != other[field]}
 
 
@@ -95,18 +95,18 @@ def test_the_fields(directory: Path) -> None:
 
     assert set(found) == FIELDS
     assert found == fields(directory)
-    assert name_of(found) == name_of(fields(directory))
+    assert fingerprint_of(found) == fingerprint_of(fields(directory))
 
 
 @pytest.mark.parametrize("field", sorted(FIELDS))
 def test_every_field_changes_the_name(directory: Path, field: str) -> None:
     """A field with a different value, or without one, gives a different name."""
     found = dict(fields(directory))
-    expected = name_of(found)
+    expected = fingerprint_of(found)
 
-    assert expected != name_of({**found, field: "other"})
+    assert expected != fingerprint_of({**found, field: "other"})
     del found[field]
-    assert expected != name_of(found)
+    assert expected != fingerprint_of(found)
 
 
 def test_another_build_of_mlx_changes_the_name(
@@ -154,8 +154,8 @@ def test_a_name_is_pinned() -> None:
     """Names are pinned, because old journals have them; the order of fields does not count."""
     made = {"weights": "w", "device": {"name": "cpu", "memory": "1"}, "shards": 1, "blas": None}
 
-    assert "6a2ec87fd15e2ed4" == name_of(made)
-    assert name_of(made) == name_of(dict(reversed(made.items())))
+    assert "6a2ec87fd15e2ed4" == fingerprint_of(made)
+    assert fingerprint_of(made) == fingerprint_of(dict(reversed(made.items())))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_the_order_of_what_is_given_does_not_count(directory: Path) -> None:
         dtypes={"uint32": 4, "float32": 3},
     )
 
-    assert name_of(fields(directory)) == name_of(turned)
+    assert fingerprint_of(fields(directory)) == fingerprint_of(turned)
 
 
 @pytest.mark.parametrize("variable", STEERING)
@@ -200,15 +200,15 @@ def test_a_variable_that_steers_kernels(
     one = fields(directory)
 
     assert {variable: "1"} == one["environment"]
-    assert 3 == len({name_of(unset), name_of(empty), name_of(one)})
+    assert 3 == len({fingerprint_of(unset), fingerprint_of(empty), fingerprint_of(one)})
 
 
 def test_another_variable_is_not_in_it(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other variables do not change the name."""
-    before = name_of(fields(directory))
+    before = fingerprint_of(fields(directory))
     monkeypatch.setenv("CAIRN_TEST_STEERS_NOTHING", "1")
 
-    assert before == name_of(fields(directory))
+    assert before == fingerprint_of(fields(directory))
 
 
 @pytest.mark.parametrize(("package", "field"), [("mlx", "mlx"), ("mlx-lm", "mlx_lm")])
@@ -265,7 +265,7 @@ def test_the_system(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "release", lambda: "1")
     linux = fields(directory)
     monkeypatch.setattr(platform, "release", lambda: "2")
-    assert name_of(linux) == name_of(fields(directory))
+    assert fingerprint_of(linux) == fingerprint_of(fields(directory))
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     assert {"system"} == differing(linux, fields(directory))
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
@@ -297,10 +297,10 @@ def test_a_file_that_is_renamed(directory: Path) -> None:
 
 def test_a_file_that_is_none_of_the_models(directory: Path) -> None:
     """Files that are not read do not change the name."""
-    before = name_of(fields(directory))
+    before = fingerprint_of(fields(directory))
     (directory / "README.md").write_text("A model.", encoding="utf-8")
 
-    assert before == name_of(fields(directory))
+    assert before == fingerprint_of(fields(directory))
 
 
 def test_bytes_do_not_move_between_files(tmp_path: Path) -> None:

@@ -28,7 +28,10 @@ def test_all_holds(run, stored):
     assert 0 == result.exit_code
     assert "rows: 31\n" in result.stdout
     assert f"head: 31:{healthy()[-1].hash}\n" in result.stdout
-    assert "checked: INV-1 INV-2 INV-3 INV-4 INV-5 INV-6 INV-7 INV-8\nbroken: 0\n" in result.stdout
+    assert (
+        "checked: INV-1 INV-2 INV-3 INV-4 INV-5 INV-6 INV-7 INV-8 INV-9\nbroken: 0\n"
+        in result.stdout
+    )
     assert "" == result.stderr
 
 

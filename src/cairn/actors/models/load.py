@@ -26,7 +26,8 @@ from cairn.engine.reports import ModelFacts, PassShapes
 from cairn.engine.row_class import RowClass
 from cairn.journal import events as ev
 from cairn.journal.checkpoints import STATES_A_SLAB
-from cairn.journal.state import State
+from cairn.journal.keys import tested_fields
+from cairn.journal.state import ACCEPTED_UNSTABLE, State
 
 if TYPE_CHECKING:
     from cairn.engine.contract import StartedEngine
@@ -167,7 +168,7 @@ def start_on_mlx(settings: Settings, state: State, progress: Progress) -> Starte
         for facts, tested in _tests(started):
             if tested.passed and tested.row_class_late:
                 continue  # another start may have the time to find a cheaper class
-            stored.write(fingerprint.base_fields(facts.fields), _self_test(facts, tested))
+            stored.write(tested_fields(facts.fields), _self_test(facts, tested))
     return attrs.evolve(started, known=known)
 
 
@@ -225,7 +226,7 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: StartedEng
                 "it is served anyway, and --shadow-check would quarantine sessions for the "
                 "differences. Start without one of the two."
             )
-        sequencer.append(ev.OperatorActed(action="accept_unstable", detail=failed))
+        sequencer.append(ev.OperatorActed(action=ACCEPTED_UNSTABLE, detail=failed))
     sequencer.append(
         measured(
             ev.ModelLoaded,

@@ -65,6 +65,12 @@ class Markers:
         """The markers of thoughts and calls."""
         return tuple(text for text in (*(self.thinking or ()), *(self.calling or ())) if text)
 
+    @property
+    def all_texts(self) -> tuple[str, ...]:
+        """All texts that divide an answer, each once: markers and what is dropped."""
+        further = (text for edges in self.edges.values() for text, _ in edges)
+        return tuple(sorted({*self.texts, *self.dropped, *further} - {""}))
+
     def begins(self, prompt: str) -> str:
         """
         The state in which the answer to a rendered prompt begins.

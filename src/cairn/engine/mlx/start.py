@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from cairn.engine.answer.markers import markers_of
 from cairn.engine.contract import StartedEngine
 from cairn.engine.errors import ModelRefused
 from cairn.engine.machine.blas import loaded_blas
@@ -35,6 +36,7 @@ from cairn.engine.mlx.state import StateShape
 from cairn.engine.model import fingerprint
 from cairn.engine.reports import ModelFacts, PassShapes
 from cairn.journal.checkpoints import STATES_A_SLAB, Checkpoints
+from cairn.journal.keys import fingerprint_of
 from cairn.journal.windows import LEAST_CHUNKS, SinkWindow
 
 _MEASURING = "measuring the memory of its caches"
@@ -234,6 +236,8 @@ def _with_rows(
         loaded.refuse_changed()  # most likely a file was removed in the meantime
         raise
     loaded.refuse_changed()
+    # They decide what of an answer is shown.
+    fields["markers"] = list(markers_of(loaded.tokenizer).all_texts)
     engine = MlxEngine(
         loaded,
         decode_rows=rows,
@@ -263,7 +267,7 @@ def _with_rows(
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
     facts = ModelFacts(
         name=loaded.name,
-        fingerprint=fingerprint.name_of(fields),
+        fingerprint=fingerprint_of(fields),
         fields=fields,
         layers=len(loaded.shapes) or _layers_that_count(loaded),
         kv_token_bytes=token_bytes,

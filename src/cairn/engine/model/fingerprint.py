@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from blake3 import blake3
 
 from cairn.engine.machine.blas import loaded_blas
 from cairn.engine.model.file_names import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from cairn.journal.keys import fingerprint_of, tested_fields
 from cairn.journal.windows import SinkWindow
 
 ENGINE_VERSION = 1
@@ -56,7 +56,6 @@ _TEXT = (
     "*.py",
 )
 _LIBRARIES = ("core*.so", "lib/*.so*", "lib/*.dylib", "lib/*.metallib")
-_encoder = msgspec.json.Encoder(order="deterministic")
 
 Seen = frozenset[tuple[str, tuple[int, ...]]]
 """See ``seen``."""
@@ -130,17 +129,7 @@ def base_of(fields: Mapping[str, Any]) -> str:
     The hash of a fingerprint without ``row_class``, which the self-test finds: the name under which
     an earlier self-test is looked up.
     """
-    return name_of(base_fields(fields))
-
-
-def base_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a fingerprint without ``row_class``."""
-    return {name: field for name, field in fields.items() if name != "row_class"}
-
-
-def name_of(fields: Mapping[str, Any]) -> str:
-    """The hash that names a fingerprint."""
-    return hashlib.sha256(_encoder.encode(fields)).hexdigest()[:16]
+    return fingerprint_of(tested_fields(fields))
 
 
 def hash_files(

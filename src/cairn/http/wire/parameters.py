@@ -18,8 +18,8 @@ from cairn.engine.sampling import Sampling
 from cairn.engine.ttl import seconds_of
 from cairn.http.wire.checks import ClientError, JsonObject, check_count, check_known
 from cairn.http.wire.suggestions import meant
-from cairn.journal.agents import SESSIONS
 from cairn.journal.events import CacheMode
+from cairn.journal.tenants import AGENT_SESSIONS
 
 log = structlog.get_logger(__name__)
 
@@ -257,10 +257,10 @@ def _session_name(value: str | None) -> str | None:
         raise ClientError(
             f"session_id must be 1 to {NAME_MAX} printable characters", param="session_id"
         )
-    if value is not None and value.startswith(SESSIONS):
+    if value is not None and value.startswith(AGENT_SESSIONS):
         raise ClientError(
-            f"session_id must not begin with {SESSIONS!r}, which is reserved for agents; choose "
-            "another name, or use the agent: POST /v1/agents/ID/generate",
+            f"session_id must not begin with {AGENT_SESSIONS!r}, which is reserved for agents; "
+            "choose another name, or use the agent: POST /v1/agents/ID/generate",
             param="session_id",
         )
     return value

@@ -41,6 +41,13 @@ def finished(state: State, event: ev.RequestFinished) -> Iterator[Violation]:
             f"{request.emitted} to {len(request.sampled)}",
             event.answer_tokens,
         )
+    # Only its end token is not released, if it has one.
+    held = event.answer_tokens - request.emitted
+    if held > (event.finish_reason == "stop"):
+        yield broken("INV-7", "an answer that was not released as a whole", 0, held)
+    if event.answer_tokens > request.ask.max_tokens:
+        most = request.ask.max_tokens
+        yield broken("INV-7", "a longer answer than was asked for", most, event.answer_tokens)
     if event.prompt_tokens != len(request.prompt_ids):
         yield broken(
             "INV-7", "another prompt is billed", len(request.prompt_ids), event.prompt_tokens

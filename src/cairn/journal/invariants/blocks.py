@@ -9,7 +9,7 @@ from cairn.journal.invariants.memory import disk_measured, store_measured
 from cairn.journal.invariants.sentences import Violation, broken
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.shadow import answer_hash, others
-from cairn.journal.state import Block, State
+from cairn.journal.state import Block, SessionId, State
 
 
 def sealed(state: State, event: ev.BlockSealed) -> Iterator[Violation]:
@@ -112,6 +112,7 @@ def shadowed(state: State, event: ev.ShadowChecked) -> Iterator[Violation]:
             event.ids_expected,
         )
         return
+    yield from _of_the_answer(state, event)
     for other in others(state, event):
         if other.known:
             continue  # what is wrong with it is on record
@@ -130,6 +131,20 @@ def shadowed(state: State, event: ev.ShadowChecked) -> Iterator[Violation]:
             event.drawn_expected,
             event.drawn,
         )
+
+
+def _of_the_answer(state: State, event: ev.ShadowChecked) -> Iterator[Violation]:
+    """The check was of the whole prompt and answer, and says where it differed if it did."""
+    session = state.sessions.get(SessionId(event.of_session))
+    last = session.last if session is not None else None
+    found = (event.prompt_tokens, event.answer_tokens)
+    if last is not None and last.request == event.request and last.answer_ids:
+        due = (len(last.prompt_ids), len(last.answer_ids))
+        if found != due:
+            yield broken("INV-3", "a check of another prompt or answer", due, found)
+    same = event.drawn == event.drawn_expected
+    if same != (event.first_difference is None):
+        yield broken("INV-3", "a difference that is none", same, event.first_difference)
 
 
 def _same_digest(block: Block, digest: str) -> Iterator[Violation]:

@@ -318,3 +318,7 @@ def settled(state: State, event: ev.SessionSettled) -> Iterator[Violation]:
         )
     if (due := paths.canonical_end(state, session)) != event.canonical_tokens:
         yield broken("INV-1", "settled with KV that is not canonical", due, event.canonical_tokens)
+    # After a bug the session has no slab, and settles as it is.
+    done = session.planned_done
+    if session.slab is not None and done not in (None, event.complete):
+        yield broken("INV-1", "settled with more or less than was computed", done, event.complete)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from cairn.journal import events as ev
-from cairn.journal.invariants import answers, blocks, cache, decisions, memory
+from cairn.journal.invariants import answers, blocks, cache, decisions, memory, records
 from cairn.journal.invariants.sentences import Violation, broken
 from cairn.journal.lifecycle import illegal_steps
 from cairn.journal.state import State
@@ -21,8 +21,11 @@ def check(state: State, recorded: ev.Recorded) -> list[Violation]:
 
 
 CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation]], ...]] = {
-    ev.RequestReceived: (decisions.received,),  # type: ignore[dict-item]  # each takes its key
-    ev.PrefixJoined: (decisions.decided,),  # type: ignore[dict-item]  # likewise, down to the end
+    ev.ModelLoaded: (records.loaded,),  # type: ignore[dict-item]  # each takes its key
+    ev.SelfTestFinished: (records.tested,),  # type: ignore[dict-item]  # likewise, to the end
+    ev.SessionOpened: (decisions.opened,),  # type: ignore[dict-item]
+    ev.RequestReceived: (decisions.received,),  # type: ignore[dict-item]
+    ev.PrefixJoined: (decisions.decided,),  # type: ignore[dict-item]
     ev.PathSelected: (decisions.decided,),  # type: ignore[dict-item]
     ev.SlabAcquired: (memory.acquired,),  # type: ignore[dict-item]
     ev.SlabReleased: (memory.released,),  # type: ignore[dict-item]
@@ -38,6 +41,11 @@ CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation]
     ev.BlockFileRejected: (memory.rejected,),  # type: ignore[dict-item]
     ev.BlockFileRemoved: (memory.dropped,),  # type: ignore[dict-item]
     ev.TokensEmitted: (answers.emitted,),  # type: ignore[dict-item]
+    ev.CallRejected: (records.rejected,),  # type: ignore[dict-item]
+    ev.TurnStored: (records.stored,),  # type: ignore[dict-item]
+    ev.TurnForgotten: (records.forgotten,),  # type: ignore[dict-item]
+    ev.AgentCreated: (records.created,),  # type: ignore[dict-item]
+    ev.AgentDeleted: (records.deleted,),  # type: ignore[dict-item]
     ev.RequestFinished: (answers.finished,),  # type: ignore[dict-item]
     ev.PrewarmStarted: (decisions.prewarm_started,),  # type: ignore[dict-item]
     ev.PrewarmFinished: (decisions.prewarm_ended,),  # type: ignore[dict-item]

@@ -13,6 +13,13 @@ from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import State, opened_request, prewarmed
 
 
+def opened(state: State, event: ev.SessionOpened) -> Iterator[Violation]:
+    model = state.model
+    if model is not None and event.fingerprint != model.fingerprint:
+        due = model.fingerprint
+        yield broken("INV-4", "a session for another model", due, event.fingerprint)
+
+
 def received(state: State, event: ev.RequestReceived) -> Iterator[Violation]:
     session = state.session(event.session)
     last = session.last
@@ -38,6 +45,9 @@ def received(state: State, event: ev.RequestReceived) -> Iterator[Violation]:
         yield broken(
             "INV-4", "base keys of tokens that are not base tokens", keepable, event.base_keys
         )
+    if last is not None and event.base_tokens > len(last.prompt_ids):
+        most = len(last.prompt_ids)
+        yield broken("INV-4", "more base tokens than the prompt had", most, event.base_tokens)
     request = opened_request(session, event)
     if len(request.prompt_ids) != event.prompt_tokens:
         yield broken("INV-4", "another prompt", len(request.prompt_ids), event.prompt_tokens)
@@ -53,6 +63,8 @@ def received(state: State, event: ev.RequestReceived) -> Iterator[Violation]:
         yield broken("INV-5", "admission is closed", state.admission_bug, event.request)
     chosen = paths.choose_session(state, paths.ask_of(event, request.chain))
     unnamed = event.session_name is None  # a session that is named exists by then
+    if unnamed and session.named:
+        yield broken("INV-4", "a named session serves a request of no name", session.id, None)
     fresh = unnamed and session.last is None and session.state is SessionState.COLD
     if chosen != session.id and not (chosen is None and fresh):
         yield broken("INV-4", "another session serves than the rules choose", chosen, session.id)
@@ -93,6 +105,9 @@ def prewarm_started(state: State, event: ev.PrewarmStarted) -> Iterator[Violatio
     made, due = (len(prewarm.ids), len(prewarm.keys)), (event.tokens, event.tokens // chunk)
     if made != due or event.tokens % grain:
         yield broken("INV-4", "a prewarm of other tokens than recorded", due, made)
+    if event.base_tokens > len(last.sequence):
+        most = len(last.sequence)
+        yield broken("INV-4", "more base tokens than the turn had", most, event.base_tokens)
     # Base keys must cover base tokens only, and those of the prompt only.
     keepable = min(event.base_tokens, len(last.prompt_ids)) // chunk
     if event.base_keys > keepable:

@@ -6,14 +6,25 @@ from collections.abc import Iterator
 
 from cairn.journal import events as ev
 from cairn.journal.invariants.sentences import Violation, broken
-from cairn.journal.state import Slab, State
+from cairn.journal.state import Block, Model, Slab, State
 
 
 def acquired(state: State, event: ev.SlabAcquired) -> Iterator[Violation]:
     session = state.session(event.session)
     if session.slab is not None:
         yield broken("INV-5", "a second slab for one session", session.slab.id, event.slab)
+    if state.model is not None:
+        yield from _capacity(state.model, event.capacity_tokens)
     yield from opened(state, event)
+
+
+def _capacity(model: Model, capacity: int) -> Iterator[Violation]:
+    """A slab has full blocks, and no more than the context. A pass finds one that is too small."""
+    chunk = model.block_tokens
+    most = -(-model.context_tokens // chunk) * chunk
+    if capacity % chunk or capacity > most:
+        due = f"up to {most}, in blocks of {chunk}"
+        yield broken("INV-5", "a slab of a capacity that is never asked for", due, capacity)
 
 
 def opened(state: State, event: ev.SlabAcquired | ev.ShadowStarted) -> Iterator[Violation]:
@@ -67,9 +78,22 @@ def evicted(state: State, event: ev.BlockEvicted) -> Iterator[Violation]:
         yield broken("INV-5", "a pinned block evicted", "one that no session is working with", who)
     if block.bytes != event.bytes:
         yield broken("INV-5", "a block of another size", block.bytes, event.bytes)
+    possible = _removed_for(state, block)
+    if event.reason not in possible:
+        yield broken("INV-5", "a block evicted for no reason", sorted(possible), event.reason)
     yield from store_measured(
         state, blocks=state.pool.blocks - 1, size=state.pool.block_bytes - block.bytes, event=event
     )
+
+
+def _removed_for(state: State, block: Block) -> set[ev.RemovalReason]:
+    """Why a block may leave memory. A TTL may be that of a longer chain, so it is not looked up."""
+    possible: set[ev.RemovalReason] = {"space", "expired"}
+    if state.model is not None and state.model.kv_window:
+        possible.add("window")
+    if state.is_short(block):
+        possible.add("superseded")
+    return possible
 
 
 def store_measured(
@@ -97,6 +121,8 @@ def rejected(state: State, event: ev.BlockFileRejected) -> Iterator[Violation]:
 
 
 def dropped(state: State, event: ev.BlockFileRemoved) -> Iterator[Violation]:
+    if event.reason not in ("space", "expired"):
+        yield broken("INV-5", "a file removed for no reason", "space or expired", event.reason)
     size = state.blocks[event.key].file_bytes
     if size != event.bytes:
         yield broken(

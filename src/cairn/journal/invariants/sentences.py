@@ -51,6 +51,13 @@ SENTENCES: dict[str, tuple[str, Scope]] = {
         "session",
     ),
     "INV-8": ("the hash chain holds", "server"),
+    "INV-9": (
+        (
+            "what people read is what was computed: a stored turn is that of its request, and a "
+            "model is the one that its fingerprint names"
+        ),
+        "session",
+    ),
 }
 """
 Each invariant: what holds, and what a violation takes out of service in addition to the request.

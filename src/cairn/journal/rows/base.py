@@ -29,7 +29,7 @@ from cairn.journal import events as ev
 from cairn.journal.errors import UnknownEvent
 from cairn.journal.keys import ID_BYTES
 from cairn.journal.retention import NeededIds
-from cairn.journal.state import Block, Fault, State
+from cairn.journal.state import Block, Fault, State, StoredTurn
 
 VERSION = 1
 """The version of what ``Base.state`` holds."""
@@ -190,6 +190,7 @@ def forgotten(state: State, kept: NeededIds) -> State:
             # A cut leaves none open. If one were, its texts would be no less private.
             request = attrs.evolve(
                 request,
+                texts=(),
                 ask=attrs.evolve(request.ask, new_ids=(), grammar=None),
                 prompt_ids=(),
                 sampled=(),
@@ -204,7 +205,17 @@ def forgotten(state: State, kept: NeededIds) -> State:
         sessions=sessions,
         faults=forgotten_faults(state.faults, state.position),
         blocks=forgotten_ids(state.blocks, kept.blocks),
+        turns=forgotten_turns(state.turns, state.position),
+        turns_pruned=state.turns_pruned or len(state.turns) > 0,
     )
+
+
+def forgotten_turns(turns: Map[str, StoredTurn], position: int) -> Map[str, StoredTurn]:
+    """The stored turns after ``position``. The others are looked up no more."""
+    for request, turn in turns.items():
+        if turn.row <= position:
+            turns = turns.delete(request)
+    return turns
 
 
 def forgotten_ids(blocks: Map[str, Block], kept: Mapping[str, int]) -> Map[str, Block]:

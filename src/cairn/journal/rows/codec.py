@@ -35,6 +35,10 @@ _PRIVATE = {
     event.kind: tuple(f.name for f in attrs.fields(event) if f.metadata.get("private"))
     for event in ev.ALL_EVENTS
 }
+_PUBLIC = {
+    event.kind: {f.name for f in attrs.fields(event)} - set(_PRIVATE[event.kind])
+    for event in ev.ALL_EVENTS
+}
 _encoder = msgspec.json.Encoder()
 _TYPES: Mapping[str, tuple[type, str]] = {
     **dict.fromkeys(("position", "seq", "version", "time_us"), (int, "an integer")),
@@ -240,11 +244,24 @@ def unique(pairs: list[tuple[str, object]]) -> Payload:
     return dict(pairs)
 
 
-def _read_payload(stored: bytes) -> Payload:
-    payload: Payload = msgspec.json.decode(stored)
-    # As Cairn writes it, it has no key twice, and does not have to be looked at again.
+def _canonical(stored: bytes, names: set[str] | None) -> Payload:
+    """
+    The fields of a stored text, which is as ``encode`` writes it: no field is there twice, none is
+    missing, and none is unknown.
+
+    Args:
+        names: the fields; None if another version had others.
+
+    Raises:
+        msgspec.MsgspecError, ValueError: it is not.
+    """
+    payload = msgspec.json.decode(stored, type=Payload)
+    if names is not None and payload.keys() != names:
+        other = ", ".join(sorted(payload.keys() ^ names))
+        raise ValueError(f"fields that are missing, or that its kind does not have: {other}")
     if _encoder.encode(payload) != stored:
         json.loads(stored, object_pairs_hook=unique)
+        raise ValueError("it is not in the form in which rows are written")
     return payload
 
 
@@ -265,9 +282,10 @@ def decode(row: Row) -> ev.Recorded:
             "know; use the version that wrote the journal, or a newer one"
         )
     try:
-        payload = _read_payload(row.public)
+        current = row.version == event_type.version
+        payload = _canonical(row.public, _PUBLIC[row.kind] if current else None)
         if row.private is not None:
-            hidden = _read_payload(row.private)
+            hidden = _canonical(row.private, set(_PRIVATE[row.kind]) if current else None)
             if payload.keys() & hidden.keys():
                 raise ValueError("a field is both public and private")
             payload |= hidden

@@ -153,6 +153,12 @@ _ALL = (
         "Tokens are sent before the pass that made them is recorded.",
         session_faults.emission_early,
     ),
+    _running(
+        "answer-rewritten",
+        "INV-9",
+        "A session stores another answer than it released.",
+        session_faults.answer_rewritten,
+    ),
     Drill(
         name="file-flipped",
         invariant="WORLD",

@@ -17,7 +17,6 @@ import attrs
 import click
 
 from cairn.journal import events as ev
-from cairn.journal.agents import SESSIONS
 from cairn.journal.errors import DamagedRow, StoreError, UnknownEvent
 from cairn.journal.replay import Finding, Report
 from cairn.journal.replay import replay as fold
@@ -26,7 +25,7 @@ from cairn.journal.rows.codec import Row, decode, shown
 from cairn.journal.rows.export import require_complete
 from cairn.journal.state import Session, State
 from cairn.journal.stories import bug_story, findings_of, pruned_names, request_stories
-from cairn.journal.tenants import session_name
+from cairn.journal.tenants import AGENT_SESSIONS, session_name
 from cairn.ops.common.locations import (
     Source,
     example,
@@ -181,7 +180,7 @@ def meant(report: Report, target: str, base: Base | None) -> tuple[Finding | Non
     name = named(target, known)
     if name is None:
         # A tenant's name may come before it.
-        of_agent = f"{SESSIONS}{target}"
+        of_agent = f"{AGENT_SESSIONS}{target}"
         if any(of_agent in (name, session_name(name)) for name in known):
             raise StoreError(f"{target} is an agent's name; its session is {of_agent}.")
         raise StoreError(

@@ -99,6 +99,39 @@ async def emission_early(damage: Damage) -> None:
     wrap(cache, "decoded", around)
 
 
+async def answer_rewritten(damage: Damage) -> None:
+    """A session stores another answer than it released."""
+    cache = damage.actor.cache
+
+    def around(append: Method) -> Method:
+        def appending(*events: ev.Event) -> Any:
+            for event in events:
+                if isinstance(event, ev.RequestFinished):
+                    damage.strike()
+                    append(_rewritten(event, cache.session.tenant))
+            return append(*events)
+
+        return appending
+
+    wrap(cache, "append", around)
+
+
+def _rewritten(event: ev.RequestFinished, tenant: str) -> ev.TurnStored:
+    return ev.TurnStored(
+        session=event.session,
+        request=event.request,
+        tenant=tenant,
+        agent=None,
+        previous=None,
+        created_s=0,
+        question="[]",
+        answer='[{"said":{"text":"Something else."}}]',
+        note="",
+        texts={},
+        texts_at={},
+    )
+
+
 async def session_dies(damage: Damage) -> None:
     """A session's own code fails while it answers."""
 

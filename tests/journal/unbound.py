@@ -1,0 +1,165 @@
+"""
+The fields that no check of the journal binds, each with the reason: what ``test_tampering.py`` lets
+pass, and the table of docs/audit.md.
+
+A field is here if some change of it contradicts nothing that the journal has; others may be found.
+"""
+
+from __future__ import annotations
+
+_CLOCK = "read from a clock, for people; no decision depends on it"
+_WORDS = "a sentence for people; the act itself is bound"
+_REPORTED = "what disk, memory or system said, which nothing else measures"
+_OPERATOR = "chosen by the operator; its effects are checked where they show"
+_CLIENT = "chosen by the client; nothing that the server computes says it again"
+_TEXT = "a text of the client's protocol, which the journal does not compute"
+_LIMIT = "a limit: it contradicts the journal only where a measured number exceeds it"
+_ENGINE = "a measurement; only `ops replay --engine` measures it again"
+_LATER = "bound by the rows that use it later; the last ones are used by none"
+
+UNBOUND: dict[str, dict[str, str]] = {
+    "*": {
+        "event_id": "drawn at random, so that an append is done once",
+        "time_us": _CLOCK,
+    },
+    "server_started": {
+        "boot": _LATER,
+        "cairn_version": "the version's own word",
+        "settings": _OPERATOR,
+    },
+    "server_stopped": {"reason": _WORDS},
+    "model_loaded": {
+        "name": _OPERATOR,
+        "directory": _OPERATOR,
+        "adapter": _OPERATOR,
+        "dtype": "a sentence for people; the dtypes are among the fingerprint's fields",
+        "layers": _LATER,
+        "reusable": _LATER,
+        "pool_slabs": _LIMIT,
+        "pool_bytes": _LIMIT,
+        "blocks_bytes": _LIMIT,
+        "blocks_max": _LIMIT,
+        "min_cache_tokens": _LIMIT,
+        "state_blocks": _LATER,
+    },
+    "self_test_finished": {
+        "findings": "of checks that hold either way, and of a test that failed",
+        "error_max": _ENGINE,
+        "decode_shapes": "without the last one, which is W: how passes are put together",
+        "row_class": "of a fingerprint that does not have it",
+        "row_class_reason": _WORDS,
+        "without_drafts": _WORDS,
+        "duration_us": _CLOCK,
+        "from_cache": "where the result came from; the test ran once under this fingerprint",
+    },
+    "model_unloaded": {"reason": _WORDS, "active_bytes": _REPORTED},
+    "model_load_failed": {"name": _CLIENT, "reason": _WORDS},
+    "operator_acted": {
+        "action": "a decision of a person; only `accept_unstable` has an effect that is checked",
+        "detail": _WORDS,
+    },
+    "journal_stalled": {
+        "error": _REPORTED,
+        "rows_waiting": _REPORTED,
+        "requests_refused": _REPORTED,
+        "duration_us": _CLOCK,
+    },
+    "request_rejected": {
+        "request": "of a request that no other row has",
+        "tenant": "of a request that no other row has",
+        "status": "of a request that no other row has",
+        "code": "of a request that no other row has",
+    },
+    "session_opened": {
+        "group": _CLIENT,
+        "named": "that it is named by its client, who names it again later",
+    },
+    "request_received": {
+        "protocol": _CLIENT,
+        "group": _CLIENT,
+        "new_parts": "a MAC under the tenant's secret; a later request that continues it has it",
+        "max_tokens": "an answer that ended by itself was shorter",
+        "sampling": "only `ops replay --engine` draws again",
+        "seed": "only `ops replay --engine` draws again",
+        "seed_given": _CLIENT,
+        "requested_model": _CLIENT,
+        "grammar": "only `ops replay --engine` draws again",
+        "ttl_s": _CLIENT,
+    },
+    "path_selected": {"diverged_text": "words around the first token that differs, for people"},
+    "slab_acquired": {
+        "slab": _LATER,
+        "capacity_tokens": "within its bounds; `ops replay --engine` opens it again",
+    },
+    "slab_released": {"reason": _WORDS},
+    "blocks_restored": {"duration_us": _CLOCK},
+    "cache_extended": {
+        "logprobs": "bound by a shadow check of the answer, else by `ops replay --engine`",
+        "drafted": "within what passes can have; drafts change no bit",
+        "accepted": "within what passes can have; drafts change no bit",
+        "duration_us": _CLOCK,
+    },
+    "cache_trimmed": {"reason": _WORDS},
+    "block_sealed": {
+        "key": "a MAC under the tenant's secret, if it is of an answer or of a short block",
+        "digest": "bound by each later row that measures the block, else by `ops replay --engine`",
+        "bytes": _LATER,
+    },
+    "block_evicted": {"reason": "among those that are possible for the block"},
+    "block_files_scanned": {"budget_bytes": _LIMIT, "removed_files": _REPORTED},
+    "block_spill_failed": {"key": "any sealed block", "reason": _REPORTED},
+    "block_loaded": {"duration_us": _CLOCK},
+    "block_file_rejected": {"reason": _REPORTED, "moved_to": _REPORTED},
+    "block_file_removed": {"reason": "`space` or `expired`; the file is gone either way"},
+    "tokens_emitted": {
+        "ids": "which row released the last token, or the end token",
+        "text": "bound by a stored answer, else by `ops replay --engine`",
+    },
+    "call_rejected": {
+        "reason": "the verdict of the parser of the model's format",
+        "detail": _WORDS,
+    },
+    "turn_stored": {
+        "previous": "a turn of the tenant; which of them its client named is in no other row",
+        "created_s": _CLOCK,
+        "question": "the prompt's token ids are bound; their words need the tokenizer",
+        "note": _TEXT,
+        "texts": _TEXT,
+        "texts_at": "a row of the session that has a text of this name",
+    },
+    "agent_created": {
+        "agent": _LATER,
+        "model": _CLIENT,
+        "max_context": _CLIENT,
+        "persist": _LATER,
+        "created_s": _CLOCK,
+        "system": _CLIENT,
+        "tools": _CLIENT,
+    },
+    "request_finished": {"finish_reason": "`stop` in the place of `length`: the longest answer"},
+    "request_cancelled": {"stage": "what ended the request, outside the journal"},
+    "prewarm_started": {
+        "next_role": "what the template expects next",
+        "new_keys": "a MAC under the tenant's secret",
+    },
+    "prewarm_abandoned": {"reason": "what came first, outside the journal"},
+    "session_settled": {"complete": "without a prewarm, whether a request came first"},
+    "session_closed": {"reason": _WORDS},
+    "shadow_started": {"capacity_tokens": "the engine's, for the check alone"},
+    "shadow_checked": {"cuts": _ENGINE, "duration_us": _CLOCK},
+    "shadow_skipped": {
+        "of_session": "of a check that did not happen",
+        "request": "of a check that did not happen",
+        "reason": "of a check that did not happen",
+    },
+}
+"""Kind of an event, ``*`` for the columns of every row, to field to reason."""
+
+
+def table() -> str:
+    """The list as docs/audit.md has it."""
+    lines = ["| event | field | why nothing binds it |", "|---|---|---|"]
+    for kind, fields in UNBOUND.items():
+        name = "every row" if kind == "*" else f"`{kind}`"
+        lines += [f"| {name} | `{field}` | {reason} |" for field, reason in fields.items()]
+    return "\n".join(lines)
