@@ -267,3 +267,18 @@ def test_an_export_beside_damaged_checkpoints(run, data: Path, tmp_path: Path):
     end = read_checkpoint(path)
     assert end is not None
     assert "" == end.note
+
+
+def test_one_file_for_several_journals(run, stored, tmp_path: Path):
+    """Those of another journal that the same key signs for are left out, and counted."""
+    stored(ROWS)
+    path = tmp_path / "notes"
+    path.write_text(SIGNER.note(head_of(20)) + Signer(SIGNER.seed, "ab").note(Head(9, "0" * 64)))
+    result = run("verify", "--checkpoint", path, "--public-key", KEY)
+    assert 0 == result.exit_code
+    assert "saved checkpoints: 1 checkpoint of other journals left out\n" in result.stdout
+    assert "saved checkpoints: 1 checkpoint, the last of row 20: in the chain" in result.stdout
+    path.write_text(Signer(SIGNER.seed, "ab").note(Head(9, "0" * 64)))
+    result = run("verify", "--checkpoint", path, "--public-key", KEY)
+    assert 1 == result.exit_code
+    assert "checkpoint: saved checkpoints: none is of this journal\n" in result.stdout

@@ -47,6 +47,15 @@ class PublicKey:
         named = self.name.encode() + b"\n" + _ED25519 + self.key
         return hashlib.sha256(named).digest()[:_ID_BYTES]
 
+    def origin_of(self, journal: str) -> str:
+        """
+        The first line of the notes of a journal.
+
+        Args:
+            journal: as ``Signer.journal``.
+        """
+        return f"{self.name}/{journal}" if journal else self.name
+
     @classmethod
     def parse(cls, text: str) -> PublicKey:
         """
@@ -95,7 +104,7 @@ class Signer:
     @property
     def origin(self) -> str:
         """The first line of the notes."""
-        return f"{self.public.name}/{self.journal}" if self.journal else self.public.name
+        return self.public.origin_of(self.journal)
 
     def note(self, head: Head) -> str:
         """The checkpoint of a head. The same head gives the same note."""

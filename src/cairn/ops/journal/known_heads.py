@@ -44,12 +44,16 @@ class KnownHeads:
 
     Attributes:
         faults: what is wrong with them, in sentences.
+        notices: what else is to be said about them.
         public_key: the key that the checkpoints were compared with.
+        tag: of the journal among those of its data directory; None if that is not known.
     """
 
     found: list[KnownHead] = attrs.field(factory=list)
     faults: list[str] = attrs.field(factory=list)
     public_key: PublicKey | None = None
+    tag: str | None = None
+    notices: list[str] = attrs.field(factory=list)
 
     @property
     def heads(self) -> list[Head]:
@@ -64,9 +68,10 @@ class KnownHeads:
     def add_notes(self, notes: Iterable[Note], name: str, *, is_saved: bool) -> None:
         """
         Add what the key has signed. A note of another key is a fault: what the operator names has
-        to be signed by the key that it is compared with.
+        to be signed by the key that it is compared with. One of another journal is left out.
         """
         assert self.public_key is not None
+        of_others = 0
         for note in notes:
             signed = note.signed_by(self.public_key)
             where = f"{name}, line {note.line}"
@@ -74,12 +79,19 @@ class KnownHeads:
                 self.faults.append(f"{where}: not signed by {self.public_key.name}")
             elif not signed:
                 self.faults.append(f"{where}: the signature does not fit")
+            elif self.tag is not None and note.origin != self.public_key.origin_of(self.tag):
+                of_others += 1
             else:
                 self.found.append(KnownHead(note.head, name, is_saved, is_signed=True))
+        if of_others:
+            count = counted(of_others, "checkpoint")
+            self.notices.append(f"{name}: {count} of other journals left out")
 
     def report(self, checked: Verification) -> bool:
         """Print what became of each. Returns whether one is lost, or is faulty."""
         lost = bool(self.faults)
+        for notice in self.notices:
+            click.echo(notice)
         for fault in self.faults:
             click.echo(f"checkpoint: {fault}")
         if self.public_key is not None:
@@ -140,7 +152,7 @@ def known_heads(
         StoreError: they cannot be read.
         click.UsageError: no key is known.
     """
-    known = KnownHeads()
+    known = KnownHeads(tag=files.tag if files is not None else None)
     if saved is not None:
         known.found.append(KnownHead(saved, "saved head", is_saved=True))
     end = source.signed_end()
@@ -157,6 +169,8 @@ def known_heads(
                 "journal's with --public-key."
             )
         known.add_notes(_given(checkpoint), "saved checkpoints", is_saved=True)
+        if not known.faults and not any(one.is_signed for one in known.found):
+            known.faults.append("saved checkpoints: none is of this journal")
     if files is not None:
         try:
             recorded = files.recorded_head()

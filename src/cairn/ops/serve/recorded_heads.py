@@ -72,8 +72,7 @@ def _last_signed(files: HeadFiles) -> Head | None:
     public = files.public_key()
     if public is None:
         return None
-    origin = f"{public.name}/{files.tag}" if files.tag else public.name
-    return last_of(files.notes(), public, origin)
+    return last_of(files.notes(), public, public.origin_of(files.tag))
 
 
 @contextlib.contextmanager
