@@ -120,6 +120,11 @@ def no_bytes_for_all() -> Tokenizer:
     return made
 
 
+def whole_words() -> Tokenizer:
+    """Words, with one token for all that are unknown."""
+    return Tokenizer(models.WordLevel(vocab={"a": 0, "<unk>": 1}, unk_token="<unk>"))
+
+
 def with_normalizer(normalizer: object) -> Callable[[], Tokenizer]:
     return lambda: bpe(normalizer=normalizer)
 
@@ -141,6 +146,7 @@ def with_split(step: object) -> Callable[[], Tokenizer]:
         KINDS["like t5"],
         KINDS["like bert"],
         no_bytes_for_all,
+        whole_words,
         with_normalizer(normalizers.Strip()),
         with_normalizer(normalizers.Replace("ab", "")),
         with_normalizer(normalizers.Replace(Regex("a+"), "aaaa")),

@@ -20,6 +20,7 @@ from cairn.engine.mlx.model import load_model
 from cairn.engine.prompt.encoder import Encoder
 from cairn.engine.prompt.template import Conversation, Message, render
 from tests.journal.model import profile
+from tests.support.fake_engine import FakeTokenizer
 from tests.support.tokenizers import END, KINDS, MARK, START, added, bpe, like_qwen, wrapped
 
 EXAMPLES = 150
@@ -368,6 +369,14 @@ def test_a_raw_prompt_is_tokenised_as_a_whole() -> None:
     assert 0 == encoder.cached_bytes
 
 
+def test_a_tokenizer_of_another_library_takes_one_text_at_a_time() -> None:
+    """Its own ids are used, for raw prompts and for others."""
+    tokenizer = FakeTokenizer()
+    encoder = Encoder(tokenizer)
+    expected = tuple(map(ord, "two stones"))
+    assert expected == encoder.encode("two stones", tenant="t") == encoder.encode_raw("two stones")
+
+
 def test_a_tokenizer_that_breaks_the_library_is_left_alone() -> None:
     """
     Where one token strips white space that another one is and strips too, the library panics on
@@ -384,9 +393,13 @@ def test_a_tokenizer_that_breaks_the_library_is_left_alone() -> None:
     assert whole(tokenizer, text) == encoder.encode(text, tenant="t")
 
 
-def test_an_interrupt_is_no_fault_of_a_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends the process as always."""
-    tokenizer = wrapped(like_qwen())
+@pytest.mark.parametrize("can_be_cut", [True, False])
+def test_an_interrupt_is_no_fault_of_a_tokenizer(
+    monkeypatch: pytest.MonkeyPatch, can_be_cut: bool
+) -> None:
+    """It ends the process as always, at either probe."""
+    uncut = bpe(tokens=added(START, single_word=True))
+    tokenizer = wrapped(like_qwen() if can_be_cut else uncut)
 
     def interrupted(*_: Any, **__: Any) -> list[int]:
         raise KeyboardInterrupt

@@ -161,17 +161,17 @@ class Encoder:
             self._backend = backend_of(self._tokenizer)
         except NotShown:
             return False
-        for special in (True, False):
-            try:
-                ids = self._whole(_PROBE, special=special)  # transformers sets up the object by it
-                if not self._is_plain() or ids != self._by_library(_PROBE, special=special):
-                    return False
-            except BaseException as error:  # the library raises nothing narrower
-                # A panic in Rust is not an Exception. The text is at fault, not the server.
-                if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                    raise
-                return False
-        return True
+        try:
+            return self._same_by_library(special=True) and self._same_by_library(special=False)
+        except BaseException as error:  # the library raises nothing narrower
+            # A panic in Rust is not an Exception. The text is at fault, not the server.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            return False
+
+    def _same_by_library(self, *, special: bool) -> bool:
+        ids = self._whole(_PROBE, special=special)  # transformers sets up the object by it
+        return self._is_plain() and ids == self._by_library(_PROBE, special=special)
 
     def _is_plain(self) -> bool:
         """
