@@ -11,7 +11,7 @@ from cairn.journal import events as ev
 from cairn.journal.invariants import check
 from cairn.journal.replay import replay
 from cairn.journal.retention import NeededIds
-from cairn.journal.rows.base import base_of, forgotten, state_of
+from cairn.journal.rows.base import base_of, forgotten, forgotten_turns, state_of
 from cairn.journal.rows.codec import decode
 from cairn.journal.state import State, lengthened_texts
 from tests.support.journals import FIELDS, TENANT, self_test, stored
@@ -146,6 +146,7 @@ def test_turns_of_before_a_prune_are_not_known() -> None:
     """A base has no stored turns, and rows after it may name them; agents stay."""
     state = replay(ROWS, until=at("agent_deleted")[1].position - 1).state
     assert {"r1", "r2", "r3", "r4"} == set(state.turns)
+    assert {"r4"} == set(forgotten_turns(state.turns, state.turns["r3"].row))
     after = state_of(base_of(forgotten(state, NeededIds()), "h"))
     assert (set(), True) == (set(after.turns), after.turns_pruned)
     assert (

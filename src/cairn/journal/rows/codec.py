@@ -35,8 +35,9 @@ _PRIVATE = {
     event.kind: tuple(f.name for f in attrs.fields(event) if f.metadata.get("private"))
     for event in ev.ALL_EVENTS
 }
+_HIDDEN = {kind: set(names) for kind, names in _PRIVATE.items()}
 _PUBLIC = {
-    event.kind: {f.name for f in attrs.fields(event)} - set(_PRIVATE[event.kind])
+    event.kind: {f.name for f in attrs.fields(event)} - _HIDDEN[event.kind]
     for event in ev.ALL_EVENTS
 }
 _encoder = msgspec.json.Encoder()
@@ -285,7 +286,7 @@ def decode(row: Row) -> ev.Recorded:
         current = row.version == event_type.version
         payload = _canonical(row.public, _PUBLIC[row.kind] if current else None)
         if row.private is not None:
-            hidden = _canonical(row.private, set(_PRIVATE[row.kind]) if current else None)
+            hidden = _canonical(row.private, _HIDDEN[row.kind] if current else None)
             if payload.keys() & hidden.keys():
                 raise ValueError("a field is both public and private")
             payload |= hidden
