@@ -99,6 +99,9 @@ _names = tuple(field.name for field in attrs.fields(Row))
 _columns: tuple[Any, ...] = tuple(
     sa.type_coerce(_events.c[name], sa.types.NullType()).label(name) for name in _names
 )
+# Made once, because each commit needs them.
+_LAST = sa.select(_events.c.position, _events.c.hash).order_by(_events.c.position.desc()).limit(1)
+_INSERT = sa.insert(_events)
 
 
 def journal_url(data_dir: Path) -> str:
@@ -181,7 +184,7 @@ class SqlStore:
             rows = self._not_stored(rows, position, head)
         if rows:
             values = [{name: getattr(row, name) for name in _names} for row in rows]
-            self._connection.execute(sa.insert(_events), values)
+            self._connection.execute(_INSERT, values)
 
     def base(self) -> Base | None:
         """See ``Store.base``."""
@@ -357,8 +360,7 @@ class SqlStore:
         _let_go(self._connection)
 
     def _head(self) -> tuple[int, str]:
-        query = sa.select(_events.c.position, _events.c.hash)
-        found = self._connection.execute(query.order_by(_events.c.position.desc()).limit(1))
+        found = self._connection.execute(_LAST)
         if (last := found.one_or_none()) is not None:
             return last[0], last[1]
         base = self._base()
