@@ -146,6 +146,13 @@ _names = tuple(field.name for field in attrs.fields(Row))
 _columns: tuple[Any, ...] = tuple(
     sa.type_coerce(_events.c[name], sa.types.NullType()).label(name) for name in _names
 )
+# Made once, because each commit needs them.
+_LAST = (
+    sa.select(_events.c.position, sa.type_coerce(_events.c.hash, sa.types.NullType()).label("hash"))
+    .order_by(_events.c.position.desc())
+    .limit(1)
+)
+_INSERT = sa.insert(_events)
 
 
 def journal_url(data_dir: Path) -> str:
@@ -259,7 +266,7 @@ class SqlStore:
             rows = self._not_stored(rows, position, head)
         if rows:
             values = [{name: getattr(row, name) for name in _names} for row in rows]
-            self._connection.execute(sa.insert(_events), values)
+            self._connection.execute(_INSERT, values)
 
     def base(self) -> Base | None:
         """See ``Store.base``."""
@@ -458,9 +465,7 @@ class SqlStore:
         _let_go(self._connection)
 
     def _head(self) -> tuple[int, str]:
-        row_hash = sa.type_coerce(_events.c.hash, sa.types.NullType())
-        query = sa.select(_events.c.position, row_hash)
-        last = self._executed(query.order_by(_events.c.position.desc()).limit(1))
+        last = self._executed(_LAST)
         if last:
             return last[0][0], shown(last[0][1])
         base = self._base()
