@@ -440,6 +440,7 @@ class World:
         if session["request"]:
             session["request"]["sampled"] += event.sampled
             session["request"]["emitted"] += event.emitted
+            session["request"]["texts"] += event.text
         if session["prewarm"]:
             session["prewarm"]["computed_tokens"] += event.end - event.start
             session["prewarmed_rows"] += event.end - event.start
@@ -1890,6 +1891,8 @@ class Driver:
                 duration_us=4,
             )
         )
+        if emitted and request is not None:
+            self.texts[request] = self.texts.get(request, "") + "wörd "
 
     def check_row(self, session: str, request: str, ids: Sequence[int]) -> None:
         """The last row of a slab is computed again."""

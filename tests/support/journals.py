@@ -19,7 +19,7 @@ from cairn.journal import paths
 from cairn.journal.errors import BugError
 from cairn.journal.keys import block_keys, fingerprint_of, ids_hash, part_hash, tested_fields
 from cairn.journal.ledger import Clock, Ledger
-from cairn.journal.rows.codec import Row
+from cairn.journal.rows.codec import Row, decode
 from cairn.journal.state import Model
 
 SECRET = b"a tenant's secret"
@@ -171,13 +171,16 @@ class Builder:
                     "previous": None,
                     "created_s": 1,
                     "question": "[]",
-                    "answer": '[{"said":{"text":"a b"}}]',
+                    "answer": f'[{{"said":{{"text":"{self._released(event.request)}"}}}}]',
                     "note": "{}",
                 }
                 self.propose(ev.TurnStored(**{**turn, **fields}))
             return event
 
         return wrong
+
+    def _released(self, request: str) -> str:
+        return released((decode(row).event for row in self.rows), request)[0]
 
     def stop(self) -> None:
         """The server shuts down cleanly."""
