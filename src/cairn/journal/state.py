@@ -268,7 +268,7 @@ class Session:
     previous_use: int | None = None
     ttl_s: int | None = None
     expires_us: int | None = None
-    texts_at: Map[str, tuple[str, ...]] = Map()
+    texts_at: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     planned_done: bool | None = None
 
     @property
@@ -1195,7 +1195,7 @@ def _turn_stored(state: State, event: ev.TurnStored) -> State:
     turn = StoredTurn(tenant=event.tenant, agent=event.agent, row=state.position)
     texts_at = session.texts_at
     if event.texts:
-        texts_at = texts_at.set(str(state.position), tuple(event.texts))
+        texts_at = {**texts_at, str(state.position): tuple(event.texts)}
     request = attrs.evolve(session.request, stored=turn)
     return _stepped(state, session, event, request=request, texts_at=texts_at)
 

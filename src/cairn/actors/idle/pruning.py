@@ -158,11 +158,11 @@ class Pruning:
         Raises:
             _Ended: the server stops.
         """
-        while not self._closed and not self._is_quiet():
+        while not self._closed and not self._may_read():
             time.sleep(_LOOK_S)
         if self._closed:
             raise _Ended
 
-    def _is_quiet(self) -> bool:
+    def _may_read(self) -> bool:
         # Before a model is loaded, the start is not to be delayed.
         return self._activity.upkeep_may_begin and self._sequencer.state.model is not None
