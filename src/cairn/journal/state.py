@@ -15,6 +15,7 @@ size, so that folding an event costs no more than the event.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NewType, assert_never
 
 import attrs
