@@ -23,6 +23,7 @@ from cairn.journal.rows.base import (
     forgotten,
     forgotten_faults,
     forgotten_ids,
+    forgotten_turns,
     state_of,
     with_ids,
 )
@@ -33,7 +34,7 @@ from tests.journal.model import FP_A, TAPES, Driver, Talk, Violated, played, pro
 LONG_AGO = 0
 FAR = 2**60
 
-NAME_OF_FIELDS = "24ca5975aedce1cb"
+NAME_OF_FIELDS = "b216424c9633838c"
 """A digest of the fields in version 10 of what a base holds."""
 
 
@@ -123,11 +124,16 @@ def holding(contents: bytes, position: int = 0) -> Base:
 def assert_reads_on(whole: Report, part: Report, cut: int, rest: list[Row]) -> None:
     """
     Reading from the base gives the same result as reading from the beginning, except for the token
-    ids of blocks that no conversation has any more.
+    ids of blocks that no conversation has any more, and for stored turns before it.
     """
     faults = forgotten_faults(whole.state.faults, cut)
     blocks = forgotten_ids(whole.state.blocks, kept_for(rest).blocks)
-    assert attrs.evolve(whole.state, faults=faults, blocks=blocks) == part.state
+    turns = forgotten_turns(whole.state.turns, cut)
+    expected = attrs.evolve(
+        whole.state, faults=faults, blocks=blocks, turns=turns, turns_pruned=part.state.turns_pruned
+    )
+    assert expected == part.state
+    assert part.state.turns_pruned or turns == whole.state.turns
     assert whole.head == part.head
     assert [f for f in whole.findings if f.position > cut] == list(part.findings)
 

@@ -97,6 +97,8 @@ UNBOUND: dict[str, dict[str, str]] = {
         "logprobs": "bound by a shadow check of the answer, else by `ops replay --engine`",
         "drafted": "within what passes can have; drafts change no bit",
         "accepted": "within what passes can have; drafts change no bit",
+        "emitted": "which row released a token",
+        "text": "bound by a stored answer, else by `ops replay --engine`",
         "duration_us": _CLOCK,
     },
     "cache_trimmed": {"reason": _WORDS},

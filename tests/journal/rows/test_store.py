@@ -809,8 +809,9 @@ def test_a_commit_that_postgresql_has(postgresql_url: str, monkeypatch: pytest.M
     made, create = [], sa.create_engine
 
     def remember(*arguments: Any, **given: Any) -> sa.Engine:
-        made.append(create(*arguments, **given))
-        return made[-1]
+        engine = create(*arguments, **given)
+        sa.event.listen(engine, "connect", lambda raw, _: made.append(raw))
+        return engine
 
     monkeypatch.setattr(sa, "create_engine", remember)
     found = []
@@ -818,8 +819,7 @@ def test_a_commit_that_postgresql_has(postgresql_url: str, monkeypatch: pytest.M
         with closing(SqlStore.open(postgresql_url, sync=sync)) as store:
             store.append(ROWS)
             assert ROWS == list(store.read())
-            with made[-1].connect() as same:
-                found.append(same.exec_driver_sql("SHOW synchronous_commit").scalar_one())
+            found.append(made[-1].execute("SHOW synchronous_commit").fetchone()[0])
     assert ["on", "off"] == found
 
 
