@@ -44,7 +44,7 @@ RECORDED = (
     "prewarmed",
     "call-rejected",
 )
-PLAYED = (1, 19, 28, 56)
+PLAYED = (1, 19, 20, 28, 56)
 """Tapes of ``played`` on which every kind of event is that the others do not have."""
 ALL = os.environ.get("CAIRN_TAMPER") == "all"
 PLACES = 1_000_000 if ALL else 2

@@ -147,7 +147,11 @@ UNBOUND: dict[str, dict[str, str]] = {
     "prewarm_abandoned": {"reason": "what came first, outside the journal"},
     "session_settled": {"complete": "without a prewarm, whether a request came first"},
     "session_closed": {"reason": _WORDS},
-    "shadow_started": {"capacity_tokens": "the engine's, for the check alone"},
+    "shadow_started": {
+        "request": "of a check that ended before it compared anything",
+        "slab": _LATER,
+        "capacity_tokens": "the engine's, for the check alone",
+    },
     "shadow_checked": {"cuts": _ENGINE, "duration_us": _CLOCK},
     "shadow_skipped": {
         "of_session": "of a check that did not happen",

@@ -106,6 +106,7 @@ class SimulatedDisk(MemoryStore):
 
     def _learn_from(self, rows: Sequence[Row]) -> None:
         self.emitted: defaultdict[str, list[int]] = defaultdict(list)
+        self._sampled: defaultdict[str, list[int]] = defaultdict(list)
         self.accepted: set[str] = set()
         self.finished: set[str] = set()
         self._learn(rows)
@@ -114,6 +115,10 @@ class SimulatedDisk(MemoryStore):
         for row in rows:
             event = decode(row).event
             match event:
+                case ev.CacheExtended(request=str(request)):
+                    self._sampled[request] += event.sampled
+                    first = len(self.emitted[request])
+                    self.emitted[request] += self._sampled[request][first:][: event.emitted]
                 case ev.TokensEmitted():
                     self.emitted[event.request] += event.ids
                 case ev.PathSelected():

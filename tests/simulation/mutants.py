@@ -51,8 +51,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tokens are sent with the receipt of the piece before",
         "sessions/answer.py",
-        "        self._receipt = self._append(\n            ev.TokensEmitted(",
-        "        self._append(\n            ev.TokensEmitted(",
+        "            self._receipt = record(tokens, text)\n",
+        "            record(tokens, text)\n",
     ),
     Mutant(
         "the end of an answer is announced without its event's receipt",
@@ -69,9 +69,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the writer reports rows as committed before it stores them",
         "threads/writer.py",
-        "                    self._store_rows(rows, token)\n",
-        "                    token.run_sync_soon(self._announce, batches)\n"
-        "                    self._store_rows(rows, token)\n",
+        "                    self._store_rows(rows, together[0].base, token)\n",
+        "                    token.run_sync_soon(self._announce, together, 0)\n"
+        "                    self._store_rows(rows, together[0].base, token)\n",
     ),
     Mutant(
         "the writer drops rows for which there is no room",
@@ -82,8 +82,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the writer forgets to wake those who wait for a commit",
         "threads/writer.py",
-        "position\n        self._moved.unpark_all()\n        for batch in batches:",
-        "position\n        for batch in batches:",
+        "        self._measured(log_bytes)\n        self._moved.unpark_all()\n",
+        "        self._measured(log_bytes)\n",
     ),
     Mutant(
         "a session that keeps its slab leaves those waiting that asked for it",

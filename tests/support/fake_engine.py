@@ -357,13 +357,14 @@ class FakeTokenizer(ModelTokenizer):
     A tokenizer of one token for each character, and its own streaming detokenizer.
 
     Its template puts thoughts in brackets, which are empty if thinking is off. It drops both after
-    the next user message. If there are tools, "y" and "z" are the markers of a call.
+    the next user message. If there are tools, "x" and "z" are the markers of a call, and the
+    letter between them names its function.
     """
 
     has_thinking = False
     think_start = think_end = ""
     has_tool_calling = True
-    tool_call_start, tool_call_end = "y", "z"
+    tool_call_start, tool_call_end = "x", "z"
 
     def __init__(self) -> None:
         self.text = ""
@@ -374,8 +375,8 @@ class FakeTokenizer(ModelTokenizer):
 
     @staticmethod
     def tool_parser(text: str, tools: Any) -> dict[str, Any]:
-        """Always the same call."""
-        return {"name": "weigh_stone", "arguments": {}}
+        """A call of the function "xy": a word alone is not taken for a call."""
+        return {"name": f"x{text}", "arguments": {}}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [ord(character) for character in text]

@@ -89,7 +89,7 @@ async def test_a_turn_that_may_call_nothing(setup: Journaled) -> None:
             assert ("continuation", session) == (said.accepted.path, said.accepted.session)
             assert said.finished.cached_tokens >= before // C * C
     biases = [event.sampling["logit_bias"] for event in setup.events(ev.RequestReceived)]
-    assert [[], [[ord("y"), -100.0]], []] == [[list(one) for one in bias] for bias in biases]
+    assert [[], [[ord("x"), -100.0]], []] == [[list(one) for one in bias] for bias in biases]
     assert setup.is_valid()
 
 

@@ -63,6 +63,7 @@ from cairn.journal.events import (
     StallReason,
     TokensEmitted,
 )
+from cairn.journal.invariants import SENTENCES
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.paths import Reason
 from cairn.journal.tenants import session_tenant
@@ -72,7 +73,7 @@ from cairn.journal.tenants import session_tenant
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 #: Every kind of violation: an alert on a rate needs the series to exist before the first one.
-VIOLATIONS = (*(f"inv{number}" for number in range(1, 9)), "crash")
+VIOLATIONS = (*(name.lower().replace("-", "") for name in SENTENCES), "crash")
 OUTCOMES = (*get_args(FinishReason), "cancelled", "rejected", "broken", "refused")
 
 _PREFILL_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
