@@ -29,6 +29,7 @@ UNBOUND: dict[str, dict[str, str]] = {
     },
     "server_stopped": {"reason": _WORDS},
     "model_loaded": {
+        "grain": _LATER,
         "name": _OPERATOR,
         "directory": _OPERATOR,
         "adapter": _OPERATOR,
@@ -59,6 +60,7 @@ UNBOUND: dict[str, dict[str, str]] = {
         "detail": _WORDS,
     },
     "journal_stalled": {
+        "reason": _REPORTED,
         "error": _REPORTED,
         "rows_waiting": _REPORTED,
         "requests_refused": _REPORTED,
@@ -75,6 +77,9 @@ UNBOUND: dict[str, dict[str, str]] = {
         "named": "that it is named by its client, who names it again later",
     },
     "request_received": {
+        "cache_mode": "where both modes give the same decision",
+        "base_request": "where the prompt is the same either way",
+        "base_parts": "where the parts are the same either way",
         "protocol": _CLIENT,
         "group": _CLIENT,
         "new_parts": "a MAC under the tenant's secret; a later request that continues it has it",
@@ -97,6 +102,7 @@ UNBOUND: dict[str, dict[str, str]] = {
         "logprobs": "bound by a shadow check of the answer, else by `ops replay --engine`",
         "drafted": "within what passes can have; drafts change no bit",
         "accepted": "within what passes can have; drafts change no bit",
+        "sampled": "tokens after the end of the answer, which no row uses",
         "emitted": "which row released a token",
         "text": "bound by a stored answer, else by `ops replay --engine`",
         "duration_us": _CLOCK,
@@ -109,7 +115,7 @@ UNBOUND: dict[str, dict[str, str]] = {
     },
     "block_evicted": {"reason": "among those that are possible for the block"},
     "block_files_scanned": {"budget_bytes": _LIMIT, "removed_files": _REPORTED},
-    "block_spill_failed": {"key": "any sealed block", "reason": _REPORTED},
+    "block_spill_failed": {"reason": _REPORTED},
     "block_loaded": {"duration_us": _CLOCK},
     "block_file_rejected": {"reason": _REPORTED, "moved_to": _REPORTED},
     "block_file_removed": {"reason": "`space` or `expired`; the file is gone either way"},
@@ -130,6 +136,7 @@ UNBOUND: dict[str, dict[str, str]] = {
         "texts_at": "a row of the session that has a text of this name",
     },
     "agent_created": {
+        "tenant": "of an agent that has no turn",
         "agent": _LATER,
         "model": _CLIENT,
         "max_context": _CLIENT,
@@ -142,12 +149,12 @@ UNBOUND: dict[str, dict[str, str]] = {
     "request_cancelled": {"stage": "what ended the request, outside the journal"},
     "prewarm_started": {
         "next_role": "what the template expects next",
-        "new_keys": "a MAC under the tenant's secret",
     },
     "prewarm_abandoned": {"reason": "what came first, outside the journal"},
     "session_settled": {"complete": "without a prewarm, whether a request came first"},
     "session_closed": {"reason": _WORDS},
     "shadow_started": {
+        "of_session": "of a check that ended before it compared anything",
         "request": "of a check that ended before it compared anything",
         "slab": _LATER,
         "capacity_tokens": "the engine's, for the check alone",
