@@ -58,17 +58,17 @@ def brute(rows: list[Row], states: list[State], before_us: int) -> int:
     latest: dict[str, list[int]] = {}
     closed: list[list[int]] = []
     reported: list[tuple[int, int]] = []
-    agents: dict[str, int] = {}
+    agents: dict[tuple[str, str], tuple[int, bool]] = {}
     for recorded, before, after in zip(map(decode, rows), states, states[1:], strict=False):
         event, position = recorded.event, recorded.position
         if isinstance(event, ev.InvariantViolated):
             reported.append((event.at_position, position))
         if isinstance(event, ev.AgentCreated):
-            agents[event.agent] = position
+            agents[event.tenant, event.agent] = position, event.persist
         if isinstance(event, ev.AgentDeleted):
-            agents.pop(event.agent, None)
+            agents.pop((event.tenant, event.agent), None)
         if isinstance(event, ev.ServerStopped | ev.ServerLost):
-            agents.clear()  # agents of the model do not persist
+            agents = {name: agent for name, agent in agents.items() if agent[1]}
         # Open sessions are those in the state: an event that broke an invariant opens none.
         for session in sorted(set(after.sessions) - set(before.sessions)):
             latest[session] = []
@@ -87,7 +87,7 @@ def brute(rows: list[Row], states: list[State], before_us: int) -> int:
         older = all(row.time_us < before_us for row in rows[:cut])
         some = any(life[0] <= cut for life in lives)
         stories = not any(broken <= cut < row for broken, row in reported)
-        needed = all(cut < row for row in agents.values())
+        needed = all(cut < row for row, _ in agents.values())
         if whole and older and some and stories and needed and not states[cut].requests:
             return cut
     return 0
