@@ -94,12 +94,18 @@ class PromptThreads:
         """How long one work may take, in seconds."""
         return self._limit_s
 
-    def take_over(self, kind: Kind, tenant: str) -> bool:
-        """Note that a thread runs on. True if it does so without its place."""
+    def take_over(self, kind: Kind, tenant: str, *, is_late: bool) -> bool:
+        """
+        Note that a thread runs on. True if it does so without its place.
+
+        Args:
+            is_late: whether it took longer than the limit, and not its client left.
+        """
         self.given_up += 1
-        log.warning(
-            "a prompt's thread was given up", kind=kind, tenant=tenant, running_on=self.given_up
-        )
+        if is_late:
+            log.warning(
+                "a prompt's thread was given up", kind=kind, tenant=tenant, running_on=self.given_up
+            )
         if self._placeless == GIVEN_UP_MAX:
             return False
         self._placeless += 1
@@ -184,6 +190,7 @@ class _Place:
         """Nothing waits for the work any more. A thread that has not ended is given up."""
         if self._runs:
             self._runs_on = True
-            self._placeless = self._threads.take_over(self._kind, self._tenant)
+            is_late = trio.current_time() >= self._limit.deadline
+            self._placeless = self._threads.take_over(self._kind, self._tenant, is_late=is_late)
             if self._placeless:
                 self._lane.places.release_on_behalf_of(self._borrower)
