@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ import trio.testing
 import cairn
 from cairn.actors import boot as boot_module
 from cairn.actors import journal_start as journal_start_module
+from cairn.actors import snapshots as snapshots_module
 from cairn.actors.agents import agents as agents_module
 from cairn.actors.boot import booted
 from cairn.actors.models import model_server as model_server_module
@@ -86,10 +88,11 @@ def simulate(seed: int) -> Ran:
     clock = trio.testing.MockClock(autojump_threshold=0)
     disk = SimulatedDisk(Random(f"{seed}/disk"), _faults(random))
     machine = Machine(random=random, has_class=random.random() < 0.7)
-    settings = _settings(random)
+    folder = tempfile.TemporaryDirectory(prefix="cairn-simulation-")
+    settings = _settings(random, Path(folder.name))
     totals = {"answers": 0, "refused": 0}
     crashes = ended_full = 0
-    with _outside(random, clock), in_turn(random, clock):
+    with folder, _outside(random, clock), in_turn(random, clock):
         for run in range(random.choice((1, 2, 3))):
             crash_after = 60 * random.random() if random.random() < 0.5 else None
             world = World(disk)
@@ -203,7 +206,7 @@ def _faults(random: Random) -> Faults:
     )
 
 
-def _settings(random: Random) -> Settings:
+def _settings(random: Random, folder: Path) -> Settings:
     slabs = random.choice((1, 2, 4, 8))
     blocks = random.choice((0, 3, 10, 1000))
     return Settings(
@@ -213,6 +216,7 @@ def _settings(random: Random) -> Settings:
         pool_bytes=slabs * random.choice((400, 1000)) * TOKEN_BYTES,
         blocks_bytes=blocks * BLOCK_TOKENS * TOKEN_BYTES,
         blocks_folder=random.choice((None, Path("blocks"))),
+        snapshot=random.choice((None, folder / "snapshot")),
         disk_bytes=random.choice((5, 1000)) * BLOCK_TOKENS * TOKEN_BYTES,
         prewarm=random.random() < 0.7,
         shadow_share=random.choice((0.0, 0.0, 0.5)),
@@ -253,6 +257,7 @@ def _outside(random: Random, clock: trio.testing.MockClock) -> Iterator[None]:
         (swap_module, "wall_clock_us", now_us),
         (model_server_module, "new_id", new_id),
         (model_server_module, "wall_clock_us", now_us),
+        (snapshots_module, "ROWS_MIN", 200),
         (prepare_module, "secrets", SimpleNamespace(randbits=random.getrandbits)),
     )
     before = structlog.get_config()
