@@ -52,6 +52,14 @@ HOLDS: dict[str, tuple[str, list[dict[str, Any]]]] = {
         '<call>{"name": "weather", "arguments": "{\\"a\\": \\"b\\\\nc\\"}"}</call>',
         [called(arguments='{"a":"b\\nc"}')],
     ),
+    "escapes of all kinds": (
+        r'<call>weather(a="K\u00f6ln", b="\ud83d\ude00", c="K\x41", d="x\by\tz")</call>',
+        [called(arguments='{"a":"Köln","b":"😀","c":"KA","d":"x\\by\\tz"}')],
+    ),
+    "Python's names": (
+        '<call>weather(a={True: 1, None: "x"})</call>',
+        [called(arguments='{"a":{"true":1,"null":"x"}}')],
+    ),
 }
 FAILS: dict[str, tuple[str, str, list[dict[str, Any]] | str]] = {
     "another word": ("words", "Hello there", [said("Hello here")]),
@@ -63,6 +71,11 @@ FAILS: dict[str, tuple[str, str, list[dict[str, Any]] | str]] = {
     "another name": ("call 0", WRITTEN, [said("Well"), called(name="bomb")]),
     "another argument": ("call 0", WRITTEN, [said("Well"), called(arguments='{"place":"Rom"}')]),
     "another field": ("call 0", WRITTEN, [said("Well"), called(arguments='{"city":"Grü"}')]),
+    "another escape": (
+        "call 0",
+        r'<call>weather(a="K\u00f6ln")</call>',
+        [called(arguments='{"a":"Kaln"}')],
+    ),
     "not JSON": ("call 0", WRITTEN, [said("Well"), called(arguments="{,")]),
     "another cut": ("call 0", WRITTEN, [said("Well"), called(arguments="{", cut="<call>no")]),
     "two first calls": ("calls in another order", WRITTEN, [said("Well"), called(), called()]),

@@ -315,9 +315,14 @@ async def _run(
     file = SnapshotFile(settings.snapshot) if settings.snapshot is not None else None
     usable = None if settings.fold_all else file
     # It raises StartGivenUp within a moment, so it is not left to itself if this is cancelled.
-    read = await trio.to_thread.run_sync(
-        partial(start_journal, store, usable, progress, starting.check)
-    )
+    try:
+        read = await trio.to_thread.run_sync(
+            partial(start_journal, store, usable, progress, starting.check)
+        )
+    except JournalBroken:
+        if file is not None:
+            file.remove()  # otherwise the next start could pass over what this one found
+        raise
     ledger, folds, agents = read.ledger, read.folds, read.folds.agents
     earlier = frozenset(folds.runs.boots)
     async with trio.open_nursery() as nursery:

@@ -183,8 +183,13 @@ class Snapshots:
         # A thread that writes is awaited, also by who is cancelled.
         async with self._one:
             size = await trio.to_thread.run_sync(partial(self._file.write, snapshot))
-            self._last = snapshot.place.position
             self._taken = None
+            self._last = snapshot.place.position
+            pruned = self._folds.pruned
+            if pruned is not None and snapshot.place.base_digest != pruned[1].base_digest:
+                # Rows were pruned while it was written, and it has their texts.
+                self._file.remove()
+                self._last = -self._rows
             if size is not None:
                 self._rows = max(ROWS_MIN, size // BYTES_A_ROW)
 

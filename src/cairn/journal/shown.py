@@ -13,6 +13,7 @@ texts. Numbers are compared if the arguments are the model's own JSON.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -27,6 +28,17 @@ grows with the square of the number of pieces.
 
 _ESCAPES = ("\\", "&", "'")
 """Where one of these is in the text, a parser may have read something that is not in it as such."""
+
+_ESCAPED = re.compile(
+    r"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|(?:u([0-9a-f]{4})|x([0-9a-f]{2}))|([bfnrt]))",
+    re.IGNORECASE,
+)
+"""What JSON and Python write for one character."""
+
+_OF_LETTER = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+_NAMES_OF_VALUES = frozenset(("true", "false", "null"))
+"""Names of fields that Python writes in another way."""
 
 
 class _Part(msgspec.Struct, forbid_unknown_fields=True):
@@ -124,7 +136,8 @@ def _in_order(some: str, text: str) -> bool:
 
 def _says(text: str, call: _Called) -> bool:
     """Whether a text has a call."""
-    if not _written(text, call.name):
+    texts = (text, _ESCAPED.sub(_unescaped, text))
+    if not _written(texts, call.name):
         return False
     if call.cut is not None:
         return call.cut in text and call.arguments in text
@@ -134,14 +147,15 @@ def _says(text: str, call: _Called) -> bool:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):
         return False
-    return all(_written(text, one) for one in _texts(arguments))
+    return all(_written(texts, one) for one in _texts(arguments))
 
 
 def _texts(value: Any) -> Iterator[str]:
     """All texts in a JSON value, the names of fields included."""
     if isinstance(value, dict):
         for name, each in value.items():
-            yield name
+            if name not in _NAMES_OF_VALUES:
+                yield name
             yield from _texts(each)
     elif isinstance(value, list):
         for each in value:
@@ -150,5 +164,16 @@ def _texts(value: Any) -> Iterator[str]:
         yield value
 
 
-def _written(text: str, one: str) -> bool:
-    return one in text or (any(each in text for each in _ESCAPES) and _in_order(one, text))
+def _unescaped(found: re.Match[str]) -> str:
+    high, low, four, two, letter = found.groups()
+    if high is not None:
+        return chr(0x10000 + ((int(high, 16) & 0x3FF) << 10) + (int(low, 16) & 0x3FF))
+    return chr(int(four or two, 16)) if letter is None else _OF_LETTER[letter.lower()]
+
+
+def _written(texts: Sequence[str], one: str) -> bool:
+    """Whether some text is in one of two: as the model wrote it, and without escapes."""
+    return any(
+        one in text or (any(each in text for each in _ESCAPES) and _in_order(one, text))
+        for text in texts
+    )

@@ -182,6 +182,31 @@ def test_a_cut(store: Store):
     assert ROWS[8:] == list(store.read())
 
 
+@pytest.mark.parametrize("rows", [ROWS[20:22], []])
+def test_a_cut_that_is_repeated(store: Store, rows: list[Row]):
+    """It changes nothing: its end was perhaps not reported. With other rows it is refused."""
+    store.append(ROWS[:20])
+    store.cut(base_at(8), rows)
+    store.cut(base_at(8), rows)
+    assert base_at(8) == store.base()
+    assert [*ROWS[8:20], *rows] == list(store.read())
+    with pytest.raises(HeadMoved):
+        store.cut(base_at(8), ROWS[23:24])
+
+
+def test_a_trigger_is_noticed_by_a_cut(sqlite_url: str):
+    """As by an append: it could spoil what the cut writes."""
+    with closing(SqlStore.open(sqlite_url)) as store:
+        store.append(ROWS[:20])
+        with changing(sqlite_url) as connection:
+            connection.exec_driver_sql(
+                "CREATE TRIGGER spoil AFTER INSERT ON events BEGIN UPDATE events SET hash = ''; END"
+            )
+        with pytest.raises(StoreError, match="trigger spoil"):
+            store.cut(base_at(8), ROWS[20:22])
+        assert store.base() is None
+
+
 def test_a_cut_of_a_cut(store: Store):
     """The base moves on; there is one at a time."""
     store.append(ROWS[:20])

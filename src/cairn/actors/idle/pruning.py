@@ -125,7 +125,12 @@ class Pruning:
         needed = self._agents.first_row()
         if needed is not None and needed[0] <= base.position:
             raise StoreError(f"Agent {needed[1].name} needs row {needed[0]} since then.")
-        await self._writer.wait_committed(self._sequencer.prune(base, cut))
+        receipt = self._sequencer.prune(base, cut)
+        try:
+            await self._writer.wait_committed(receipt)
+        except CannotRecord as stall:
+            log.warning("the journal is pruned as soon as it can be written", fact=str(stall))
+            return True
         log.info(
             "journal pruned",
             rows=cut.pruned.rows,

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -71,7 +72,8 @@ class HeadKeeper:
         self.signed: Head | None = None
         self._signer = signer
         self._last: Head | None = None
-        self._is_failing = False
+        self._tried = 0
+        self._failing: set[object] = set()
         with contextlib.ExitStack() as opened:
             self._record = _opened(record, os.O_RDWR)
             opened.callback(os.close, self._record)
@@ -86,10 +88,10 @@ class HeadKeeper:
     def committed(self, head: Head) -> None:
         """Record the head of the journal after a commit. The first one of a run is signed."""
         last, self._last = self._last, head
-        self._try(self._write_record, head)
+        self._try("record", self._write_record, head)
         if last is None:
             self._sign(head, "start")
-        elif self.signed is None or head.position - self.signed.position >= CHECKPOINT_ROWS:
+        elif head.position - self._tried >= CHECKPOINT_ROWS:
             self._sign(head, "rows")
 
     def end(self) -> None:
@@ -103,7 +105,12 @@ class HeadKeeper:
 
     def _sign(self, head: Head, when: str) -> None:
         log.info("journal head", at=when, position=head.position, head=str(head))
-        if head != self.signed and self._try(self._append_note, self._signer.note(head)):
+        self._tried = head.position
+        if head == self.signed:
+            return
+        note = self._signer.note(head)
+        written = [self._try(file, partial(_append_note, file), note) for file in self._files]
+        if any(written):
             self.signed = head
 
     def _write_record(self, head: Head) -> None:
@@ -112,32 +119,35 @@ class HeadKeeper:
         line = _LINE.format(position=head.position, hash=head.hash)
         os.pwrite(self._record, line.encode(), 0)
 
-    def _append_note(self, note: str) -> None:
-        for file in self._files:
-            size = os.fstat(file).st_size
-            try:
-                if os.write(file, note.encode()) < len(note.encode()):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(file)
-            except OSError:
-                # Half a note would make those after it unreadable.
-                with contextlib.suppress(OSError):
-                    os.ftruncate(file, size)
-                raise
-
-    def _try(self, write: Callable[[Written], None], what: Written) -> bool:
-        """Write; report a failure once. The journal itself is written, so the server goes on."""
+    def _try(self, where: object, write: Callable[[Written], None], what: Written) -> bool:
+        """
+        Write; report a failure once for each place. The journal itself is written, so the server
+        goes on.
+        """
         try:
             write(what)
         except OSError as error:
-            if not self._is_failing:
+            if where not in self._failing:
                 log.error("the journal's head cannot be recorded", fact=error.strerror)
-            self._is_failing = True
+            self._failing.add(where)
             return False
-        if self._is_failing:
+        if where in self._failing:
             log.warning("the journal's head can be recorded again")
-            self._is_failing = False
+            self._failing.remove(where)
         return True
+
+
+def _append_note(file: int, note: str) -> None:
+    size = os.fstat(file).st_size
+    try:
+        if os.write(file, note.encode()) < len(note.encode()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(file)
+    except OSError:
+        # Half a note would make those after it unreadable.
+        with contextlib.suppress(OSError):
+            os.ftruncate(file, size)
+        raise
 
 
 def _opened(path: Path, how: int) -> int:

@@ -226,6 +226,9 @@ class SqlStore:
         if not rows:
             return
         self._lasting(lambda: self._commit(rows))
+        self._require_own_file()
+
+    def _require_own_file(self) -> None:
         # SQLite would keep writing to an open file that was deleted, and the rows would be lost in
         # the end.
         if _known_by(self._file) != self._known_by:
@@ -282,8 +285,15 @@ class SqlStore:
 
     def cut(self, base: Base, rows: Sequence[Row]) -> None:
         """See ``Store.cut``. The file keeps the space of the rows; ``give_back`` returns it."""
+        self._lasting(lambda: self._cut(base, rows))
+        self._require_own_file()
+
+    def _cut(self, base: Base, rows: Sequence[Row]) -> None:
         ends = sa.select(_events.c.hash).where(_events.c.position == base.position)
         with _errors(self._place, "prune", _MAKE_MORE_ROOM), self._connection.begin():
+            self._require_own_schema()
+            if self._is_cut(base, rows):
+                return  # by an earlier try, whose end was not reported
             if self._connection.execute(ends).scalar_one_or_none() != base.head:
                 raise HeadMoved(
                     f"Row {base.position} of {self._place} is not the one that the base ends with; "
@@ -294,6 +304,12 @@ class SqlStore:
             self._connection.execute(sa.delete(_events).where(_events.c.position <= base.position))
             self._connection.execute(sa.delete(_bases))
             self._connection.execute(sa.insert(_bases), attrs.asdict(base))
+
+    def _is_cut(self, base: Base, rows: Sequence[Row]) -> bool:
+        found = self._base()
+        if found is None or tuple(found) != attrs.astuple(base):
+            return False
+        return not rows or self._head() == (rows[-1].position, rows[-1].hash)
 
     def has_slack(self) -> bool:
         """Whether ``give_back`` has something to do: free pages in the file, or a log."""
