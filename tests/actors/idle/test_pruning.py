@@ -14,6 +14,7 @@ import trio
 
 from cairn.actors.idle.pruning import Pruning
 from cairn.actors.requests.limits import Limits
+from cairn.actors.requests.messages import Keep
 from cairn.actors.server import Server
 from cairn.actors.snapshots import SnapshotFile
 from cairn.journal import events as ev
@@ -79,8 +80,10 @@ def pruning_of(server: Server, reader: ReadStore, keep_s: int = WEEK_S) -> Pruni
 
 
 async def closed(server: Server, text: str) -> None:
-    """A conversation that was served and closed."""
-    said = await ask(server, generate(chat(text)))
+    """A conversation that was served and closed, with a stored turn."""
+    asked = chat(text)
+    keep = Keep(previous=None, asked=asked.messages, note="")
+    said = await ask(server, generate(asked, keep=keep))
     await wait_idle(server)
     await without_slabs(server)
     await server.loaded.sessions.close_expired(said.accepted.session)
@@ -117,6 +120,7 @@ async def test_old_rows_go_while_the_server_runs(tmp_path: Path):
         assert base.position == last == store.rows[0].position - 1
         state = server.loaded.sequencer.state
         assert state == read(store).state
+        assert state.turns_pruned
         (pruned,) = events_of(store, ev.JournalPruned)
         assert base.digest == pruned.base_digest
         await until(lambda: file.path.exists())

@@ -68,6 +68,17 @@ def test_when_checkpoints_are_signed(
     assert 0o600 == (tmp_path / "elsewhere").stat().st_mode & 0o777
 
 
+def test_one_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The other one has its checkpoints, and no more of them than usual."""
+    monkeypatch.setattr(module, "CHECKPOINT_ROWS", 10)
+    files = (Path("/dev/full"), tmp_path / "checkpoints")
+    with contextlib.closing(HeadKeeper(tmp_path / "head", files, SIGNER)) as keeper:
+        for position in range(1, 25):
+            keeper.committed(head(position))
+        assert head(21) == keeper.signed
+    assert list(map(head, (1, 11, 21))) == signed(tmp_path / "checkpoints")
+
+
 def test_a_run_without_a_row(keeper: HeadKeeper, tmp_path: Path):
     """It signs nothing."""
     keeper.end()
