@@ -114,9 +114,12 @@ def prune(
     \b
     Exit code
       0  done, or nothing to do; the output says why
-      2  refused: a server runs, or the journal failed verification; nothing was changed
+      2  refused: a server runs, the journal failed verification, or rows were lost since the last
+         stop; nothing was changed
     """
     from cairn.journal.rows.store_sql import SqlStore
+    from cairn.ops.common.heads import HeadFiles
+    from cairn.ops.serve.recorded_heads import require_known_head
 
     if not (recent or dry_run):
         _refuse_recent(before_us)
@@ -137,6 +140,8 @@ def prune(
         "to see what would be removed"
     )
     with hold_journal(url, other, who="journal prune"):
+        # A prune could hide that rows were lost since the last stop.
+        require_known_head(HeadFiles.of(data_dir, journal), url, accept=False)
         before = sum(bytes_on_disk(url))
         store = SqlStore.open(url)
         try:
