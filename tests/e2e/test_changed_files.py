@@ -225,8 +225,8 @@ def test_block_files_that_change_under_a_server(start: Start, cold: Serving):
 
 def test_a_row_that_is_edited_while_a_server_writes(start: Start, model_directory: Path):
     """
-    The running server is not affected and loses nothing. The next start refuses the row by its
-    number and writes nothing; all rows before it can be read.
+    The running server is not affected and loses nothing. The next start that folds the whole
+    journal refuses the row by its number and writes nothing; all rows before it can be read.
     """
     server = start()
     talk = [user(PATH * 4)]
@@ -250,7 +250,7 @@ def test_a_row_that_is_edited_while_a_server_writes(start: Start, model_director
     assert len(before) > end
     assert second.session in {event.session for event in server.events(ev.RequestFinished)[1:]}
 
-    sentence = refusal("--data-dir", server.data_dir, "--model", model_directory)
+    sentence = refusal("--data-dir", server.data_dir, "--model", model_directory, "--fold-all")
     assert f"INV-8 at row {position}" in sentence
     assert f"`ops verify --data-dir {server.data_dir}`" in sentence
     assert before == rows(server.data_dir)

@@ -106,7 +106,10 @@ def test_a_pool_that_holds_nothing(tmp_path: Path, model_directory: Path):
 
 
 def test_a_damaged_journal(start: Start, model_directory: Path):
-    """With a changed byte, the server refuses, says how to find it, and writes nothing."""
+    """
+    With a changed byte, a server that folds the whole journal refuses, says how to find it, and
+    writes nothing. From then on every start refuses.
+    """
     server = start()
     ask(server, user("Hello"), max_tokens=4)
     assert 0 == server.stop()
@@ -120,10 +123,11 @@ def test_a_damaged_journal(start: Start, model_directory: Path):
         database.execute("UPDATE events SET public = ? WHERE position = ?", (damaged, position))
     database.close()
     before = rows(server.data_dir)
-    sentence = refusal("--data-dir", server.data_dir, "--model", model_directory)
-    assert f"`ops verify --data-dir {server.data_dir}`" in sentence
-    assert f"row {position}" in sentence
-    assert before == rows(server.data_dir)
+    for whole in (("--fold-all",), ()):
+        sentence = refusal("--data-dir", server.data_dir, "--model", model_directory, *whole)
+        assert f"`ops verify --data-dir {server.data_dir}`" in sentence
+        assert f"row {position}" in sentence
+        assert before == rows(server.data_dir)
     assert 1 == run_ops("verify", "--data-dir", server.data_dir)[0]
 
 

@@ -13,7 +13,7 @@ import pytest
 from cairn.journal.rows.export import to_line
 from cairn.journal.rows.store_sql import journal_url, sqlite_path
 from tests.journal.model import Driver, Talk, Violated
-from tests.support.journals import BREAKABLE, broken, healthy, tampered, unrecorded
+from tests.support.journals import BREAKABLE, FINGERPRINT, broken, healthy, tampered, unrecorded
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_bug_is_reproduced(run, stored, invariant: str):
     result = run("replay", bug_id)
     assert 0 == result.exit_code
     assert f"bug:          {bug_id}\nbroken:       {invariant}: " in result.stdout
-    assert "fingerprint:  ffff" in result.stdout
+    assert f"fingerprint:  {FINGERPRINT[:4]}" in result.stdout
     for name in ("session:", "expected:", "actual:", "stack:", "\n> ", "on record:    yes"):
         assert name in result.stdout
     assert result.stdout.endswith("reproduced: the check failed again at the same row\n")

@@ -246,7 +246,7 @@ def test_nesting_without_end(run, tmp_path: Path):
         ("public", b'{"forged":1,"forged":2}', "the key `forged` is there twice"),
         ("public", b'{"a":{"b":1,"b":1}}', "the key `b` is there twice"),
         ("private", b'{"a":1,"a":1}', "the key `a` is there twice"),
-        ("private", b'{"request":"r9"}', "a field is both public and private"),
+        ("private", b'{"request":"r9"}', "fields that are missing, or that its kind does not have"),
         ("public", b"[]", "cannot be decoded"),
         ("private", b"7", "cannot be decoded"),
     ],

@@ -552,7 +552,7 @@ def test_the_whole_journal_is_verified(stored: Callable[[Sequence[Row]], Path], 
     As in `ops verify`: its rows and head if it passes, the first failure if not, and the reason if
     it cannot be read.
     """
-    assert Checked(rows=31, head=healthy()[-1].hash) == verified(stored(healthy()))
+    assert Checked(rows=31, head=f"31:{healthy()[-1].hash}") == verified(stored(healthy()))
     nothing = verified(tmp_path / "nowhere")
     assert (None, False) == (nothing.rows, nothing.holds)
     assert "nowhere" in nothing.why

@@ -257,12 +257,12 @@ def _canonical(stored: bytes, names: set[str] | None) -> Payload:
         msgspec.MsgspecError, ValueError: it is not.
     """
     payload = msgspec.json.decode(stored, type=Payload)
-    if names is not None and payload.keys() != names:
-        other = ", ".join(sorted(payload.keys() ^ names))
-        raise ValueError(f"fields that are missing, or that its kind does not have: {other}")
     if _encoder.encode(payload) != stored:
         json.loads(stored, object_pairs_hook=unique)
         raise ValueError("it is not in the form in which rows are written")
+    if names is not None and payload.keys() != names:
+        other = ", ".join(sorted(payload.keys() ^ names))
+        raise ValueError(f"fields that are missing, or that its kind does not have: {other}")
     return payload
 
 
@@ -286,10 +286,7 @@ def decode(row: Row) -> ev.Recorded:
         current = row.version == event_type.version
         payload = _canonical(row.public, _PUBLIC[row.kind] if current else None)
         if row.private is not None:
-            hidden = _canonical(row.private, _HIDDEN[row.kind] if current else None)
-            if payload.keys() & hidden.keys():
-                raise ValueError("a field is both public and private")
-            payload |= hidden
+            payload |= _canonical(row.private, _HIDDEN[row.kind] if current else None)
         for version in range(row.version, event_type.version):
             payload = UPCASTS[row.kind, version](payload)
         event = msgspec.convert(payload, event_type)
