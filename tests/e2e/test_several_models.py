@@ -83,12 +83,13 @@ def test_a_stop_while_a_model_is_loaded(tmp_path: Path, other_directory: Path) -
         first = ask(server, *talk)
         # Sent whole: a stream has its status with the first keep-alive.
         waiting = Listener(server, user("Hello"), model="slow", stream=False)
-        eventually(lambda: "loading" in [one["state"] for one in server.health()["models"]])
+        eventually(lambda: server.events(ev.ModelUnloaded))
         assert 0 == server.stop()
         assert 503 == waiting.end().status
         assert waiting.refusal is not None
         assert "server_stopping" == waiting.refusal["error"]["code"]
     assert "Traceback" not in server.stderr()
+    assert ["slow"] == [line["model"] for line in server.log() if "load abandoned" in line["event"]]
     assert ["pebble"] == [event.name for event in server.events(ev.ModelLoaded)]
     assert ["slow"] == [event.name for event in server.events(ev.ModelLoadFailed)]
     assert isinstance(server.recorded()[-1].event, ev.ServerStopped)

@@ -30,6 +30,10 @@ class Starting:
     def give_up(self) -> None:
         """Abandon the start. Does not wait for a long step."""
         self.given_up = True
+        self.leave_step()
+
+    def leave_step(self) -> None:
+        """Abandon the long step that runs now, if there is one, as for a load at a stop."""
         if self._abandon is not None:
             self._abandon()
 

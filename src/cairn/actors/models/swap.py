@@ -39,6 +39,7 @@ from cairn.actors.errors import RefusalError, Stopping
 from cairn.actors.models.choice import Choice, first_facts, not_loaded
 from cairn.actors.models.load import Run, load, unload
 from cairn.actors.models.queue import ModelQueue, Taken, Waiter, WaitingReplies, take
+from cairn.actors.models.startup import StartGivenUp
 from cairn.actors.models.token_count import TokenCounter
 from cairn.actors.requests.context import RequestContext
 from cairn.actors.requests.messages import (
@@ -302,6 +303,7 @@ class Models:
         )
         if self._at_load:
             self._run.engine.abandon()
+        self._run.starting.leave_step()
         await self._ended.wait()
 
     async def _serve(self, opened: Callable[[], None]) -> bool:
@@ -375,6 +377,9 @@ class Models:
         except EngineGone:
             if not self._run.engine.abandoned:
                 raise
+            self._leave_load(choice)
+            return False
+        except StartGivenUp:
             self._leave_load(choice)
             return False
         except (WriterDied, BugError):
