@@ -16,9 +16,11 @@ import pytest
 
 from cairn.journal import events as ev
 from cairn.journal.invariants import SENTENCES, check
+from cairn.journal.invariants.memory import acquired
 from cairn.journal.keys import ids_hash
 from cairn.journal.paths import RULES_VERSION
 from cairn.journal.replay import replay
+from cairn.journal.rows.codec import decode
 from cairn.journal.rows.export import read_export
 from cairn.journal.state import EMPTY, State
 from tests.journal.model import (
@@ -36,7 +38,7 @@ from tests.journal.model import (
     plain,
     rendered,
 )
-from tests.support.journals import Builder
+from tests.support.journals import Builder, healthy
 
 HISTORIES = Path(__file__).parents[1] / "histories"
 C = CHUNKS[FP_A]
@@ -1668,3 +1670,12 @@ def test_a_session_drafts_only_while_that_pays() -> None:
         )
         changed = attrs.evolve(state, sessions=state.sessions.set(session.id, session))
         assert broken == [one.invariant for one in check(changed, recorded)]
+
+
+def test_a_slab_without_a_model() -> None:
+    """No capacity is due then; a journal that was changed may have one."""
+    rows = healthy()
+    slab = next(one for one in map(decode, rows) if isinstance(one.event, ev.SlabAcquired))
+    state = attrs.evolve(replay(rows[: slab.position - 1]).state, model=None)
+    assert isinstance(slab.event, ev.SlabAcquired)
+    assert [] == list(acquired(state, slab.event))
