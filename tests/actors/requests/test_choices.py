@@ -338,7 +338,10 @@ async def test_an_answer_that_waits_for_a_slab_ends_with_the_server() -> None:
         await reached(stuck, 1)
         stuck.go.set()
     stages = [one.stage for one in events_of(store, ev.RequestCancelled)]
-    assert ["server_stopped"] * 3 == stages
+    # The first answer may have been complete by the time that the stop was noticed.
+    complete = len(events_of(store, ev.RequestFinished))
+    assert complete in (0, 1)
+    assert ["server_stopped"] * (3 - complete) == stages
 
 
 class Slow:
