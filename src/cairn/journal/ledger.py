@@ -21,7 +21,7 @@ from cairn.journal.eviction_order import Order
 from cairn.journal.invariants import Violation, check
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.retention import NeededIds
-from cairn.journal.rows.base import forgotten_faults, forgotten_ids, forgotten_turns
+from cairn.journal.rows.base import pruned_at
 from cairn.journal.rows.codec import GENESIS, Row, encode
 from cairn.journal.shadow import others, quarantined_session
 from cairn.journal.state import EMPTY, Session, SessionId, State, apply, lengthened
@@ -151,15 +151,7 @@ class Ledger:
         """
         outcome = self.propose([pruned])
         assert outcome.bug is None, outcome.bug  # no invariant is about it
-        state = self._state
-        turns = forgotten_turns(state.turns, pruned.cut)
-        self._state = attrs.evolve(
-            state,
-            faults=forgotten_faults(state.faults, pruned.cut),
-            blocks=forgotten_ids(state.blocks, kept.blocks),
-            turns=turns,
-            turns_pruned=state.turns_pruned or len(turns) < len(state.turns),
-        )
+        self._state = pruned_at(self._state, pruned.cut, kept)
         self._order = None
         return outcome
 

@@ -25,10 +25,9 @@ from cairn.journal.rows.base import (
     Base,
     base_of,
     forgotten,
-    forgotten_faults,
     forgotten_ids,
-    forgotten_turns,
     loaded_of,
+    pruned_at,
     with_ids,
 )
 from cairn.journal.rows.codec import Row, decode
@@ -297,12 +296,7 @@ def _prove(
     for row in chain(left, rows):
         fold.feed(row)
     report = fold.report()
-    faults = forgotten_faults(ledger.state.faults, base.position)
-    # A block that no later row names as one of its conversation matches whole only, from here on.
-    blocks = forgotten_ids(ledger.state.blocks, kept.blocks)
-    turns = forgotten_turns(ledger.state.turns, base.position)
-    pruned = begins.turns_pruned
-    due = attrs.evolve(ledger.state, faults=faults, blocks=blocks, turns=turns, turns_pruned=pruned)
+    due = pruned_at(ledger.state, base.position, kept)
     broken = [found for found in report.findings if not found.recorded]
     what = broken[0].message if broken else None
     if what is None and (report.state != due or report.head != ledger.head):

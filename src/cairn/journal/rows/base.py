@@ -200,13 +200,21 @@ def forgotten(state: State, kept: NeededIds) -> State:
         # with a slab takes no request after a cut, so the ids of its rows are not needed.
         forgot = attrs.evolve(session, last=last, request=request, prewarm=None, slab_ids=())
         sessions = sessions.set(name, forgot)
+    return pruned_at(attrs.evolve(state, sessions=sessions), state.position, kept)
+
+
+def pruned_at(state: State, cut: int, kept: NeededIds) -> State:
+    """
+    The state at a cut or at a later row, without what a base at the cut does not have beside its
+    sessions: faults, stored turns, and the token ids of blocks that no later row names.
+    """
+    turns = forgotten_turns(state.turns, cut)
     return attrs.evolve(
         state,
-        sessions=sessions,
-        faults=forgotten_faults(state.faults, state.position),
+        faults=forgotten_faults(state.faults, cut),
         blocks=forgotten_ids(state.blocks, kept.blocks),
-        turns=forgotten_turns(state.turns, state.position),
-        turns_pruned=state.turns_pruned or len(state.turns) > 0,
+        turns=turns,
+        turns_pruned=state.turns_pruned or len(turns) < len(state.turns),
     )
 
 
