@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes; without .pyc files each would compile src/cairn again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate mutants audit soak oldest schema clients lint format lock clean FORCE
+.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate tamper mutants audit soak oldest schema clients lint format lock clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -141,6 +141,9 @@ gate-matrix: env ## compare random histories under Haswell, Zen and SkylakeX ker
 simulate: env ## run the actors under simulated threads, disk, clients and time; SEEDS=..., FIRST=... to repeat one
 	@PYTHONPATH=. $(BIN)/python -P -m tests.simulation.simulation --seeds $(or $(SEEDS),1000) \
 		--first $(or $(FIRST),1) $(ARGS)
+
+tamper: env ## change every field of every event of the recorded journals in every way
+	@CAIRN_TAMPER=all $(BIN)/python -P -m pytest -q --timeout 1200 tests/journal/test_tampering.py $(ARGS)
 
 mutants: env ## show that simulations find each of a list of faults; ARGS="--only slab" to select some
 	@PYTHONPATH=. $(BIN)/python -P -m tests.simulation.mutants $(ARGS)
