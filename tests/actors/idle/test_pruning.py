@@ -18,6 +18,7 @@ from cairn.actors.requests.messages import Keep
 from cairn.actors.server import Server
 from cairn.actors.snapshots import SnapshotFile
 from cairn.journal import events as ev
+from cairn.journal.pruning import CutState
 from cairn.journal.replay import Report, replay
 from cairn.journal.rows.base import state_of
 from cairn.journal.rows.codec import Row
@@ -172,6 +173,30 @@ async def test_rows_that_come_meanwhile_are_kept_in_mind():
         base = store.base()
         assert base is not None
         assert any(block.ids for block in state_of(base).blocks.values())
+    assert () == read(store).findings
+
+
+async def test_an_event_while_the_base_is_made(monkeypatch: pytest.MonkeyPatch):
+    """The base is made again at once, though no request comes to wake it."""
+    store, made = MemoryStore(), []
+    make = CutState.later
+    async with serving_fake(store, limits=QUICK) as server:
+        await closed(server, "Hello")
+        turn_clock(server, 2 * WEEK_S)
+
+        def once_more(cut: CutState, events: Any) -> Any:
+            made.append(list(events))
+            if len(made) == 1:
+                acted = ev.OperatorActed(action="evict", detail="")
+                trio.from_thread.run_sync(server.loaded.sequencer.append, acted)
+            return make(cut, events)
+
+        monkeypatch.setattr(CutState, "later", once_more)
+        with trio.fail_after(60):
+            await pruning_of(server, ReadStore(store)).prune()
+        assert store.base() is not None
+    # Only the rows that name blocks count for a base.
+    assert [[], []] == made
     assert () == read(store).findings
 
 

@@ -743,11 +743,15 @@ class Terminal:
         self.type(f"{text}\r")
 
     def asks(self) -> None:
-        """
-        Wait for the chat's prompt. A Python that has shown the prompt and does not wait for keys
-        yet would hold back a signal until one is pressed.
-        """
+        """Wait for the chat's prompt, and until Ctrl-C can be pressed there."""
         self.until("> ")
+        self.waits_for_keys()
+
+    def waits_for_keys(self) -> None:
+        """
+        Wait until the chat does. A Python that has shown a prompt or a key and does not wait for
+        the next one yet would hold back a signal until one is pressed.
+        """
         state = Path(f"/proc/{self.process.pid}/stat")
         if state.exists():
             eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "S")
@@ -896,6 +900,7 @@ def test_ctrl_c_at_the_prompt(terminal, typed: str):
         chat.asks()
         chat.type(typed)
         chat.until(typed)
+        chat.waits_for_keys()
         chat.type("\x03")
         chat.until(LEAVES)
         chat.say("Still there?")
@@ -906,6 +911,7 @@ def test_ctrl_c_at_the_prompt(terminal, typed: str):
         chat.asks()
         chat.type("half")
         chat.until("half")
+        chat.waits_for_keys()
         chat.type("\x03")
         chat.until(LEAVES)
         chat.asks()

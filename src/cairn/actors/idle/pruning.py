@@ -29,6 +29,7 @@ from cairn.journal import events as ev
 from cairn.journal.agents import Agents
 from cairn.journal.errors import JournalError, StoreError
 from cairn.journal.pruning import PreparedPrune, PruneOptions, prepare_prune
+from cairn.journal.retention import NAMING
 from cairn.journal.rows.codec import Row
 from cairn.journal.rows.store import Store
 
@@ -41,6 +42,24 @@ _LOOK_S = 0.05
 
 class _Ended(Exception):
     """The server stops, so the journal is not read any further."""
+
+
+_MOVES_THE_CUT = (ev.InvariantViolated, ev.ShadowChecked)
+
+
+class _Later:
+    """
+    The events that were committed since, as far as they count for a prune: a server that never
+    rests would fill its memory with the others.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[ev.Recorded] = []
+
+    def see(self, one: ev.Recorded) -> None:
+        """Keep an event if it counts."""
+        if one.event.kind in NAMING or isinstance(one.event, _MOVES_THE_CUT):
+            self.kept.append(one)
 
 
 class Pruning:
@@ -92,35 +111,35 @@ class Pruning:
         Raises:
             JournalError: they cannot be read or removed; nothing was.
         """
-        later: list[ev.Recorded] = []
+        later = _Later()
         before_us = self._sequencer.now_us() - self._keep_us
-        with self._writer.observed_by(later.append):
+        with self._writer.observed_by(later.see):
             prepared = await trio.to_thread.run_sync(partial(self._prepared, before_us))
             while prepared.base is not None:
                 seen = self._activity.changes
-                if await self._cut(prepared, later):
+                if not self._may_cut():
+                    await self._activity.wait_change(seen)
+                elif await self._cut(prepared, later):
                     break
-                await self._activity.wait_change(seen)
 
-    async def _cut(self, prepared: PreparedPrune, later: list[ev.Recorded]) -> bool:
+    async def _cut(self, prepared: PreparedPrune, later: _Later) -> bool:
         """
-        Do it. False if a request came meanwhile.
+        Do it. False if something was decided meanwhile, by a request or by a session at rest.
 
         Args:
             later: the events that were committed since, and perhaps some that were read.
         """
         assert prepared.cut is not None
-        if not self._may_cut():
-            return False
         await self._writer.wait_all_committed()
-        count = len(later)
-        events = [one.event for one in later if one.position > prepared.state.position]
+        seen = self._writer.committed
+        events = [one.event for one in later.kept if one.position > prepared.state.position]
         began = time.monotonic()
         base, cut = await trio.to_thread.run_sync(partial(prepared.cut.later, events))
-        committed = self._sequencer.state.position == self._writer.committed
-        if len(later) != count or not committed or not self._may_cut():
+        if not self._sequencer.state.position == self._writer.committed == seen:
             return False
-        if any(isinstance(event, ev.InvariantViolated | ev.ShadowChecked) for event in events):
+        if not self._may_cut():
+            return False
+        if any(isinstance(event, _MOVES_THE_CUT) for event in events):
             raise StoreError("An answer was checked, or an invariant broken, while it was read.")
         needed = self._agents.first_row()
         if needed is not None and needed[0] <= base.position:
