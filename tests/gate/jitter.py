@@ -417,7 +417,9 @@ class Setup:
         kill, rows, left = trio.CancelScope(), None, iter(acts)
         async with trio.open_nursery() as staying:
             with kill:
-                async with serving(self.model, self.store, **self.random_settings()) as server:
+                is_last = not any(isinstance(act, Restart) for act in acts)
+                settings = self.random_settings(is_last)
+                async with serving(self.model, self.store, **settings) as server:
                     server.observe(self._moves)
                     for act in left:
                         match act:
@@ -437,17 +439,20 @@ class Setup:
                                     rows = len(self.store.rows)
                                     kill.cancel()
                                 await trio.lowlevel.checkpoint()  # all may have had their answers
+                    if is_last:
+                        await self._check_all(server)
         if rows is not None:
             # A killed server commits nothing more. This one runs in a thread, which may have.
             del self.store.rows[rows:]
         return tuple(left)
 
-    def random_settings(self) -> dict[str, Any]:
+    def random_settings(self, is_last: bool) -> dict[str, Any]:
         """
         The limits of one run: two or three slabs for four decoding requests, memory for a part of
-        one prompt's blocks, and files for not many more.
+        one prompt's blocks, and files for not many more. The last one checks all its answers.
         """
         chance = self._chance
+        share = self._besides.choice((0.0, 0.5, 1.0))
         return {
             "decode_rows": 4,
             "pool_slabs": chance.choice((2, 2, 3)),
@@ -461,9 +466,15 @@ class Setup:
                 slab_idle_s=chance.choice((0.0, 60.0)),
                 ttl_s=self._besides.choice((0, 2, DAY_S, DAY_S, DAY_S, DAY_S)),
             ),
-            "shadow_share": self._besides.choice((0.0, 0.5, 1.0)),
+            "shadow_share": 1.0 if is_last else share,
             "window": self.window,
         }
+
+    async def _check_all(self, server: Server) -> None:
+        """Close the idle sessions, so that there are slabs to check the answers that still wait."""
+        for session in tuple(server.loaded.sequencer.state.sessions):
+            await server.loaded.sessions.close_session(session, "the history is over")
+        await self._rest(server)
 
     async def _together(self, server: Server, act: Together) -> None:
         heard: list[Heard] = []

@@ -283,7 +283,9 @@ def check_share(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """Set the share of answers that each run of the server checks, in place of a random one."""
     settings = Setup.random_settings
     monkeypatch.setattr(
-        Setup, "random_settings", lambda setup: {**settings(setup), "shadow_share": share}
+        Setup,
+        "random_settings",
+        lambda setup, is_last: {**settings(setup, is_last), "shadow_share": share},
     )
 
 

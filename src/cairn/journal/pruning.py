@@ -82,8 +82,7 @@ class CutState:
         """The base for the same cut after more rows, and what it is made of."""
         needed = NeededIds(sessions=set(self.needed.sessions), blocks=dict(self.needed.blocks))
         for event in events:
-            if event.kind in NAMING:
-                needed.see(event)
+            needed.see(event)
         base = base_of(forgotten(self.state, needed), self.head, self.loaded)
         pruned = attrs.evolve(self.pruned, base_digest=base.digest)
         return base, attrs.evolve(self, needed=needed, pruned=pruned)

@@ -54,12 +54,12 @@ class _Later:
     """
 
     def __init__(self) -> None:
-        self.kept: list[ev.Recorded] = []
+        self.counting: list[ev.Recorded] = []
 
     def see(self, one: ev.Recorded) -> None:
         """Keep an event if it counts."""
         if one.event.kind in NAMING or isinstance(one.event, _MOVES_THE_CUT):
-            self.kept.append(one)
+            self.counting.append(one)
 
 
 class Pruning:
@@ -132,7 +132,7 @@ class Pruning:
         assert prepared.cut is not None
         await self._writer.wait_all_committed()
         seen = self._writer.committed
-        events = [one.event for one in later.kept if one.position > prepared.state.position]
+        events = [one.event for one in later.counting if one.position > prepared.state.position]
         began = time.monotonic()
         base, cut = await trio.to_thread.run_sync(partial(prepared.cut.later, events))
         if not self._sequencer.state.position == self._writer.committed == seen:
