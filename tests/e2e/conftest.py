@@ -18,7 +18,7 @@ Start = Callable[..., Serving]
 
 # A server that is measured takes a second more to start, and answers more slowly. What only runs in
 # a process of its own (the start, signals, connections, logs) runs in the tests of these modules.
-MEASURED = {"test_startup", "test_stopping", "test_log", "test_keys", "test_manners", "test_kill"}
+MEASURED = {"test_startup", "test_stopping", "test_log", "test_manners"}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,6 +18,8 @@ from tests.simulation.clients import Wrong
 from tests.simulation.mutants import MUTANTS, Mutant, place_of
 from tests.simulation.simulation import simulate
 
+pytestmark = pytest.mark.unmeasured
+
 _A_TEST = 8
 
 
