@@ -633,6 +633,7 @@ def stored() -> list[Row]:
     made.propose(
         ev.ServerStarted(boot="boot-1", cairn_version="0.0.test", settings={"port": 1}),
         self_test(passed=False),
+        ev.LossAccepted(fact="it ends at row 4, and had row 9 before", heads=(f"9:{'ab' * 32}",)),
         ev.OperatorActed(action="accept_unstable", detail="rows_do_not_matter"),
         model_loaded(),
     )

@@ -453,6 +453,8 @@ class State:
         turns: request to whose its stored turn is, deleted or not.
         turns_pruned: whether stored turns were pruned, so that a row may name one of them.
         agents: the agents, by the ids of their sessions.
+        lost: heads (POSITION:HASH) that the journal has lost, each with the row by which the
+            operator accepted that.
     """
 
     position: int = 0
@@ -479,6 +481,7 @@ class State:
     turns: Map[str, StoredTurn] = Map()
     turns_pruned: bool = False
     agents: Map[str, AgentHead] = Map()
+    lost: Map[str, int] = Map()
 
     def session(self, session: str) -> Session:
         """
@@ -567,6 +570,8 @@ def apply(state: State, recorded: ev.Recorded) -> State:
         case ev.AgentDeleted():
             named = agent_session(event.tenant, event.agent)
             return attrs.evolve(state, agents=state.agents.delete(named))
+        case ev.LossAccepted(heads=heads):
+            return attrs.evolve(state, lost=state.lost.update(dict.fromkeys(heads, state.position)))
         case ev.JournalStalled() | ev.RequestRejected() | ev.TurnForgotten():
             return state  # only on record
         case ev.JournalPruned():
