@@ -131,6 +131,11 @@ class Memory:
         """Whether requests are in the line."""
         return bool(self._line)
 
+    @property
+    def slab_will_come(self) -> bool:
+        """Whether a slab will become free without eviction."""
+        return eviction.slab_will_come(self._sequencer.state, self._owners.keys())
+
     def slab_can_fit(self, capacity_tokens: int) -> bool:
         """Whether a slab of this size fits into an empty pool."""
         return eviction.slab_can_fit(self._sequencer.state, self._slab_bytes(capacity_tokens))

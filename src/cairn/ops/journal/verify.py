@@ -113,9 +113,9 @@ def verify(
     The rows alone cannot show that rows were removed from the end, or that the chain was completely
     rewritten. The head record and the signed checkpoints that a server keeps in its data directory
     do, unless they were changed with the journal. Those that an operator accepted as lost (`ops
-    serve --accept-lost-rows`, journaled as `loss_accepted`) are named, and are no violations. Keep checkpoints elsewhere (`ops serve
-    --checkpoints FILE`), and pass them with --checkpoint; or save the `head` that is printed, and
-    pass it later with --head.
+    serve --accept-lost-rows`, journaled as `loss_accepted`) are named, and are no violations. Keep
+    checkpoints elsewhere (`ops serve --checkpoints FILE`), and pass them with --checkpoint; or save
+    the `head` that is printed, and pass it later with --head.
 
     If the journal was pruned, the base that replaces the pruned rows is checked against the row
     that names it. What those rows contained cannot be checked.
