@@ -34,7 +34,7 @@ from cairn.journal.rows.export import (
     read_excerpt,
     read_export,
 )
-from cairn.journal.rows.store_sql import SqlStore, journal_url
+from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.ops import doctor
 from cairn.ops.common.locations import bytes_on_disk
 from cairn.ops.common.output import size_text
@@ -53,6 +53,7 @@ from tests.support.journals import (
     in_mid_request,
     tampered,
 )
+from tests.support.postgres import Postgres
 
 BEFORE = ("--before", "2026-03-01")
 
@@ -277,6 +278,30 @@ def test_a_server_that_was_lost(run, stored):
     store.close()
     assert ["server_lost", "session_closed", "journal_pruned"] == kinds[-3:]
     assert 0 == run("verify").exit_code
+
+
+def test_a_prune_on_postgresql(run, postgres: Postgres, monkeypatch):
+    """
+    The database's lock says whether a server has the journal: while it does, nothing is pruned.
+    Once it was killed, its run is recorded as lost.
+    """
+    monkeypatch.setattr(store_sql, "CLAIM_TRIES", 2)
+    url, rows = postgres.new_database(), conversation().rows
+    migrate(url)
+    prune = ("journal", "prune", "--journal", url, *BEFORE, "--close-idle")
+    with closing(SqlStore.open(url)) as server:
+        server.append(rows)
+        result = run(*prune)
+        assert (2, "") == (result.exit_code, result.stdout)
+        assert "Another server or command uses postgresql" in result.stderr
+        assert "of the database server" in result.stderr
+        assert 0 == run(*prune, "--dry-run").exit_code
+        assert rows == list(server.read())
+    assert 0 == run(*prune).exit_code
+    with closing(SqlStore.open(url, read_only=True)) as store:
+        kinds = [row.kind for row in store.read()]
+    assert ["server_lost", "session_closed", "journal_pruned"] == kinds[-3:]
+    assert 0 == run("verify", "--journal", url).exit_code
 
 
 def test_a_server_that_was_lost_in_a_request(run, stored):

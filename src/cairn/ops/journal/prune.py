@@ -148,8 +148,6 @@ def prune(
             # An earlier prune may have ended before it gave back what it removed.
             slack = store.has_slack()
             prepared = _prepared(store, options)
-            if not url.startswith("sqlite"):
-                _refuse_running(prepared)
             prepared.commit(store)
             _report(prepared, options, dry_run=False)
             _remove_snapshot(data_dir)
@@ -176,14 +174,6 @@ def _refuse_recent(before_us: int) -> None:
 
 def _prepared(store: SqlStore, options: PruneOptions) -> PreparedPrune:
     return prepare_prune(store, options, clock(), watched=progress)
-
-
-def _refuse_running(prepared: PreparedPrune) -> None:
-    if prepared.state.boot is not None:
-        raise StoreError(
-            "According to the journal, a server is using it, and Cairn cannot check this for a "
-            "database server. Stop the server; if it was killed, start it again and stop it."
-        )
 
 
 def _forget(store: SqlStore, data_dir: Path, runs: Collection[str]) -> None:
