@@ -118,7 +118,7 @@ class PreparedPrune:
 
     def commit(self, store: Store) -> None:
         """
-        Do it.
+        Do it. The store still has to remove the rows that the base replaces.
 
         Raises:
             HeadMoved: the journal was changed since the prune was prepared; nothing is removed.

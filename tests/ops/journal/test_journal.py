@@ -20,7 +20,7 @@ import pytest
 from cairn.actors.boot import BootRefused, read_journal
 from cairn.journal import events as ev
 from cairn.journal import pruning
-from cairn.journal.errors import StoreError
+from cairn.journal.errors import StoreError, StoreFull
 from cairn.journal.replay import replay
 from cairn.journal.retention import NeededIds, Survey
 from cairn.journal.rows import store_sql
@@ -278,6 +278,43 @@ def test_a_server_that_was_lost(run, stored):
     store.close()
     assert ["server_lost", "session_closed", "journal_pruned"] == kinds[-3:]
     assert 0 == run("verify").exit_code
+
+
+def test_a_prune_that_is_interrupted(run, stored, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """
+    The base is there and not all rows before it are gone: no command sees them, and the next prune
+    removes them, though there is nothing else to prune.
+    """
+    folder = stored(aged())
+    removal = SqlStore.removal
+
+    def ends(self, most=3):
+        for place, count in enumerate(removal(self, most)):
+            yield count
+            if place == 16:
+                raise StoreFull("no room.")
+
+    monkeypatch.setattr(SqlStore, "removal", ends)
+    result = run("journal", "prune", *BEFORE, "--close-idle")
+    assert 0 == result.exit_code
+    assert "not all of them could be removed: no room. Run the same command" in result.stderr
+    monkeypatch.setattr(SqlStore, "removal", removal)
+    with closing(SqlStore.open(journal_url(folder), read_only=True)) as store:
+        assert FIRST_RUN > next(store.read(0)).position > 1
+    base, rows = there(folder)
+    assert (FIRST_RUN, FIRST_RUN + 1) == (base.position, rows[0].position)
+    path = tmp_path / "x.jsonl"
+    assert (0, 0) == (run("verify").exit_code, run("export", "-o", path).exit_code)
+    assert rows == list(read_export(path))
+    assert 0 == run("verify", path).exit_code
+    sessions = run("sessions").stdout
+    assert ("s3" in sessions, "s1" in sessions) == (True, False)
+    with closing(SqlStore.open(journal_url(folder), read_only=True)) as store:
+        assert () == read_journal(store).report().findings
+    result = run("journal", "prune", *BEFORE, "--close-idle")
+    assert (0, "nothing to prune") == (result.exit_code, result.stdout.splitlines()[1])
+    with closing(SqlStore.open(journal_url(folder), read_only=True)) as store:
+        assert rows == list(store.read(0))
 
 
 def test_a_prune_on_postgresql(run, postgres: Postgres, monkeypatch):

@@ -6,8 +6,9 @@ Prunes the journal while the server runs, by the rules of `ops journal prune`.
 2. What was read is proven to be the same without the first rows, as by the command. Rows that came
    since are added to what the base must keep. If one of them may change where the journal can be
    cut, nothing is pruned before the next time.
-3. The writer's thread cuts, in one transaction with the event. Requests that come meanwhile wait
-   for it.
+3. The writer's thread cuts, in one transaction with the event. From then on no reader sees the rows
+   before the base, and the thread removes them between commits, a few at a time. Requests that
+   come meanwhile wait for one of these transactions at most.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ class _Later:
     """
 
     def __init__(self) -> None:
-        self.kept: list[ev.Recorded] = []
+        self.counted: list[ev.Recorded] = []
 
     def see(self, one: ev.Recorded) -> None:
         """Keep an event if it counts."""
         if one.event.kind in NAMING or isinstance(one.event, _MOVES_THE_CUT):
-            self.kept.append(one)
+            self.counted.append(one)
 
 
 class Pruning:
@@ -132,7 +133,7 @@ class Pruning:
         assert prepared.cut is not None
         await self._writer.wait_all_committed()
         seen = self._writer.committed
-        events = [one.event for one in later.kept if one.position > prepared.state.position]
+        events = [one.event for one in later.counted if one.position > prepared.state.position]
         began = time.monotonic()
         base, cut = await trio.to_thread.run_sync(partial(prepared.cut.later, events))
         if not self._sequencer.state.position == self._writer.committed == seen:

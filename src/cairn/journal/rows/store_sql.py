@@ -3,9 +3,10 @@ Rows in a database: SQLite by default, PostgreSQL by URL. The only module that u
 
 Rules of this module:
 
-1. Rows are added and read, never changed. The first rows are removed as a whole when an operator
-   prunes the journal (``cut``), and a base replaces them. The migrations define the schema; the
-   tables below must equal what they make of an empty database, and a test compares the two.
+1. Rows are added and read, never changed. A base replaces the first rows when the journal is pruned
+   (``cut``); they are removed after that (``removal``), and are read no more. The migrations define
+   the schema; the tables below must equal what they make of an empty database, and a test compares
+   the two.
 2. One connection writes; SQLite can be damaged if two write or checkpoint (up to 3.51.2). All
    others open read-only, even while the server runs. On PostgreSQL a connection that may write has
    the journal's lock from its beginning to its end, so that a lost one is replaced only by one that
@@ -22,6 +23,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -40,6 +42,7 @@ from cairn.journal.errors import (
 )
 from cairn.journal.rows.base import Base
 from cairn.journal.rows.codec import GENESIS, Row, shown
+from cairn.journal.rows.removal import REMOVED_ROWS, Replaced
 
 T = TypeVar("T")
 
@@ -153,6 +156,15 @@ _LAST = (
     .limit(1)
 )
 _INSERT = sa.insert(_events)
+_LINKS = sa.select(
+    *(
+        sa.type_coerce(column, sa.types.NullType())
+        for column in (_events.c.position, _events.c.hash, _events.c.previous_hash)
+    )
+).order_by(_events.c.position.desc())
+_AFTER_BASE = _events.c.position > sa.func.coalesce(
+    sa.select(sa.func.max(_bases.c.position)).scalar_subquery(), -(2**62)
+)
 
 
 def journal_url(data_dir: Path) -> str:
@@ -284,7 +296,7 @@ class SqlStore:
         )
 
     def cut(self, base: Base, rows: Sequence[Row]) -> None:
-        """See ``Store.cut``. The file keeps the space of the rows; ``give_back`` returns it."""
+        """See ``Store.cut``."""
         self._lasting(lambda: self._cut(base, rows))
         self._require_own_file()
 
@@ -301,7 +313,6 @@ class SqlStore:
                 )
             if rows:
                 self._append(rows)
-            self._connection.execute(sa.delete(_events).where(_events.c.position <= base.position))
             self._connection.execute(sa.delete(_bases))
             self._connection.execute(sa.insert(_bases), attrs.asdict(base))
 
@@ -310,6 +321,39 @@ class SqlStore:
         if found is None or tuple(found) != attrs.astuple(base):
             return False
         return not rows or self._head() == (rows[-1].position, rows[-1].hash)
+
+    def removal(self, most: int = REMOVED_ROWS) -> Iterator[int]:
+        """See ``Store.removal``. The file keeps the space of the rows; ``give_back`` returns it."""
+        replaced = None
+        for found in self._replaced(most):
+            replaced = found
+            yield 0
+        while replaced is not None and replaced.first <= replaced.last:
+            first, end = replaced.first, min(replaced.first + most - 1, replaced.last)
+            self._lasting(partial(self._remove, first, end))
+            replaced.first = end + 1
+            yield end - first + 1
+
+    def _remove(self, first: int, last: int) -> None:
+        with _errors(self._place, "prune", _MAKE_MORE_ROOM), self._connection.begin():
+            self._require_own_schema()
+            query = sa.delete(_events).where(_events.c.position.between(first, last))
+            self._connection.execute(query)
+
+    def _replaced(self, most: int) -> Iterator[Replaced]:
+        """
+        The rows that the base has replaced and that are there still, after each ``most`` of them
+        that were found; none if the journal has no base. Looked for from the base backwards,
+        because a process that removes them begins at the other end.
+        """
+        found = self._found(sa.select(_bases.c.position, _bases.c.head).limit(1))
+        if not found:
+            return
+        replaced, count = Replaced(*found[0]), most
+        while count == most:
+            query = _LINKS.where(_events.c.position < replaced.first).limit(most)
+            count = replaced.feed(tuple(link) for link in self._found(query))
+            yield replaced
 
     def has_slack(self) -> bool:
         """Whether ``give_back`` has something to do: free pages in the file, or a log."""
@@ -423,6 +467,10 @@ class SqlStore:
         query = sa.select(*_columns).order_by(_events.c.position).limit(BATCH_ROWS)
         if stream is not None:
             query = query.where(_events.c.stream == stream)
+        if after is None:
+            *_, replaced = None, *self._replaced(BATCH_ROWS)
+            if replaced is not None:
+                query = query.where(~_events.c.position.between(replaced.first, replaced.last))
         while True:
             batch = self._found(query if after is None else query.where(_events.c.position > after))
             for values in batch:
@@ -433,20 +481,21 @@ class SqlStore:
 
     def row(self, position: int) -> Row | None:
         """See ``Store.row``."""
-        query = sa.select(*_columns).where(_events.c.position == position)
+        query = sa.select(*_columns).where(_events.c.position == position, _AFTER_BASE)
         found = self._lasting(lambda: self._found(query))
         return _row(found[0]) if found else None
 
     def last(self, count: int, *, stream: str | None = None) -> list[Row]:
         """The last ``count`` rows in order, of one stream if one is named."""
         query = sa.select(*_columns).order_by(_events.c.position.desc()).limit(count)
+        query = query.where(_AFTER_BASE)
         if stream is not None:
             query = query.where(_events.c.stream == stream)
         return [_row(values) for values in reversed(self._found(query))]
 
     def streams(self) -> set[str]:
         """The names of all streams that have a row."""
-        query = sa.select(_events.c.stream).distinct()
+        query = sa.select(_events.c.stream).where(_AFTER_BASE).distinct()
         return {name for (name,) in self._found(query) if isinstance(name, str)}
 
     def _found(self, query: Any) -> Sequence[Any]:

@@ -202,7 +202,8 @@ class Verification:
             event = decode(row).event
             if isinstance(event, ev.JournalPruned):
                 self.pruned = row.position, event
-            elif isinstance(event, ev.LossAccepted):
+            else:
+                assert isinstance(event, ev.LossAccepted)
                 self.lost.update(dict.fromkeys(event.heads, row.position))
 
     def _check_base(self) -> None:

@@ -150,9 +150,10 @@ def prune(
             prepared = _prepared(store, options)
             prepared.commit(store)
             _report(prepared, options, dry_run=False)
+            # Also what an earlier prune, of a server perhaps, has not removed to its end.
+            smaller = _remove(store) or slack
             _remove_snapshot(data_dir)
             _forget(store, data_dir, prepared.runs)
-            smaller = slack or prepared.base is not None
             if smaller:
                 _give_back(store)
         finally:
@@ -174,6 +175,21 @@ def _refuse_recent(before_us: int) -> None:
 
 def _prepared(store: SqlStore, options: PruneOptions) -> PreparedPrune:
     return prepare_prune(store, options, clock(), watched=progress)
+
+
+def _remove(store: SqlStore) -> bool:
+    """Remove the rows that the base has replaced. Returns whether there were any."""
+    removed = 0
+    try:
+        for count in store.removal():
+            removed += count
+    except StoreError as error:
+        click.echo(
+            f"The rows are pruned, and no command reads them, but not all of them could be "
+            f"removed: {error} Run the same command again to finish.",
+            err=True,
+        )
+    return removed > 0
 
 
 def _forget(store: SqlStore, data_dir: Path, runs: Collection[str]) -> None:
