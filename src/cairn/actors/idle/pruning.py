@@ -135,16 +135,14 @@ class Pruning:
         seen = self._writer.committed
         events = [one.event for one in later.counted if one.position > prepared.state.position]
         began = time.monotonic()
-        base, cut = await trio.to_thread.run_sync(partial(prepared.cut.later, events))
+        needed = self._agents.needed()
+        base, cut = await trio.to_thread.run_sync(partial(prepared.cut.later, events, needed))
         if not self._sequencer.state.position == self._writer.committed == seen:
             return False
         if not self._may_cut():
             return False
         if any(isinstance(event, _MOVES_THE_CUT) for event in events):
             raise StoreError("An answer was checked, or an invariant broken, while it was read.")
-        needed = self._agents.first_row()
-        if needed is not None and needed[0] <= base.position:
-            raise StoreError(f"Agent {needed[1].name} needs row {needed[0]} since then.")
         receipt = self._sequencer.prune(base, cut)
         try:
             await self._writer.wait_committed(receipt)

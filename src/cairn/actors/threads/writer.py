@@ -21,7 +21,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -33,7 +33,7 @@ from cairn.actors.threads.heads import HeadKeeper
 from cairn.actors.threads.thread import run_thread
 from cairn.journal.errors import StoreError, StoreUnready
 from cairn.journal.events import Recorded, StallReason
-from cairn.journal.rows.base import Base
+from cairn.journal.rows.base import Base, histories_of
 from cairn.journal.rows.codec import Row
 from cairn.journal.rows.heads import Head
 from cairn.journal.rows.store import Store
@@ -155,6 +155,7 @@ class JournalWriter:
         self._warned = False
         self._removal: Iterator[int] | None = store.removal()
         self._removed = 0
+        self._base_rows: Mapping[int, Row] | None = None
         self._removal_rests_until = 0.0
 
     @property
@@ -259,8 +260,8 @@ class JournalWriter:
 
     async def rows(self, positions: Sequence[int]) -> list[Row | None]:
         """
-        Committed rows; None for one that was pruned. They are read on the thread that writes,
-        because only that uses the connection.
+        Committed rows; None for one that was pruned, unless the base keeps it. They are read on the
+        thread that writes, because only that uses the connection.
 
         Raises:
             CannotRecord: the journal cannot be written now; writing comes first.
@@ -317,7 +318,7 @@ class JournalWriter:
                     rows = [row for batch in together for row in batch.rows]
                     self._store_rows(rows, together[0].base, token)
                     if together[0].base is not None:
-                        self._removal = self._store.removal()
+                        self._removal, self._base_rows = self._store.removal(), None
                     if self._heads is not None:
                         self._heads.committed(Head(rows[-1].position, rows[-1].hash))
                     token.run_sync_soon(self._announce, together, self._store.log_bytes())
@@ -370,9 +371,15 @@ class JournalWriter:
     def _found(self, positions: Sequence[int]) -> list[Row | None] | StoreError:
         """Look rows up. A failure is for the caller: it does not concern the rows to write."""
         try:
-            return [self._store.row(position) for position in positions]
+            return [self._store.row(at) or self._in_base().get(at) for at in positions]
         except StoreError as error:
             return error
+
+    def _in_base(self) -> Mapping[int, Row]:
+        """The rows that the base keeps, which is decoded when one is first needed."""
+        if self._base_rows is None:
+            self._base_rows = histories_of(self._store.base()).by_position()
+        return self._base_rows
 
     def _gathered(self) -> tuple[list[_Batch], list[_Lookup], bool]:
         """
