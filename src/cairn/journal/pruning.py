@@ -284,8 +284,7 @@ def _base_at(
             recorded = fold.feed(row)
             times = [*times[:1], row.time_us]
             state, head = fold.state, row.hash
-            if recorded is None:
-                continue
+            assert recorded is not None  # all rows were read before, and none was damaged
             if isinstance(recorded.event, ev.ModelLoaded):
                 loaded = recorded.event
             then.turns.see(recorded)
@@ -346,9 +345,10 @@ def _prove(
     fold, agents_left = Replay(base), histories_of(base).fold()
     begins = fold.state
     for row in chain(left, rows):
-        if (recorded := fold.feed(row)) is not None:
-            agents_left.turns.see(recorded)
-            agents_left.see(recorded)
+        recorded = fold.feed(row)
+        assert recorded is not None
+        agents_left.turns.see(recorded)
+        agents_left.see(recorded)
     for row in rows:
         agents.turns.see(decode(row))
         agents.see(decode(row))

@@ -26,6 +26,7 @@ from alembic.script import ScriptDirectory
 
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked, StoreLost
 from cairn.journal.replay import replay
+from cairn.journal.rows import postgres as postgres_store
 from cairn.journal.rows import store_sql
 from cairn.journal.rows.base import Base, base_of
 from cairn.journal.rows.codec import GENESIS, Row
@@ -365,7 +366,7 @@ def test_a_second_writer_on_postgresql(postgresql_url: str, monkeypatch: pytest.
     A journal has one writer at a time: a second one, and a migration, are refused before they read,
     with who has the lock. Readers are not. The lock ends with its connection.
     """
-    monkeypatch.setattr(store_sql, "CLAIM_TRIES", 2)
+    monkeypatch.setattr(postgres_store, "CLAIM_TRIES", 2)
     with closing(SqlStore.open(postgresql_url)) as store:
         store.append(ROWS[:5])
         with pytest.raises(StoreError, match=r"process \d+ of the database server\. Stop it"):
@@ -449,7 +450,7 @@ def test_a_connection_that_cannot_be_replaced(postgresql_url: str):
 
 def test_a_journal_that_another_server_took(postgresql_url: str, monkeypatch: pytest.MonkeyPatch):
     """A writer that lost its connection does not get another's lock, and writes nothing."""
-    monkeypatch.setattr(store_sql, "CLAIM_TRIES", 2)
+    monkeypatch.setattr(postgres_store, "CLAIM_TRIES", 2)
     with closing(SqlStore.open(postgresql_url)) as first:
         first.append(ROWS[:4])
         cut_connections(postgresql_url)
@@ -471,7 +472,7 @@ def test_a_connection_that_the_database_still_keeps(
     A network may lose a connection without the database's knowledge, which keeps the lock with it.
     The writer waits for that as for the database itself, and does not take it for another server.
     """
-    monkeypatch.setattr(store_sql, "CLAIM_TRIES", 2)
+    monkeypatch.setattr(postgres_store, "CLAIM_TRIES", 2)
     with (
         lossy_proxy(postgresql_url) as (through, lose),
         closing(SqlStore.open(through)) as store,

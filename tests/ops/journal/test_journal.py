@@ -23,6 +23,7 @@ from cairn.journal import pruning
 from cairn.journal.errors import StoreError, StoreFull
 from cairn.journal.replay import replay
 from cairn.journal.retention import NeededIds, Survey
+from cairn.journal.rows import postgres as postgres_store
 from cairn.journal.rows import store_sql
 from cairn.journal.rows.base import VERSION, forgotten, loaded_of
 from cairn.journal.rows.codec import Row, decode
@@ -322,7 +323,7 @@ def test_a_prune_on_postgresql(run, postgres: Postgres, monkeypatch):
     The database's lock says whether a server has the journal: while it does, nothing is pruned.
     Once it was killed, its run is recorded as lost.
     """
-    monkeypatch.setattr(store_sql, "CLAIM_TRIES", 2)
+    monkeypatch.setattr(postgres_store, "CLAIM_TRIES", 2)
     url, rows = postgres.new_database(), conversation().rows
     migrate(url)
     prune = ("journal", "prune", "--journal", url, *BEFORE, "--close-idle")
