@@ -27,10 +27,10 @@ from hypothesis import strategies as st
 
 from cairn.journal import events as ev
 from cairn.journal import paths
+from cairn.journal.cache.short_blocks import rest_to_seal, superseded
 from cairn.journal.keys import block_keys, fingerprint_of, ids_hash, part_hash, short_block_key
 from cairn.journal.ledger import Clock, Ledger, Outcome
 from cairn.journal.rows.codec import Row
-from cairn.journal.short_blocks import rest_to_seal, superseded
 from cairn.journal.state import OpenRequest, Session, SessionId, State, Turn, slab_ids
 
 SECRETS = {"t1": b"one secret", "t2": b"another secret"}

@@ -23,12 +23,12 @@ from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal import speculation
-from cairn.journal.checkpoints import Checkpoints
-from cairn.journal.gone_blocks import without_gone
+from cairn.journal.cache.checkpoints import Checkpoints
+from cairn.journal.cache.gone_blocks import without_gone
+from cairn.journal.cache.windows import SinkWindow
 from cairn.journal.keys import IdBytes, framed, ids_bytes
 from cairn.journal.lifecycle import SessionState, next_state, trigger
 from cairn.journal.tenants import agent_session
-from cairn.journal.windows import SinkWindow
 
 SessionId = NewType("SessionId", str)
 Part = tuple[str, str]
@@ -316,7 +316,7 @@ class Block:
         previous_use: position of the use before that, see ``Use``; None if there was none.
         expires_us: the latest expiry that a session sealed it with, in microseconds since 1970;
             None for never.
-        tokens: C, or fewer in a short block, see ``short_blocks``.
+        tokens: C, or fewer in a short block, see ``cache/short_blocks``.
         ids: its token ids, see ``keys.ids_bytes``, while it can be matched in part; private. Empty
             if it is neither in memory nor in a file, with the grain C, and if a prune removed them.
     """

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given
 from immutables import Map
 
-from cairn.journal import eviction
-from cairn.journal.eviction_order import Order
+from cairn.journal.cache import eviction
+from cairn.journal.cache.eviction_order import Order
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import Block, Pool, Session, SessionId, Slab, State
 from tests.journal.model import (

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from itertools import islice, takewhile
 
-from cairn.journal.eviction_order import Order
+from cairn.journal.cache.eviction_order import Order
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import Block, Model, Session, State
 
