@@ -29,7 +29,7 @@ ALLOWED = {
     "tests/engine/prompt/test_cuts.py: wrapper.encode.__self__._tokenizer": _TOKENIZER,
     "tests/gate/test_speculation.py: mlx_engine._read": "a control: drafts that none checked",
     "tests/http/chat_completions/test_client.py: answer._request_id": "documented by OpenAI",
-    "tests/journal/test_eviction_order.py: ends._heaps": "not visible: former ends do not pile up",
+    "tests/journal/cache/test_eviction_order.py: ends._heaps": "not visible: old ends are few",
     "tests/journal/test_retention.py: base._Snapshot": "fields are hashed by their names",
     "tests/ops/drills/test_drill.py: _NO_RETRY": "a control: an error without its header",
     "tests/ops/drills/test_drill.py: _REFUSALS": "a control: an error without its header",

@@ -22,10 +22,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from cairn.actors.journal_start import start_journal
 from cairn.actors.settings import no_progress
 from cairn.actors.snapshots import SnapshotFile
 from cairn.journal import events as ev
+from cairn.journal.keys import fingerprint_of
 from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.ops.common.locations import snapshot_path
 from tests.support import journals
@@ -47,10 +50,8 @@ class LongBuilder(journals.Builder):
         for place in range(1, len(answer)):
             at = len(prompt) + place - 1
             span, ran, drawn = (at, at + 1), (answer[place - 1],), (answer[place],)
-            yield self.extended(name, request, "decode", span, ran, drawn)
-            yield ev.TokensEmitted(
-                session=name, request=request, first=place, ids=drawn, text="word "
-            )
+            passed = self.extended(name, request, "decode", span, ran, drawn)
+            yield attrs.evolve(passed, emitted=1, text="word ")
 
     def steps(
         self,
@@ -62,7 +63,7 @@ class LongBuilder(journals.Builder):
     ) -> Any:
         """See ``Builder.steps``."""
         for event in super().steps(name, request, messages, prompt, answer):
-            later = isinstance(event, ev.TokensEmitted) and event.first == 1
+            later = isinstance(event, ev.TokensEmitted) and event.first > 0
             if isinstance(event, ev.CacheExtended) and event.step == "decode":
                 yield from self.decoded(name, request, prompt, answer)
             elif not later:
@@ -87,7 +88,11 @@ class LongBuilder(journals.Builder):
 
 def make(directory: Path, rows: int, prompt_tokens: int, answer_tokens: int) -> None:
     """Write a journal of at least this many rows."""
-    journals.CHUNK, journals.CONTEXT = BLOCK_TOKENS, TURNS * (prompt_tokens + answer_tokens) + 1
+    blocks = TURNS * (prompt_tokens + answer_tokens) // BLOCK_TOKENS + 1
+    journals.CHUNK, journals.CONTEXT = BLOCK_TOKENS, blocks * BLOCK_TOKENS
+    sizes = {"block_tokens": journals.CHUNK, "context_tokens": journals.CONTEXT}
+    journals.FIELDS = {**journals.FIELDS, **sizes}
+    journals.FINGERPRINT = fingerprint_of(journals.FIELDS)
     directory.mkdir(parents=True, exist_ok=True)
     url = journal_url(directory)
     migrate(url)
@@ -97,9 +102,9 @@ def make(directory: Path, rows: int, prompt_tokens: int, answer_tokens: int) -> 
     number = 0
     talks: list[tuple[str, list[str], list[int]]] = []
     while builder.ledger.state.position < rows:
-        if len(talks) < AT_ONCE:
-            number += 1
-            talks.append((f"session-{number}", [], []))
+        if not talks:  # all of the last ones are closed, so that a prune may cut here
+            talks = [(f"session-{number + n}", [], []) for n in range(1, AT_ONCE + 1)]
+            number += AT_ONCE
         name, messages, ids = talks.pop(0)
         messages.append(f"question {len(messages)} of {name}")
         ids.extend(drawn.choices(range(32_000), k=prompt_tokens))

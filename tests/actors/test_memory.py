@@ -23,8 +23,8 @@ from cairn.actors.threads.engine import EngineThread
 from cairn.engine.errors import EngineFault
 from cairn.engine.reports import EvictReport, MemoryReport, SealReport, SlabReport
 from cairn.journal import events as ev
+from cairn.journal.cache.eviction_order import Order
 from cairn.journal.errors import BugError
-from cairn.journal.eviction_order import Order
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import Block, Model, Pool, Session, SessionId, Slab, State
 from tests.support.fake_engine import FACTS, FakeEngine

@@ -17,8 +17,8 @@ from cairn.engine.reports import (
     SelfTestReport,
 )
 from cairn.engine.sampling import Sampling
-from cairn.journal.checkpoints import Checkpoints
-from cairn.journal.windows import SinkWindow
+from cairn.journal.cache.checkpoints import Checkpoints
+from cairn.journal.cache.windows import SinkWindow
 
 C = 64
 FACTS = ModelFacts(

@@ -18,12 +18,12 @@ from cairn.engine.errors import ModelRefused
 from cairn.engine.mlx.cache import SinkCache
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
+from cairn.journal.cache.windows import SinkWindow
 from cairn.journal.invariants import check
 from cairn.journal.replay import replay
 from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.store import MemoryStore
 from cairn.journal.state import State, apply
-from cairn.journal.windows import SinkWindow
 from cairn.ops.journal.replay_engine import SAME, rerun
 from tests.support.in_process_server import (
     MIB,

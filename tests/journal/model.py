@@ -27,10 +27,10 @@ from hypothesis import strategies as st
 
 from cairn.journal import events as ev
 from cairn.journal import paths
+from cairn.journal.cache.short_blocks import rest_to_seal, superseded
 from cairn.journal.keys import block_keys, fingerprint_of, ids_hash, part_hash, short_block_key
 from cairn.journal.ledger import Clock, Ledger, Outcome
 from cairn.journal.rows.codec import Row
-from cairn.journal.short_blocks import rest_to_seal, superseded
 from cairn.journal.state import OpenRequest, Session, SessionId, State, Turn, slab_ids
 
 SECRETS = {"t1": b"one secret", "t2": b"another secret"}
@@ -44,6 +44,7 @@ FP_A, FP_B = FIELDS
 CHUNKS = {FP_A: 4, FP_B: 3}
 NOTES: tuple[ev.Event, ...] = (
     ev.OperatorActed(action="note", detail="nothing follows"),
+    ev.LossAccepted(fact="rows are lost", heads=("7:ab", "9:cd")),
     ev.JournalStalled(
         reason="disk_full", error="no room", rows_waiting=1, requests_refused=2, duration_us=3
     ),
@@ -66,7 +67,7 @@ def plain(state: State) -> dict[str, Any]:
     _spread(shown["sessions"], shown["blocks"], shown.pop("uses"), shown.pop("pins"))
     shown["children"] = dict(shown["children"].items())
     shown["faults"] = {bug: (f.position, f.event) for bug, f in state.faults.items()}
-    for index in ("streams", "requests", "tips", "parts", "self_tests"):
+    for index in ("streams", "requests", "tips", "parts", "self_tests", "lost"):
         shown[index] = dict(shown[index].items())
     for index in ("turns", "agents"):
         shown[index] = {name: attrs.asdict(one) for name, one in shown[index].items()}
@@ -131,6 +132,7 @@ class World:
         self.admission_bug: str | None = None
         self.tested: ev.SelfTestFinished | None = None
         self.unstable_accepted = False
+        self.lost: dict[str, int] = {}
         self.turns: dict[str, dict[str, Any]] = {}
         self.agents: dict[str, dict[str, Any]] = {}
         # key of a block to the last two uses of it or of a chain that ended with it
@@ -183,6 +185,7 @@ class World:
             "unstable_accepted": self.unstable_accepted,
             "turns": self.turns,
             "turns_pruned": False,
+            "lost": self.lost,
             "agents": self.agents,
         }
 
@@ -245,6 +248,10 @@ class World:
     def _operator_acted(self, event: ev.OperatorActed) -> None:
         if event.action == "accept_unstable":
             self.unstable_accepted = True
+
+    def _loss_accepted(self, event: ev.LossAccepted) -> None:
+        for head in event.heads:
+            self.lost[head] = self.position
 
     def _request_rejected(self, event: ev.Event) -> None:
         pass

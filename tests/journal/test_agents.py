@@ -318,17 +318,38 @@ def plan(*events: ev.Event) -> Any:
     return survey.plan()
 
 
-def test_rows_of_an_agent_are_not_cut():
-    """Rows from the first one that an agent needs stay; those of a deleted agent may go."""
-    held = plan(STOPPED, created(), *turn("r1"))
-    assert (3, "notes") == (held.cut, held.agent.name)
-    # The fork needs a turn from before its own row.
-    forked = plan(created(), *turn("r1"), created("aside", head="r1"), deleted())
-    assert (3, "aside") == (forked.cut, forked.agent.name)
-    free = plan(created(), *turn("r1"), deleted())
-    assert (6, None) == (free.cut, free.agent)
-    passing = plan(created(persist=False), *turn("r1"), STOPPED)
-    assert (6, None) == (passing.cut, passing.agent)
+def test_rows_of_an_agent_may_go():
+    """They keep no other row. What the agents need is named: their rows, and their turns."""
+    assert 6 == plan(STOPPED, created(), *turn("r1")).cut
+    assert 7 == plan(created(), *turn("r1"), created("aside", head="r1"), deleted()).cut
+    agents, _ = seen(
+        created(), *turn("r1"), created("aside", head="r1"), *turn("r2", "r1"), deleted()
+    )
+    assert ({4}, {"r1"}) == agents.needed()
+
+
+def test_turns_of_agents_after_a_prune():
+    """Those that an agent needs stay, though their rows are gone; those of no agent do not."""
+    pruned = ev.JournalPruned(
+        cut=9,
+        head="h",
+        rows=9,
+        sessions=1,
+        first_us=0,
+        last_us=0,
+        before_us=0,
+        base_digest="d",
+    )
+    agents, turns = seen(
+        created(), *turn("r1"), created("gone"), *turn("r2", agent="gone"), *turn("r3", "r1")
+    )
+    assert ["r1", "r3"] == requests(agents, turns, "notes")
+    turns.see(recorded(11, pruned))
+    assert 3 == len(turns)
+    agents.see(recorded(11, deleted("gone")))
+    agents.see(recorded(12, pruned))
+    assert ["r1", "r3"] == requests(agents, turns, "notes")
+    assert 2 == len(turns)
 
 
 def test_the_context_of_an_agent():

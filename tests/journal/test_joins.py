@@ -13,7 +13,7 @@ from hypothesis import given
 
 from cairn.journal import events as ev
 from cairn.journal import paths
-from cairn.journal.checkpoints import Checkpoints
+from cairn.journal.cache.checkpoints import Checkpoints
 from cairn.journal.state import EMPTY, OpenRequest, Session, apply
 from cairn.journal.stories import request_stories
 from tests.journal.model import (

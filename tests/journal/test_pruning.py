@@ -9,6 +9,7 @@ import pytest
 
 from cairn.journal import events as ev
 from cairn.journal import pruning
+from cairn.journal.agents import Agents
 from cairn.journal.errors import HeadMoved, StoreError
 from cairn.journal.ledger import Clock, Ledger
 from cairn.journal.pruning import (
@@ -20,18 +21,22 @@ from cairn.journal.pruning import (
 )
 from cairn.journal.replay import Report, replay
 from cairn.journal.retention import NeededIds, Survey
-from cairn.journal.rows.base import forgotten, loaded_of, state_of
+from cairn.journal.rows.base import forgotten, histories_of, loaded_of, state_of, with_ids
 from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.histories import NO_HISTORIES, Histories, histories_at
 from cairn.journal.rows.store import MemoryStore
 from cairn.journal.state import State
 from tests.support.journals import (
     JUNE_US,
+    NOTES,
     SLAB_BYTES,
+    TENANT,
     Builder,
     aged,
     beside_files,
     broken,
     in_mid_request,
+    speaking,
     tampered,
 )
 
@@ -68,7 +73,7 @@ def test_a_prune_is_prepared_then_done():
     assert {"boot-1"} == prune.runs
     prune.commit(store)
     young = aged()[FIRST_RUN:]
-    assert [*young, *prune.rows] == store.rows
+    assert [*young, *prune.rows] == list(store.read())
     assert prune.base == store.base()
     event = decode(store.rows[-1]).event
     assert isinstance(event, ev.JournalPruned)
@@ -89,6 +94,115 @@ def test_nothing_can_be_removed():
     assert "s1" == prune.plan.held_by.session
     prune.commit(store)
     assert (aged(), None) == (store.rows, store.base())
+
+
+def agents_of(store: MemoryStore) -> Agents:
+    """The agents of what a store has."""
+    agents = histories_of(store.base()).fold()
+    for row in store.read():
+        agents.turns.see(decode(row))
+        agents.see(decode(row))
+    return agents
+
+
+def test_an_agent_keeps_no_row():
+    """
+    Its session is open, and the old rows of it go. The base has the turns and how it was created,
+    and the token ids with which its session goes on; of an agent that was deleted it has nothing.
+    """
+    rows = speaking().rows
+    store = MemoryStore(rows)
+    prune = prepared(store)
+    cut = next(row.position for row in rows if row.kind == "server_stopped")
+    assert (cut, 0, None) == (prune.plan.cut, prune.plan.sessions, prune.plan.held_by)
+    prune.commit(store)
+    base = store.base()
+    assert base is not None
+    kept = histories_of(base)
+    assert (["notes"], {"r3", "r4"}) == ([one.name for one in kept.agents], {*kept.places})
+    kinds = ["agent_created", *["turn_stored", "request_finished"] * 2]
+    assert kinds == [row.kind for row in kept.rows]
+    assert {row.position: row for row in rows if row in kept.rows} == kept.by_position()
+    after = read(store)
+    assert () == after.findings
+    assert ({NOTES}, True) == (with_ids(state_of(base)), NOTES in after.state.sessions)
+    whole = replay([*rows, *prune.rows])
+    assert whole.head == after.head
+    assert whole.state.session(NOTES) == after.state.session(NOTES)
+    agents = agents_of(store)
+    notes = agents.find("notes", TENANT)
+    assert notes is not None
+    assert (3, "r5") == (notes.turns, notes.head)
+    assert 3 == len(agents.history(notes)) == len(agents.turns)
+
+
+def test_a_later_prune_of_an_agent():
+    """The base goes on from the one before; once the agent is deleted, it has nothing of it."""
+    store = MemoryStore(speaking().rows)
+    prepared(store).commit(store)
+    prepared(store, FAR).commit(store)
+    kept = histories_of(store.base())
+    assert {"r3", "r4", "r5"} == {*kept.places}
+    assert 7 == len(kept.rows)
+    assert () == read(store).findings
+    report = read(store)
+    ledger = Ledger(numbered(), state=report.state, head=report.head)
+    deleted = ev.AgentDeleted(agent="notes", tenant=TENANT)
+    store.append(ledger.propose([deleted, ev.SessionClosed(session=NOTES, reason="-")]).rows)
+    prepared(store, FAR).commit(store)
+    assert NO_HISTORIES == histories_of(store.base())
+    assert () == read(store).findings
+
+
+def test_an_agent_that_is_deleted_before_the_cut():
+    """A base that is made again for it has nothing of it, and of the others what it had."""
+    prune = prepared(MemoryStore(speaking().rows))
+    assert prune.cut is not None
+    base, cut = prune.cut.later([], (set(), set()))
+    assert NO_HISTORIES == histories_of(base) == cut.histories
+    assert base.digest == cut.pruned.base_digest != prune.cut.pruned.base_digest
+    same, _ = prune.cut.later([], agents_of(MemoryStore(speaking().rows)).needed())
+    assert prune.base == same
+
+
+def test_an_agent_that_is_at_work():
+    """
+    The rows of a request, and those up to where the session releases its slab, are not cut apart. A
+    quarantined session keeps them until it is closed.
+    """
+    rows = speaking().rows
+    received = [row.position for row in rows if row.kind == "request_received"]
+    for end in (received[0] + 1, received[0] + 20):
+        held = prepared(MemoryStore(rows[:end]), FAR).plan
+        assert held.held_by is not None
+        assert (NOTES, received[0]) == (held.held_by.session, held.held_by.first)
+    made = speaking()
+    made.start()
+    first = len(made.rows) + 1
+    made.crash(NOTES)
+    store = MemoryStore(made.rows)
+    held = prepared(store, FAR).plan
+    assert held.held_by is not None
+    assert first <= held.held_by.first <= len(made.rows)
+    assert held.cut == held.held_by.first - 1
+    prune = prepared(store, FAR, close_quarantined=True)
+    assert (1, None) == (prune.plan.sessions, prune.plan.held_by)
+    prune.commit(store)
+    assert () == tuple(found for found in read(store).findings if not found.recorded)
+
+
+def test_other_agents_are_refused(monkeypatch: pytest.MonkeyPatch):
+    """A base that loses a turn of an agent would be our bug; nothing is changed."""
+
+    def too_little(*given: object) -> Histories:
+        found = histories_at(*given)  # type: ignore[arg-type]
+        return found.limited_to(({agent.created for agent in found.agents}, {"r3"}))
+
+    monkeypatch.setattr(pruning, "histories_at", too_little)
+    store = MemoryStore(speaking().rows)
+    with pytest.raises(StoreError, match=r"\(other agents\). This is a bug in Cairn"):
+        prepared(store)
+    assert store.base() is None
 
 
 def test_a_second_prune():

@@ -13,6 +13,7 @@ from hypothesis import given
 
 from cairn.journal import events as ev
 from cairn.journal.errors import UnknownEvent
+from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import Report, replay
 from cairn.journal.retention import NAMING, NeededIds, Survey
 from cairn.journal.rows import base
@@ -28,13 +29,14 @@ from cairn.journal.rows.base import (
     with_ids,
 )
 from cairn.journal.rows.codec import Row, decode
-from cairn.journal.state import EMPTY, State
+from cairn.journal.state import EMPTY, Session, State
+from cairn.journal.tenants import agent_of
 from tests.journal.model import FP_A, TAPES, Driver, Talk, Violated, played, profile, tape
 
 LONG_AGO = 0
 FAR = 2**60
 
-NAME_OF_FIELDS = "b216424c9633838c"
+NAME_OF_FIELDS = "95f776991f68691e"
 """A digest of the fields in version 10 of what a base holds."""
 
 
@@ -58,21 +60,15 @@ def brute(rows: list[Row], states: list[State], before_us: int) -> int:
     latest: dict[str, list[int]] = {}
     closed: list[list[int]] = []
     reported: list[tuple[int, int]] = []
-    agents: dict[tuple[str, str], tuple[int, bool]] = {}
+    agents: list[list[int]] = []
     for recorded, before, after in zip(map(decode, rows), states, states[1:], strict=False):
         event, position = recorded.event, recorded.position
         if isinstance(event, ev.InvariantViolated):
             reported.append((event.at_position, position))
-        if isinstance(event, ev.AgentCreated):
-            agents[event.tenant, event.agent] = position, event.persist
-        if isinstance(event, ev.AgentDeleted):
-            agents.pop((event.tenant, event.agent), None)
-        if isinstance(event, ev.ServerStopped | ev.ServerLost):
-            agents = {name: agent for name, agent in agents.items() if agent[1]}
         # Open sessions are those in the state: an event that broke an invariant opens none.
         for session in sorted(set(after.sessions) - set(before.sessions)):
             latest[session] = []
-            lives.append(latest[session])
+            (lives if agent_of(session) is None else agents).append(latest[session])
         named = getattr(event, "session", None)
         if named is not None and named in latest:
             latest[named].append(position)
@@ -86,11 +82,34 @@ def brute(rows: list[Row], states: list[State], before_us: int) -> int:
         )
         older = all(row.time_us < before_us for row in rows[:cut])
         some = any(life[0] <= cut for life in lives)
+        some = some or any(life in closed and life[-2:][0] <= cut for life in agents)
+        some = some or served(states, cut)
+        some = some or "agent_deleted" in {row.kind for row in rows[:cut]}
         stories = not any(broken <= cut < row for broken, row in reported)
-        needed = all(cut < row for row, _ in agents.values())
-        if whole and older and some and stories and needed and not states[cut].requests:
+        rest = all(rests(one) for one in states[cut].sessions.values() if agent_of(one.id))
+        if whole and older and some and stories and rest and not states[cut].requests:
             return cut
     return 0
+
+
+def rests(session: Session) -> bool:
+    """Whether the session of an agent may be cut."""
+    return session.state in (SessionState.COLD, SessionState.IDLE) and session.slab is None
+
+
+def served(states: list[State], cut: int) -> bool:
+    """Whether an agent was at work in the first rows, and rested after that."""
+    names = {name for state in states[: cut + 1] for name in state.sessions if agent_of(name)}
+    for name in names:
+        busy = False
+        for position, state in enumerate(states):
+            session = state.sessions.get(name)
+            is_busy = session is not None and not rests(session)
+            if is_busy and position <= cut:
+                busy = True
+            if busy and not is_busy:
+                return True
+    return False
 
 
 def pruned(rows: list[Row], states: list[State], cut: int) -> tuple[Base, list[Row]]:

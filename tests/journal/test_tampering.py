@@ -22,16 +22,23 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import attrs
 import msgspec
 import pytest
+from immutables import Map
 
+from cairn.journal import events as ev
 from cairn.journal.errors import JournalError
-from cairn.journal.replay import Replay
-from cairn.journal.rows.base import Base, base_of
-from cairn.journal.rows.codec import GENESIS, KINDS, Row, row_hash
+from cairn.journal.ledger import Clock
+from cairn.journal.pruning import PruneOptions, prepare_prune
+from cairn.journal.replay import Replay, replay
+from cairn.journal.rows.base import Base, base_fault, base_of, histories_of
+from cairn.journal.rows.codec import GENESIS, KINDS, Row, decode, row_hash
 from cairn.journal.rows.export import read_export, to_line
+from cairn.journal.rows.histories import Histories
+from cairn.journal.rows.store import MemoryStore
 from cairn.journal.rows.verification import verify_export
+from cairn.journal.state import State
 from tests.journal.model import played, tape
 from tests.journal.unbound import UNBOUND, table
-from tests.support.journals import healthy, stored
+from tests.support.journals import JUNE_US, healthy, speaking, stored
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = (
@@ -361,6 +368,97 @@ def test_the_page_has_the_list() -> None:
     assert table() in (ROOT / "docs" / "audit.md").read_text("utf-8")
     for kind, fields in UNBOUND.items():
         assert set(fields) <= (set(COLUMNS) if kind == "*" else set(HINTS[kind]))
+
+
+def histories() -> tuple[Histories, list[Row], Row]:
+    """What a base keeps of an agent, the rows after it, and the row that names the base."""
+    store = MemoryStore(speaking().rows)
+    clock = Clock(new_id=lambda: "a prune", now_us=lambda: 2**60, version="0.0.test")
+    prepare_prune(store, PruneOptions(before_us=JUNE_US), clock).commit(store)
+    *rows, pruned = store.read()
+    return histories_of(store.base()), rows, pruned
+
+
+HISTORIES, LEFT, NAMES_IT = histories()
+FIRST_ROW, SECOND_ROW, THIRD_ROW = HISTORIES.rows[:3]
+NOTES_AGENT = HISTORIES.agents[0]
+KEPT_PLACES = dict(HISTORIES.places)
+FORGED: dict[str, tuple[Histories, str]] = {
+    "nothing": (Histories(), ""),
+    "a text": (
+        attrs.evolve(
+            HISTORIES,
+            rows=(
+                attrs.evolve(FIRST_ROW, private=b'{"system":"x","tools":"[]"}'),
+                *HISTORIES.rows[1:],
+            ),
+        ),
+        "of an agent was changed",
+    ),
+    "a row is missing": (attrs.evolve(HISTORIES, rows=HISTORIES.rows[1:]), "are not those of its"),
+    "rows are exchanged": (
+        attrs.evolve(
+            HISTORIES,
+            rows=(
+                attrs.evolve(THIRD_ROW, position=SECOND_ROW.position),
+                attrs.evolve(SECOND_ROW, position=THIRD_ROW.position),
+                FIRST_ROW,
+                *HISTORIES.rows[3:],
+            ),
+        ),
+        "of an agent was changed",
+    ),
+    "another agent": (
+        attrs.evolve(HISTORIES, agents=(attrs.evolve(NOTES_AGENT, name="other"),)),
+        "did not create other",
+    ),
+    "another tenant": (
+        attrs.evolve(HISTORIES, agents=(attrs.evolve(NOTES_AGENT, tenant="other"),)),
+        "did not create notes",
+    ),
+    "a turn of another request": (
+        attrs.evolve(HISTORIES, places=Map({"r3": KEPT_PLACES["r4"], "r4": KEPT_PLACES["r3"]})),
+        "are not a turn",
+    ),
+    "a turn after another": (
+        attrs.evolve(
+            HISTORIES,
+            places=Map({**KEPT_PLACES, "r4": attrs.evolve(KEPT_PLACES["r4"], previous="x")}),
+        ),
+        "are not a turn",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_what_a_base_keeps_of_agents(what: str) -> None:
+    """
+    A change is found by the digest of the base, which a row names. If base and row are written
+    again to fit, what contradicts the rows that it keeps is found, and their hashes.
+    """
+    forged, words = FORGED[what]
+    state, head = state_of_base()
+    base = base_of(state, head, None, forged)
+    kept = base_of(state, head, None, HISTORIES)
+    named = decode(NAMES_IT).event
+    assert isinstance(named, ev.JournalPruned)
+    due = attrs.evolve(named, base_digest=kept.digest)
+    assert base_fault(kept, due) is None
+    fault = base_fault(base, due)
+    assert fault is not None
+    assert "the base was changed" == fault[0]
+    rewritten = base_fault(base, attrs.evolve(named, base_digest=base.digest))
+    if not words:
+        assert rewritten is None  # as if no agent had been there: see docs/audit.md
+        return
+    assert rewritten is not None
+    assert words in rewritten[2]
+
+
+def state_of_base() -> tuple[State, str]:
+    """The fold of the rows before the base, and the hash of the last of them."""
+    rows = [row for row in speaking().rows if row.position < LEFT[0].position]
+    return replay(rows).state, rows[-1].hash
 
 
 def test_exports(all_cases: list[Case], tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cairn.journal import events as ev
-from cairn.journal.eviction_order import Order
+from cairn.journal.cache.eviction_order import Order
 from cairn.journal.state import Session
-from tests.journal.eviction_patterns import Memory, chain, turn
+from tests.journal.cache.eviction_patterns import Memory, chain, turn
 from tests.journal.model import Driver, Talk
 
 ROOM = 100

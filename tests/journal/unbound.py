@@ -59,6 +59,10 @@ UNBOUND: dict[str, dict[str, str]] = {
         "action": "a decision of a person; only `accept_unstable` has an effect that is checked",
         "detail": _WORDS,
     },
+    "loss_accepted": {
+        "fact": _WORDS,
+        "heads": "heads that the journal no longer has; `ops verify` names each that it looks for",
+    },
     "journal_stalled": {
         "reason": _REPORTED,
         "error": _REPORTED,
@@ -115,7 +119,10 @@ UNBOUND: dict[str, dict[str, str]] = {
     },
     "block_evicted": {"reason": "among those that are possible for the block"},
     "block_files_scanned": {"budget_bytes": _LIMIT, "removed_files": _REPORTED},
-    "block_spill_failed": {"reason": _REPORTED},
+    "block_spill_failed": {
+        "key": "which block could not be written; it is as it was",
+        "reason": _REPORTED,
+    },
     "block_loaded": {"duration_us": _CLOCK},
     "block_file_rejected": {"reason": _REPORTED, "moved_to": _REPORTED},
     "block_file_removed": {"reason": "`space` or `expired`; the file is gone either way"},

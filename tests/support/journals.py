@@ -622,6 +622,48 @@ NOTES = "@tenant-1/agent/notes"
 """The session of an agent of ``TENANT``."""
 
 
+def agent_created(name: str = "notes") -> ev.AgentCreated:
+    """An agent of ``TENANT`` comes to be."""
+    return ev.AgentCreated(
+        agent=name,
+        tenant=TENANT,
+        model="",
+        max_context=None,
+        persist=True,
+        created_s=1,
+        forked_from=None,
+        head=None,
+        system="Be brief.",
+        tools="[]",
+    )
+
+
+def speaking() -> Builder:
+    """
+    The agent ``notes`` has two turns of January and one of June, in one session that is open still;
+    another agent, of January, was deleted.
+    """
+    made = Builder()
+    made.start()
+    made.propose(agent_created("gone"), agent_created())
+    keeps = made.keeping(agent="notes", texts={}, texts_at={})
+    made.turn(NOTES, "r3", ["Another"], range(40, 50), (51, 52), wrong=keeps)
+    prompt = (*range(40, 50), 51, 52, 60, 61, 62, 63)
+    keeps = made.keeping(agent="notes", previous="r3", texts={}, texts_at={})
+    made.turn(NOTES, "r4", ["Another", "Yes", "More"], prompt, (53, 54), wrong=keeps)
+    made.propose(ev.AgentDeleted(agent="gone", tenant=TENANT))
+    made.stop()
+    made.time_us = JUNE_US
+    made.start()
+    prompt = (*prompt, 53, 54, 70, 71, 72, 73)
+    keeps = made.keeping(agent="notes", previous="r4", texts={}, texts_at={})
+    texts = ["Another", "Yes", "More", "Fine", "Last"]
+    made.turn(NOTES, "r5", texts, prompt, (55, 56), wrong=keeps)
+    made.stop()
+    assert made.bug is None, made.bug
+    return made
+
+
 def stored() -> list[Row]:
     """
     A server that stores turns: r1 and r2 of s1, of which r1 is deleted; r3 of the agent ``notes``,
@@ -633,6 +675,7 @@ def stored() -> list[Row]:
     made.propose(
         ev.ServerStarted(boot="boot-1", cairn_version="0.0.test", settings={"port": 1}),
         self_test(passed=False),
+        ev.LossAccepted(fact="it ends at row 4, and had row 9 before", heads=(f"9:{'ab' * 32}",)),
         ev.OperatorActed(action="accept_unstable", detail="rows_do_not_matter"),
         model_loaded(),
     )
@@ -643,18 +686,7 @@ def stored() -> list[Row]:
     keeps = made.keeping(question="[2]", previous="r1", texts={}, texts_at={"tools": row})
     made.turn("s1", "r2", [text, "An answer", "And?"], *SECOND, wrong=keeps)
     made.propose(ev.TurnForgotten(of_request="r1", tenant=TENANT))
-    agent = ev.AgentCreated(
-        agent="notes",
-        tenant=TENANT,
-        model="",
-        max_context=None,
-        persist=True,
-        created_s=1,
-        forked_from=None,
-        head=None,
-        system="Be brief.",
-        tools="[]",
-    )
+    agent = agent_created()
     made.propose(agent)
     keeps = made.keeping(agent="notes", texts={}, texts_at={})
     made.turn(NOTES, "r3", ["Another"], range(40, 50), (51, 52), wrong=keeps)

@@ -55,6 +55,7 @@ from cairn.engine.prompt import template as prompts
 from cairn.journal import events as ev
 from cairn.journal.events import StallReason
 from cairn.journal.rows.store import Store
+from cairn.journal.state import State
 
 log = structlog.get_logger("cairn")
 
@@ -401,7 +402,7 @@ async def _run(
             writer.close()
 
 
-def _begin(run: Run, settings: Settings, accepted: str | None) -> None:
+def _begin(run: Run, settings: Settings, accepted: ev.LossAccepted | None) -> None:
     """
     Record the start.
 
@@ -423,9 +424,16 @@ def _begin(run: Run, settings: Settings, accepted: str | None) -> None:
             boot=run.boot, cairn_version=cairn.__version__, settings=settings.on_record
         )
     )
-    if accepted is not None:
-        log.warning("the journal lacks rows that it had; the operator accepted it", fact=accepted)
-        sequencer.append(ev.OperatorActed(action="accept_lost_rows", detail=accepted))
+    if accepted is not None and not _is_on_record(accepted, sequencer.state):
+        log.warning(
+            "the journal lacks rows that it had; the operator accepted it", fact=accepted.fact
+        )
+        sequencer.append(accepted)
+
+
+def _is_on_record(accepted: ev.LossAccepted, state: State) -> bool:
+    """Whether an earlier start recorded the same: the option may be given at each."""
+    return bool(accepted.heads) and all(head in state.lost for head in accepted.heads)
 
 
 async def _first(run: Run, settings: Settings, starting: Starting) -> ModelServer:

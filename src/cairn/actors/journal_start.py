@@ -53,7 +53,7 @@ def start_journal(
         JournalBroken: it violates an invariant, so nothing may be built on it.
     """
     begins = file.read(store, check) if file is not None else None
-    folds = Folds(begins)
+    folds = Folds(begins, store.base() if begins is None else None)
     fold = read_journal(store, progress, begins=begins, folds=folds, check=check)
     ledger = Ledger(clock(), state=fold.state, head=fold.report().head)
     _ = ledger.order  # computed now, on this thread

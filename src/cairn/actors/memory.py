@@ -1,6 +1,6 @@
 """
 Allocates slabs, and manages blocks in memory and on disk. What to evict is a pure decision over the
-journal's state (``cairn.journal.eviction``); the engine carries it out.
+journal's state (``cairn.journal.cache.eviction``); the engine carries it out.
 
 Locks make "evict, then allocate" one step. A task that takes both locks takes ``eviction_lock``
 before the lock of the blocks. A block is written to its file before it is evicted, under both.
@@ -36,8 +36,8 @@ from cairn.engine.reports import (
     UnwrittenReport,
 )
 from cairn.journal import events as ev
-from cairn.journal import eviction, short_blocks
-from cairn.journal.checkpoints import STATES_A_SLAB
+from cairn.journal.cache import eviction, short_blocks
+from cairn.journal.cache.checkpoints import STATES_A_SLAB
 from cairn.journal.errors import BugError
 from cairn.journal.state import Session, SessionId
 
@@ -130,6 +130,11 @@ class Memory:
     def slab_is_awaited(self) -> bool:
         """Whether requests are in the line."""
         return bool(self._line)
+
+    @property
+    def slab_will_come(self) -> bool:
+        """Whether a slab will become free without eviction."""
+        return eviction.slab_will_come(self._sequencer.state, self._owners.keys())
 
     def slab_can_fit(self, capacity_tokens: int) -> bool:
         """Whether a slab of this size fits into an empty pool."""

@@ -16,8 +16,8 @@ import attrs
 
 from cairn.journal import events as ev
 from cairn.journal import paths
+from cairn.journal.cache.eviction_order import Order
 from cairn.journal.errors import BugError
-from cairn.journal.eviction_order import Order
 from cairn.journal.ledger import Ledger, Outcome
 from cairn.journal.pruning import CutState
 from cairn.journal.rows.base import Base

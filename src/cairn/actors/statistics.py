@@ -14,7 +14,7 @@ from cairn.actors.threads.writer import JournalWriter
 from cairn.engine.prompt.encoder import Encoder
 from cairn.engine.reports import ModelFacts
 from cairn.journal.agents import Agent
-from cairn.journal.held import states_held, tokens_held, tokens_in_slabs
+from cairn.journal.cache.held import states_held, tokens_held, tokens_in_slabs
 from cairn.journal.state import Session, State
 from cairn.journal.tenants import session_name
 

@@ -17,9 +17,9 @@ from cairn.engine.growth import Growth
 from cairn.engine.model import fingerprint
 from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import Sampling
-from cairn.journal.checkpoints import Checkpoints
+from cairn.journal.cache.checkpoints import Checkpoints
+from cairn.journal.cache.windows import SinkWindow
 from cairn.journal.events import Coverage, FileFault
-from cairn.journal.windows import SinkWindow
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,8 @@ An agent is a name for a line of turns: its *head* is the last turn, and each tu
 before. A fork is another head on the same line, so the two share their common turns without a copy.
 A turn is added to an agent when its request has finished, and only if it continues from the head.
 
-The rows of an existing agent are never pruned (``first_row``), because they contain its history.
+A base keeps the rows of existing agents that have texts (``needed``), because a client that knows
+only an agent's name could not send them again.
 """
 
 from __future__ import annotations
@@ -144,6 +145,8 @@ class Agents:
                 if self._last is not None and (at, named) == self._last[0]:
                     before = self._last[1]
                     self._agents[before.tenant, before.name] = before
+            case ev.JournalPruned(cut=cut):
+                self.turns.drop(self.turns.of_agents(cut) - self._reached(self._agents.values()))
             case ev.ServerStopped() | ev.ServerLost():
                 self._forget([key for key, agent in self._agents.items() if not agent.persist])
             case _:
@@ -216,15 +219,12 @@ class Agents:
                 return "warm"
         return "cold"
 
-    def first_row(self) -> tuple[int, Agent] | None:
+    def needed(self) -> tuple[set[int], set[str]]:
         """
-        The first row that any existing agent needs, and that agent; None if there are no agents.
+        What the existing agents need: the rows that created them, and the requests of their turns.
         """
-        needed = (
-            (min([agent.created, *(place.stored for place in self.history(agent))]), agent)
-            for agent in self._agents.values()
-        )
-        return min(needed, key=lambda one: one[0], default=None)
+        agents = self._agents.values()
+        return {agent.created for agent in agents}, self._reached(agents)
 
     def _go_on(self, request: str, recorded: ev.Recorded) -> None:
         """Make a turn that has ended the head of its agent."""

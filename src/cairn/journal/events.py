@@ -250,6 +250,22 @@ class OperatorActed(Event):
 
 
 @attrs.frozen(kw_only=True)
+class LossAccepted(Event):
+    """
+    The journal lacked rows that it had, and an operator accepted that.
+
+    Attributes:
+        fact: what was lost, in words.
+        heads: the heads that were recorded or signed and were not in the chain at that moment, each
+            as POSITION:HASH.
+    """
+
+    kind: ClassVar[str] = "loss_accepted"
+    fact: str
+    heads: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
 class JournalStalled(Event):
     """
     The journal could not be written for a time. Requests that were open ended without their answer,
@@ -1185,6 +1201,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     ModelUnloaded,
     ModelLoadFailed,
     OperatorActed,
+    LossAccepted,
     JournalStalled,
     JournalPruned,
     RequestRejected,

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from cairn.journal import events as ev
+from cairn.journal.cache.eviction_order import Order
 from cairn.journal.errors import BugError
-from cairn.journal.eviction_order import Order
 from cairn.journal.invariants import Violation, check
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.retention import NeededIds

@@ -17,6 +17,7 @@ from itertools import chain, takewhile
 import attrs
 
 from cairn.journal import events as ev
+from cairn.journal.agents import Agents
 from cairn.journal.errors import StoreError
 from cairn.journal.ledger import Clock, Ledger
 from cairn.journal.replay import Replay, Report, replay
@@ -26,14 +27,17 @@ from cairn.journal.rows.base import (
     base_of,
     forgotten,
     forgotten_ids,
+    histories_of,
     loaded_of,
     pruned_at,
     with_ids,
 )
 from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.histories import Histories, histories_at
 from cairn.journal.rows.store import Store
 from cairn.journal.runs import Runs
 from cairn.journal.state import Block, State
+from cairn.journal.tenants import agent_of
 
 Watched = Callable[[Iterable[Row], str, int], Iterator[Row]]
 """Passes rows on, for a progress bar. Arguments: the rows, the name of the pass, how many rows."""
@@ -69,6 +73,7 @@ class CutState:
         head: the hash of the last row that is removed.
         loaded: the last model that these rows load.
         needed: the token ids that rows after the cut need.
+        histories: of the agents that exist at the end of the rows.
         pruned: the event of the prune, as if no row came after those that were read.
     """
 
@@ -76,16 +81,25 @@ class CutState:
     head: str
     loaded: ev.ModelLoaded | None
     needed: NeededIds
+    histories: Histories
     pruned: ev.JournalPruned
 
-    def later(self, events: Iterable[ev.Event]) -> tuple[Base, CutState]:
-        """The base for the same cut after more rows, and what it is made of."""
+    def later(
+        self, events: Iterable[ev.Event], agents: tuple[set[int], set[str]]
+    ) -> tuple[Base, CutState]:
+        """
+        The base for the same cut after more rows, and what it is made of.
+
+        Args:
+            agents: what the agents need that exist now.
+        """
         needed = NeededIds(sessions=set(self.needed.sessions), blocks=dict(self.needed.blocks))
         for event in events:
             needed.see(event)
-        base = base_of(forgotten(self.state, needed), self.head, self.loaded)
+        histories = self.histories.limited_to(agents)
+        base = base_of(forgotten(self.state, needed), self.head, self.loaded, histories)
         pruned = attrs.evolve(self.pruned, base_digest=base.digest)
-        return base, attrs.evolve(self, needed=needed, pruned=pruned)
+        return base, attrs.evolve(self, needed=needed, histories=histories, pruned=pruned)
 
 
 @attrs.frozen(kw_only=True)
@@ -117,7 +131,7 @@ class PreparedPrune:
 
     def commit(self, store: Store) -> None:
         """
-        Do it.
+        Do it. The store still has to remove the rows that the base replaces.
 
         Raises:
             HeadMoved: the journal was changed since the prune was prepared; nothing is removed.
@@ -144,7 +158,7 @@ def prepare_prune(
     fold, seen = Replay(old), Runs()
     if fold.state.boot is not None:
         seen.boots.add(fold.state.boot)
-    survey = Survey(options.before_us, fold.state)
+    survey = Survey(options.before_us, fold.state, histories_of(old).fold())
     passes = _Passes(store, old, store.head()[0], watched)
     for row in passes.rows("read", begins):
         recorded = fold.feed(row)
@@ -163,9 +177,10 @@ def prepare_prune(
     plan = survey.plan(closed)
     base, cut = None, None
     if plan.cut > begins:
-        base, cut = _base_at(passes, plan, options)
+        base, cut = _base_at(passes, plan, options, report.state, survey.agents)
         rows += ledger.propose([cut.pruned]).rows
-        _prove(passes.rows("check", base.position), base, cut.needed, rows, ledger)
+        left = passes.rows("check", base.position)
+        _prove(left, base, cut.needed, rows, ledger, survey.agents)
     end = base.position if base is not None else begins
     return PreparedPrune(
         state=report.state,
@@ -245,24 +260,40 @@ def _close_sessions(
     return tuple(rows), spans
 
 
-def _base_at(passes: _Passes, plan: Plan, options: PruneOptions) -> tuple[Base, CutState]:
-    """The base for a cut, and what it is made of."""
+def _base_at(
+    passes: _Passes, plan: Plan, options: PruneOptions, ends: State, agents: Agents
+) -> tuple[Base, CutState]:
+    """
+    The base for a cut, and what it is made of.
+
+    Args:
+        ends: the fold up to the last row.
+        agents: their fold up to there.
+    """
     old, cut = passes.base, plan.cut
-    fold = Replay(old)
+    fold, wanted, histories = Replay(old), agents.needed(), histories_of(old)
+    then, texts = histories.fold(), dict(histories.by_position())
     times: list[int] = []
     loaded = loaded_of(old) if old is not None else None
-    kept = NeededIds()
+    # The sessions of agents go on.
+    kept = NeededIds(sessions={name for name in ends.sessions if agent_of(name) is not None})
     state, head = fold.state, ""
     for row in passes.rows("fold", fold.state.position):
         if row.position <= cut:
             recorded = fold.feed(row)
             times = [*times[:1], row.time_us]
             state, head = fold.state, row.hash
-            if recorded is not None and isinstance(recorded.event, ev.ModelLoaded):
+            assert recorded is not None  # all rows were read before, and none was damaged
+            if isinstance(recorded.event, ev.ModelLoaded):
                 loaded = recorded.event
+            then.turns.see(recorded)
+            then.see(recorded)
+            if _is_of_agents(recorded.event, wanted):
+                texts[row.position] = row
         elif row.kind in NAMING:
             kept.see(decode(row).event)
-    base = base_of(forgotten(state, kept), head, loaded)
+    histories = histories_at(then, wanted, texts)
+    base = base_of(forgotten(state, kept), head, loaded, histories)
     pruned = ev.JournalPruned(
         cut=base.position,
         head=base.head,
@@ -273,11 +304,30 @@ def _base_at(passes: _Passes, plan: Plan, options: PruneOptions) -> tuple[Base, 
         before_us=options.before_us,
         base_digest=base.digest,
     )
-    return base, CutState(state=state, head=head, loaded=loaded, needed=kept, pruned=pruned)
+    made_of = CutState(
+        state=state, head=head, loaded=loaded, needed=kept, histories=histories, pruned=pruned
+    )
+    return base, made_of
+
+
+def _is_of_agents(event: ev.Event, wanted: tuple[set[int], set[str]]) -> bool:
+    """Whether a row may have a text of an agent."""
+    match event:
+        case ev.AgentCreated():
+            return True
+        case ev.TurnStored(request=request) | ev.RequestFinished(request=request):
+            return request in wanted[1]
+        case _:
+            return False
 
 
 def _prove(
-    left: Iterable[Row], base: Base, kept: NeededIds, rows: Sequence[Row], ledger: Ledger
+    left: Iterable[Row],
+    base: Base,
+    kept: NeededIds,
+    rows: Sequence[Row],
+    ledger: Ledger,
+    agents: Agents,
 ) -> None:
     """
     Read what would be left, and compare.
@@ -286,20 +336,29 @@ def _prove(
         left: the rows after the cut.
         kept: the token ids that the base may have.
         rows: what would be appended.
+        agents: their fold up to the end of the rows.
 
     Raises:
         StoreError: it is not the same, which is a bug in Cairn.
     """
-    fold = Replay(base)
+    fold, agents_left = Replay(base), histories_of(base).fold()
     begins = fold.state
     for row in chain(left, rows):
-        fold.feed(row)
+        recorded = fold.feed(row)
+        assert recorded is not None
+        agents_left.turns.see(recorded)
+        agents_left.see(recorded)
+    for row in rows:
+        agents.turns.see(decode(row))
+        agents.see(decode(row))
     report = fold.report()
     due = pruned_at(ledger.state, base.position, kept)
     broken = [found for found in report.findings if not found.recorded]
     what = broken[0].message if broken else None
     if what is None and (report.state != due or report.head != ledger.head):
         what = "another state"
+    if what is None and not _are_same(agents_left, agents):
+        what = "other agents"
     private = not with_ids(begins) <= kept.sessions
     private = private or begins.blocks != forgotten_ids(begins.blocks, kept.blocks)
     if what is None and (begins.requests or private):
@@ -309,6 +368,14 @@ def _prove(
             f"The rows after row {base.position} would not read as the whole journal does "
             f"({what}). This is a bug in Cairn; nothing was pruned. Please report it."
         )
+
+
+def _are_same(found: Agents, due: Agents) -> bool:
+    """Whether both folds have the same agents with the same histories."""
+    _, turns = due.needed()
+    return found.of(None) == due.of(None) and all(
+        found.turns.held(request) == due.turns.held(request) for request in turns
+    )
 
 
 def orphaned_blocks(rows: Iterable[Row], base: Base) -> tuple[Report, dict[str, Block]]:

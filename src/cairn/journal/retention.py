@@ -6,13 +6,14 @@ A cut at row P removes rows 1 to P and leaves a base in their place. A cut at P 
 1. every row up to P is older than the date that the operator names, and
 2. each session with a row up to P goes as a whole: it is closed, and only its closing row may be
    above P. If the server was lost during a request, the session lasts until that was found, and
-3. at least one session goes: no base is made for the rows of a server that only started and
-   stopped, and
+3. at least one session goes, or a request of an agent, or an agent was deleted, whose texts a base
+   may have: no base is made for the rows of a server that only started and stopped, and
 4. no violation is cut off from the row that broke the invariant, because they tell one story. If
    that row is a shadow check, it is not cut off from the session whose answer was checked either,
    and
-5. no existing agent loses a row of its history, or the row that created it: a client that knows
-   only its name could not send them again.
+5. the session of an agent, which may stay open for years, is not cut during a request or while it
+   holds a slab. It may be cut at any other moment: the base has the session as it was, and the
+   texts of the agent's turns (``rows/histories.py``).
 
 The closing row may be above P because sessions overlap: in a journal in daily use there is never a
 moment without an open session. The base has the idle session, and the closing row ends it there.
@@ -31,9 +32,10 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal.agents import Agent, Agents
+from cairn.journal.agents import Agents
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import EMPTY, SessionId, State
+from cairn.journal.tenants import agent_of
 from cairn.journal.turns import Turns
 
 _NEVER = 2**63
@@ -72,8 +74,6 @@ class Plan:
         limit: the last row that is old enough, as are all before it.
         held_by: the session that keeps the cut below ``limit``.
         violation: if no session does: the row that broke, and the younger row that reports it.
-        agent: the agent that needs a row and keeps the cut below ``limit``; applied before all
-            other reasons.
     """
 
     cut: int
@@ -81,7 +81,6 @@ class Plan:
     limit: int
     held_by: Span | None
     violation: tuple[int, int] | None = None
-    agent: Agent | None = None
 
 
 class Survey:
@@ -90,13 +89,15 @@ class Survey:
 
     Attributes:
         limit: the last row that is older than the date, as are all before it.
+        agents: the fold of the agents.
     """
 
-    def __init__(self, before_us: int, begins: State = EMPTY) -> None:
+    def __init__(self, before_us: int, begins: State = EMPTY, agents: Agents | None = None) -> None:
         """
         Args:
             before_us: the date, in microseconds since 1970.
             begins: the fold up to the first row: that of the base.
+            agents: the fold of the agents up to there; without one there were none.
         """
         self.limit = begins.position
         self._after = begins.position
@@ -107,7 +108,10 @@ class Survey:
         self._violated: list[tuple[int, int]] = []  # (first row of its story, own row)
         self._checked = (0, "")  # the last shadow check: its row, the checked session
         self._before = begins
-        self._agents = Agents(Turns())
+        self.agents = Agents(Turns()) if agents is None else agents
+        self._busy: dict[str, Span] = {}  # what agents' sessions do, while they do not rest
+        self._done: list[Span] = []
+        self._deleted: list[int] = []  # where an agent was deleted, whose texts a base may have
 
     def feed(self, recorded: ev.Recorded, state: State) -> None:
         """
@@ -118,30 +122,30 @@ class Survey:
         """
         event, before = recorded.event, self._before
         self._before = state
-        self._agents.turns.see(recorded)
-        self._agents.see(recorded)
+        self.agents.turns.see(recorded)
+        self.agents.see(recorded)
         self._older = self._older and recorded.time_us < self._before_us
         if self._older:
             self.limit = recorded.position
         if isinstance(event, ev.ServerStopped | ev.ServerLost | ev.ModelUnloaded):
+            for name in list(self._busy):
+                self._see_agents(name, recorded, state)
             for name in set(before.requests.values()) - set(state.requests.values()):
                 self._seen(name, recorded)
         if isinstance(event, ev.InvariantViolated):
             self._violated.append((self._began(event.at_position), recorded.position))
+        if isinstance(event, ev.AgentDeleted):
+            self._deleted.append(recorded.position)
         if isinstance(event, ev.ShadowChecked):
             self._checked = recorded.position, event.of_session
         session = getattr(event, "session", None)
         if session is None:
             return
+        if agent_of(session) is not None:
+            self._see_agents(session, recorded, state)
         was_open, is_open = (SessionId(session) in one.sessions for one in (before, state))
         if is_open and not was_open:
-            self._open[session] = Span(
-                session=session,
-                first=recorded.position,
-                last=recorded.position,
-                last_us=recorded.time_us,
-                used_us=recorded.time_us,
-            )
+            self._open[session] = _begun(session, recorded)
             self._spans.append(self._open[session])
         elif was_open and not is_open:
             # A session from the base has no span: its earlier rows were pruned with an earlier cut.
@@ -159,6 +163,20 @@ class Survey:
             return broken
         firsts = (span.first for span in reversed(self._spans) if span.session == session)
         return next(firsts, broken)  # the session may be from the base
+
+    def _see_agents(self, session: str, recorded: ev.Recorded, state: State) -> None:
+        """Note from which row to which the session of an agent does not rest."""
+        now = state.sessions.get(SessionId(session))
+        rests = now is None or (
+            now.state in (SessionState.COLD, SessionState.IDLE) and now.slab is None
+        )
+        busy = self._busy.get(session)
+        if busy is not None:
+            busy.last, busy.last_us = recorded.position, recorded.time_us
+        if not rests and busy is None:
+            self._busy[session] = _begun(session, recorded)
+        elif rests and busy is not None:
+            self._done.append(self._busy.pop(session))
 
     def _seen(self, session: str, recorded: ev.Recorded) -> None:
         if (span := self._open.get(session)) is not None:
@@ -190,36 +208,55 @@ class Survey:
             closing: open sessions that are going to be closed.
         """
         closing_rows = {span.first for span in closing}
-        cut, held_by, violation, agent = self.limit, None, None, None
-        if (needed := self._agents.first_row()) is not None and needed[0] <= cut:
-            cut, agent = needed[0] - 1, needed[1]
-        # (first row, last row needed, the open session)
-        wholes: list[tuple[int, int, Span | None]] = [
-            (first, last, None) for first, last in self._violated
+        ending = {span.session for span in closing}
+        cut, held_by, violation = self.limit, None, None
+        # (first row, last row needed, the open session, whether a violation is the reason)
+        wholes: list[tuple[int, int, Span | None, bool]] = [
+            (first, last, None, True) for first, last in self._violated
         ]
+        wholes += [(span.first, span.last, None, False) for span in self._done]
+        wholes += [
+            (span.first, span.last if session in ending else _NEVER, span, False)
+            for session, span in self._busy.items()
+        ]
+        gone = [(span.first, False) for span in self._done]
+        gone += [(row, False) for row in self._deleted]
         for span in self._spans:
             ends = span.closed is not None or span.first in closing_rows
-            wholes.append((span.first, span.last if ends else _NEVER, span))
+            if agent_of(span.session) is None:
+                wholes.append((span.first, span.last if ends else _NEVER, span, False))
+                gone.append((span.first, True))
+            elif ends:
+                gone.append((span.last, True))
         # From the last one that began to the first: lowering the cut below one can only affect
         # those that began before it.
-        for first, last, held in sorted(wholes, key=lambda whole: whole[0], reverse=True):
+        for first, last, held, is_violation in sorted(wholes, key=lambda one: one[0], reverse=True):
             if first <= cut < last:
                 cut, held_by = first - 1, held or held_by
-                violation = (first, last) if held is None else violation
-        sessions = sum(1 for span in self._spans if span.first <= cut)
+                violation = (first, last) if is_violation else violation
+        removed = [is_session for row, is_session in gone if row <= cut]
         return Plan(
-            cut=cut if sessions else self._after,
-            sessions=sessions,
+            cut=cut if removed else self._after,
+            sessions=sum(removed),
             limit=self.limit,
             held_by=held_by,
             violation=violation if held_by is None else None,
-            agent=agent,
         )
 
     @property
     def sessions(self) -> tuple[int, int]:
         """How many sessions are (open, closed)."""
         return len(self._open), len(self._spans) - len(self._open)
+
+
+def _begun(session: str, recorded: ev.Recorded) -> Span:
+    return Span(
+        session=session,
+        first=recorded.position,
+        last=recorded.position,
+        last_us=recorded.time_us,
+        used_us=recorded.time_us,
+    )
 
 
 WHOLE = 1 << 62
@@ -233,7 +270,8 @@ class NeededIds:
     conversations were pruned.
 
     Attributes:
-        sessions: whose token ids a later decision compared with a prompt.
+        sessions: whose token ids a later decision compared with a prompt, and those of agents that
+            go on.
         blocks: key of a block to how many of its first ids: ``WHOLE`` if a later row names it as a
             block of its own conversation, else as many as a later decision matched in part.
     """
@@ -244,6 +282,8 @@ class NeededIds:
     def see(self, event: ev.Event) -> None:
         """Apply a row after the cut."""
         self.blocks.update(dict.fromkeys(keys_in(event), WHOLE))
+        if isinstance(event, ev.RequestReceived) and agent_of(event.session) is not None:
+            self.sessions.add(event.session)  # it goes on, and names what its last prompt had
         if isinstance(event, ev.PathSelected) and event.nearest is not None:
             self.sessions.add(event.nearest)
         if isinstance(event, ev.PathSelected | ev.PrewarmStarted) and event.partial_key is not None:

@@ -23,12 +23,12 @@ from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal import speculation
-from cairn.journal.checkpoints import Checkpoints
-from cairn.journal.gone_blocks import without_gone
+from cairn.journal.cache.checkpoints import Checkpoints
+from cairn.journal.cache.gone_blocks import without_gone
+from cairn.journal.cache.windows import SinkWindow
 from cairn.journal.keys import IdBytes, framed, ids_bytes
 from cairn.journal.lifecycle import SessionState, next_state, trigger
 from cairn.journal.tenants import agent_session
-from cairn.journal.windows import SinkWindow
 
 SessionId = NewType("SessionId", str)
 Part = tuple[str, str]
@@ -316,7 +316,7 @@ class Block:
         previous_use: position of the use before that, see ``Use``; None if there was none.
         expires_us: the latest expiry that a session sealed it with, in microseconds since 1970;
             None for never.
-        tokens: C, or fewer in a short block, see ``short_blocks``.
+        tokens: C, or fewer in a short block, see ``cache/short_blocks``.
         ids: its token ids, see ``keys.ids_bytes``, while it can be matched in part; private. Empty
             if it is neither in memory nor in a file, with the grain C, and if a prune removed them.
     """
@@ -453,6 +453,8 @@ class State:
         turns: request to whose its stored turn is, deleted or not.
         turns_pruned: whether stored turns were pruned, so that a row may name one of them.
         agents: the agents, by the ids of their sessions.
+        lost: heads (POSITION:HASH) that the journal has lost, each with the row by which the
+            operator accepted that.
     """
 
     position: int = 0
@@ -479,6 +481,7 @@ class State:
     turns: Map[str, StoredTurn] = Map()
     turns_pruned: bool = False
     agents: Map[str, AgentHead] = Map()
+    lost: Map[str, int] = Map()
 
     def session(self, session: str) -> Session:
         """
@@ -567,6 +570,8 @@ def apply(state: State, recorded: ev.Recorded) -> State:
         case ev.AgentDeleted():
             named = agent_session(event.tenant, event.agent)
             return attrs.evolve(state, agents=state.agents.delete(named))
+        case ev.LossAccepted(heads=heads):
+            return attrs.evolve(state, lost=state.lost.update(dict.fromkeys(heads, state.position)))
         case ev.JournalStalled() | ev.RequestRejected() | ev.TurnForgotten():
             return state  # only on record
         case ev.JournalPruned():

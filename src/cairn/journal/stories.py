@@ -189,7 +189,9 @@ def pruned_names(report: Report, base: Base | None) -> dict[str, str]:
     gone = dict.fromkeys(then.faults, "Bug")
     for stream, seq in then.streams.items():
         session = stream.removeprefix("session/")
-        left = SessionId(session) in then.sessions
+        # One that is open still is an agent's, which goes on.
+        closed = SessionId(session) not in report.state.sessions
+        left = closed and SessionId(session) in then.sessions
         if stream != session and report.state.streams.get(stream, 0) <= seq + left:
             gone[session] = "Session"
     return gone

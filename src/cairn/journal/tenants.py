@@ -85,3 +85,9 @@ def session_name(session: str) -> str:
     if not session.startswith(_MARK):
         return session
     return session.partition(_END)[2]
+
+
+def agent_of(session: str) -> str | None:
+    """The name of the agent that a session is of, from its id; None if it is not an agent's."""
+    name = session_name(session)
+    return name.removeprefix(AGENT_SESSIONS) if name.startswith(AGENT_SESSIONS) else None

@@ -1,7 +1,7 @@
 """
 Which turns are stored, and where in the journal: a fold of its own, because no decision reads it.
 It holds places, not texts, and ends with the rows: a turn whose rows were pruned is no longer
-stored.
+stored, unless it is in the history of an agent, which the base keeps (``rows/histories.py``).
 
 Texts that come with every turn and seldom change are noted once in a session (``noted``). A session
 is pruned as a whole, so a stored turn has all of its texts, whatever became of the turn that
@@ -131,9 +131,16 @@ class Turns:
             case ev.TurnForgotten(of_request=request):
                 self._places.pop(request, None)
             case ev.JournalPruned(cut=cut):
-                # A reader that begins at the base has not seen them.
-                for request in [one for one, at in self._places.items() if at.stored <= cut]:
-                    del self._places[request]
+                # A reader that begins at the base has not seen them. Which turns of agents stay is
+                # known to the fold of the agents.
+                for request, place in list(self._places.items()):
+                    if place.stored <= cut and place.agent is None:
+                        del self._places[request]
+                self._texts = {
+                    session: {named: row for named, row in texts.items() if row > cut}
+                    for session, texts in self._texts.items()
+                    if max(texts.values()) > cut
+                }
             case _:
                 pass
 
@@ -180,6 +187,14 @@ class Turns:
             assert request is not None
             yield request, place
             request = place.previous
+
+    def of_agents(self, cut: int) -> set[str]:
+        """The requests of the turns of agents in the rows up to one."""
+        return {
+            request
+            for request, place in self._places.items()
+            if place.agent is not None and place.stored <= cut
+        }
 
     def drop(self, requests: Iterable[str]) -> None:
         """Forget the turns of these requests."""

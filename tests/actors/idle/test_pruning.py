@@ -12,6 +12,7 @@ import pytest
 import structlog
 import trio
 
+from cairn.actors.agents.messages import NewAgent
 from cairn.actors.idle.pruning import Pruning
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Keep
@@ -20,9 +21,10 @@ from cairn.actors.snapshots import SnapshotFile
 from cairn.journal import events as ev
 from cairn.journal.pruning import CutState
 from cairn.journal.replay import Report, replay
-from cairn.journal.rows.base import state_of
-from cairn.journal.rows.codec import Row
+from cairn.journal.rows.base import histories_of, state_of
+from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.store import MemoryStore
+from tests.actors.agents.test_agents import asked, go_on, history
 from tests.actors.sessions.test_grain import serving_any_cut
 from tests.support.in_process_server import (
     ask,
@@ -118,7 +120,7 @@ async def test_old_rows_go_while_the_server_runs(tmp_path: Path):
         await pruning_of(server, ReadStore(store)).prune()
         base = store.base()
         assert base is not None
-        assert base.position == last == store.rows[0].position - 1
+        assert base.position == last == next(store.read()).position - 1
         state = server.loaded.sequencer.state
         assert state == read(store).state
         assert state.turns_pruned
@@ -135,6 +137,72 @@ async def test_old_rows_go_while_the_server_runs(tmp_path: Path):
     assert () == read(store).findings
     async with serving_fake(store, snapshot=file.path) as server:
         assert server.loaded.sequencer.state.boot is not None
+    assert () == read(store).findings
+
+
+async def test_an_agent_whose_first_turns_are_pruned(tmp_path: Path):
+    """
+    Its old rows go while its session is open. It is looked up, continued and forked as before, at
+    once and after restarts, with a snapshot and without, and pruned again. What is left of the
+    journal decides the same, and exports have the history.
+    """
+    store, file = MemoryStore(), SnapshotFile(tmp_path / "snapshot")
+    said = ["The first words of an agent", "the second ones", "and the third", "the last"]
+    async with serving_fake(store, limits=QUICK, snapshot=file.path) as server:
+        await local(server).agents.create(NewAgent(name="notes", system="Be brief."))
+        await local(server).agents.create(NewAgent(name="gone"))
+        await go_on(server, "gone", "a secret of an agent that is deleted")
+        for text in said[:2]:
+            await go_on(server, "notes", text)
+        await local(server).agents.delete("gone")
+        await wait_idle(server)
+        await without_slabs(server)
+        before = await history(server, "notes")
+        turn_clock(server, 2 * WEEK_S)
+        await pruning_of(server, ReadStore(store)).prune()
+        base = store.base()
+        assert base is not None
+        assert next(store.read()).position == base.position + 1
+        assert {"session_closed", "journal_pruned"} >= {row.kind for row in store.read()}
+        server.loaded.agents.stored_turns.text_cache.forget(lambda *_: True)
+        assert before == await history(server, "notes")
+        assert b"a secret" not in b"".join(
+            [*(row.private or b"" for row in histories_of(base).rows), base.state or b""]
+        )
+        third = await go_on(server, "notes", said[2])
+        assert third.accepted.cached_tokens > 0
+        await wait_idle(server)
+        await server.loaded.writer.wait_all_committed()
+        folds = server.loaded.agents.agents
+        again = histories_of(base).fold()
+        for row in store.read():
+            again.turns.see(decode(row))
+            again.see(decode(row))
+        assert (folds.contents(), folds.turns.contents()) == (
+            again.contents(),
+            again.turns.contents(),
+        )
+        assert server.loaded.sequencer.state == read(store).state
+    assert () == read(store).findings
+    for snapshot in (file.path, None):
+        async with serving_fake(store, limits=QUICK, snapshot=snapshot) as server:
+            assert said[:3] == asked(await history(server, "notes"))
+            name = f"aside-{snapshot is None}"
+            assert await local(server).agents.fork("notes", name, 1) is not None
+            await go_on(server, name, "another")
+            assert [said[0], "another"] == asked(await history(server, name))
+            await wait_idle(server)
+    async with serving_fake(store, limits=QUICK) as server:
+        turn_clock(server, 5 * WEEK_S)
+        await pruning_of(server, ReadStore(store)).prune()
+        second = store.base()
+        assert second is not None
+        assert second.position > base.position
+        await go_on(server, "notes", said[3])
+        assert said == asked(await history(server, "notes"))
+        await wait_idle(server)
+        await server.loaded.writer.wait_all_committed()
+        assert server.loaded.sequencer.state == read(store).state
     assert () == read(store).findings
 
 
@@ -184,12 +252,12 @@ async def test_an_event_while_the_base_is_made(monkeypatch: pytest.MonkeyPatch):
         await closed(server, "Hello")
         turn_clock(server, 2 * WEEK_S)
 
-        def once_more(cut: CutState, events: Any) -> Any:
+        def once_more(cut: CutState, events: Any, agents: Any) -> Any:
             made.append(list(events))
             if len(made) == 1:
                 acted = ev.OperatorActed(action="evict", detail="")
                 trio.from_thread.run_sync(server.loaded.sequencer.append, acted)
-            return make(cut, events)
+            return make(cut, events, agents)
 
         monkeypatch.setattr(CutState, "later", once_more)
         with trio.fail_after(60):

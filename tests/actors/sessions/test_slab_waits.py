@@ -10,11 +10,13 @@ import attrs
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from cairn.actors.errors import NoMemory, RefusalError
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import Delta, Generate
 from cairn.actors.server import Server
+from cairn.engine.errors import EngineFault
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
@@ -92,6 +94,54 @@ async def test_one_that_leaves_the_line_lets_the_next_one_go() -> None:
             stuck.go.set()
     assert ["prefill"] == [one.stage for one in events_of(store, ev.RequestCancelled)]
     assert 2 == len(events_of(store, ev.RequestFinished))
+
+
+@pytest.mark.parametrize("released", [True, False])
+async def test_the_slab_of_a_quarantined_session(
+    released: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A request waits while it is being released. If that fails, no slab will come, and the request is
+    refused.
+    """
+    store, ends = MemoryStore(), []
+    async with serving_fake(store, pool_slabs=1, prewarm=False) as server:
+        device: Any = server.loaded.engine.device
+        decode, close_slab = device.decode, device.close_slab
+        stuck = Hold(server, "run_chunk")
+
+        def breaks(*_: Any) -> Any:
+            monkeypatch.setattr(device, "decode", decode)
+            raise RuntimeError("the device gave up")
+
+        def is_kept(slab: int) -> Any:
+            raise EngineFault("the slab cannot be closed")
+
+        monkeypatch.setattr(device, "decode", breaks)
+        monkeypatch.setattr(device, "close_slab", close_slab if released else is_kept)
+        closing = Hold(server, "close_slab")
+
+        async def one(text: str) -> None:
+            try:
+                await ask(server, command(text))
+                ends.append("answered")
+            except RefusalError as refusal:
+                ends.append(type(refusal).__name__)
+
+        with capture_logs(), trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(one, "first")
+                await waiting(server, 1)
+                nursery.start_soon(one, "second")
+                await waiting(server, 2)
+                stuck.go.set()
+                await closing.wait()
+                for _ in range(10):
+                    await trio.testing.wait_all_tasks_blocked(0.001)
+                assert ["Broken"] == ends
+                closing.go.set()
+    assert ["Broken", "answered" if released else "NoMemory"] == ends
+    assert ["CRASH"] == [found.invariant for found in replay(store.read()).findings]
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -12,22 +13,26 @@ import structlog.testing
 import trio
 import trio.lowlevel
 import trio.testing
+from structlog.testing import capture_logs
 
 from cairn.actors.clock import clock
 from cairn.actors.errors import CannotRecord
 from cairn.actors.requests.messages import Generate
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.server import Server
+from cairn.actors.threads import writer as writer_module
 from cairn.actors.threads.writer import LOG_WARNING_BYTES, JournalWriter, Stall, WriterDied
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked, StoreLost
 from cairn.journal.ledger import Ledger
 from cairn.journal.replay import replay
+from cairn.journal.rows.base import base_of
 from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.store import MemoryStore
 from tests.support.full_disk import FullDisk
 from tests.support.in_process_server import Said, ask, generate, serving
+from tests.support.journals import healthy
 
 
 def started(boot: str) -> ev.ServerStarted:
@@ -133,6 +138,126 @@ async def test_rows_of_one_step_are_one_commit(nursery: trio.Nursery) -> None:
     await writer.wait_all_committed()
     assert [False] * 3 == early
     assert [3, 1] == store.sizes
+
+
+def pruned_store(kind: type[MemoryStore] = MemoryStore) -> MemoryStore:
+    """A store in which a base has replaced eight rows that are there still."""
+    rows = healthy()
+    store = kind(rows)
+    store.cut(base_of(replay(rows, until=8).state, rows[7].hash), [])
+    return store
+
+
+class Steps(MemoryStore):
+    """
+    A store that removes a row at a time, and stops at each until the test allows it.
+
+    Attributes:
+        steps: the position of the head at each step.
+        go: one permit for each step.
+        fails: how many of the next steps fail.
+    """
+
+    def __init__(self, rows: Sequence[Row] = ()) -> None:
+        super().__init__(rows)
+        self.steps: list[int] = []
+        self.go = threading.Semaphore(0)
+        self.fails = 0
+
+    def removal(self, most: int = 1) -> Iterator[int]:
+        """See ``Store.removal``."""
+        for count in super().removal(1):
+            if count:
+                assert self.go.acquire(timeout=60)
+                self.steps.append(self.head()[0])
+                if self.fails:
+                    self.fails -= 1
+                    raise StoreLocked("another program writes to it")
+            yield count
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    with trio.fail_after(60):
+        while not is_so():
+            await trio.to_thread.run_sync(time.sleep, 0.001)
+
+
+@pytest.mark.trio
+async def test_pruned_rows_are_removed_between_commits(nursery: trio.Nursery) -> None:
+    """Those that an earlier run has left, too. A commit waits for one step at most."""
+    store = pruned_store(Steps)
+    assert isinstance(store, Steps)
+    report = replay(store.read(), base=store.base())
+    writer = JournalWriter(store)
+    sequencer = Sequencer(Ledger(clock(), state=report.state, head=report.head), writer)
+    await nursery.start(writer.run)
+    for step in range(8):
+        receipt = sequencer.append(rejected(str(step)))
+        await trio.testing.wait_all_tasks_blocked()  # the thread has it
+        store.go.release()
+        with trio.fail_after(60):
+            await writer.wait_committed(receipt)
+    await until(lambda: store.rows[0].position == 9)
+    assert store.steps[-1] >= 31 + 7
+    with capture_logs() as logged:
+        last = store.head()[0]
+        base = base_of(replay(healthy(), until=20).state, healthy()[19].hash)
+        rows = Ledger(clock(), state=sequencer.state, head=store.head()[1])
+        outcome = rows.propose([rejected("the last")])
+        writer.submit(outcome.rows, outcome.recorded, base)
+        for _ in range(12):
+            store.go.release()
+        await until(lambda: store.rows[0].position == 21)
+        await until(lambda: bool(logged))
+    assert [("pruned rows are removed", 12)] == [(one["event"], one["rows"]) for one in logged]
+    assert last + 1 == store.head()[0]
+    writer.close()
+
+
+@pytest.mark.trio
+async def test_a_removal_that_fails_is_tried_again(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal is written meanwhile, and a stop does not wait for it."""
+    monkeypatch.setattr(writer_module, "REMOVAL_PROBE_S", 0.02)
+    store = pruned_store(Steps)
+    assert isinstance(store, Steps)
+    store.fails = 2
+    for _ in range(10):
+        store.go.release()
+    with capture_logs() as logged:
+        writer = JournalWriter(store)
+        await nursery.start(writer.run)
+        await until(lambda: store.rows[0].position == 9)
+        await until(lambda: len(logged) == 3)
+    assert ["warning", "warning", "info"] == [one["log_level"] for one in logged]
+    monkeypatch.setattr(writer_module, "REMOVAL_PROBE_S", 60.0)
+    writer.close()
+
+
+@pytest.mark.trio
+async def test_a_stop_leaves_rows_to_remove() -> None:
+    """The next run removes them."""
+    store = pruned_store(Steps)
+    assert isinstance(store, Steps)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            writer = JournalWriter(store)
+            await nursery.start(writer.run)
+            store.go.release()
+            store.go.release()
+            await until(lambda: bool(store.steps))
+            writer.close()
+            store.go.release()
+    assert store.rows[0].position < 9
+    assert 9 == next(store.read()).position
+    again = MemoryStore(store.rows, store.base())
+    async with trio.open_nursery() as nursery:
+        writer = JournalWriter(again)
+        await nursery.start(writer.run)
+        await until(lambda: again.rows[0].position == 9)
+        writer.close()
 
 
 @pytest.mark.trio

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cairn.engine.errors import CannotTrim, EngineFault
 from cairn.engine.mlx.cache import SinkCache
-from cairn.journal.windows import SinkWindow
+from cairn.journal.cache.windows import SinkWindow
 
 CHUNK, CAPACITY = 4, 256
 

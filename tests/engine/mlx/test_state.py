@@ -18,7 +18,7 @@ from cairn.engine.mlx import blocks as mlx_blocks
 from cairn.engine.mlx.block_files import BlockFiles, Rejected
 from cairn.engine.mlx.cache import HeldSlab, LayerShape, SlabCache, SlabPool
 from cairn.engine.mlx.state import StateCache, StateShape
-from cairn.journal.eviction import file_bytes_at_most
+from cairn.journal.cache.eviction import file_bytes_at_most
 from cairn.journal.state import State
 from tests.support.journals import MODEL
 

@@ -147,7 +147,7 @@ async def test_tiers_come_to_the_ratio(monkeypatch: pytest.MonkeyPatch):
             said.append(await ask(server, evolve(first, max_tokens=max_tokens)))
             await wait_idle(server)
         with monkeypatch.context() as patched:
-            patched.setattr("cairn.journal.eviction.slab_fits", lambda *_: False)
+            patched.setattr("cairn.journal.cache.eviction.slab_fits", lambda *_: False)
             with pytest.raises(NoMemory):
                 await ask(server, evolve(first, max_tokens=900))
         await wait_idle(server)

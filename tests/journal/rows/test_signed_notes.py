@@ -81,12 +81,12 @@ def test_another_key():
 
 
 def test_several_notes():
-    """They are read in order, with their lines; the highest that a key signed is the last."""
+    """They are read in order, with their lines; the last one of a key is found."""
     text = "".join(map(SIGNER.note, HEADS)) + Signer(bytes(32)).note(Head(99, "0" * 64))
     notes = list(read_notes(text))
     assert [1, 7, 13, 19] == [note.line for note in notes]
     assert HEADS == [note.head for note in notes[:3]]
-    assert HEADS[1] == last_of(notes, SIGNER.public, SIGNER.origin)
+    assert HEADS[2] == last_of(notes, SIGNER.public, SIGNER.origin)
     assert last_of(notes, SIGNER.public, "another journal") is None
     assert [] == list(read_notes(""))
     other = Signer(SEED, "ab")

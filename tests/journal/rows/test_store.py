@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -26,6 +26,7 @@ from alembic.script import ScriptDirectory
 
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked, StoreLost
 from cairn.journal.replay import replay
+from cairn.journal.rows import postgres as postgres_store
 from cairn.journal.rows import store_sql
 from cairn.journal.rows.base import Base, base_of
 from cairn.journal.rows.codec import GENESIS, Row
@@ -169,11 +170,17 @@ def base_at(position: int) -> Base:
     return base_of(replay(ROWS, until=position).state, ROWS[position - 1].hash)
 
 
+def cut(store: Store, base: Base, rows: Sequence[Row]) -> None:
+    """Put a base in the place of the first rows, and remove them."""
+    store.cut(base, rows)
+    assert sum(store.removal(3)) <= base.position
+
+
 def test_a_cut(store: Store):
     """The base replaces the rows up to it; rows above it stay byte for byte."""
     store.append(ROWS[:20])
     assert store.base() is None
-    store.cut(base_at(8), ROWS[20:22])
+    cut(store, base_at(8), ROWS[20:22])
     assert base_at(8) == store.base()
     assert ROWS[8:22] == list(store.read())
     assert ROWS[10:22] == list(store.read(10))
@@ -182,16 +189,91 @@ def test_a_cut(store: Store):
     assert ROWS[8:] == list(store.read())
 
 
+def test_replaced_rows_are_not_read(store: Store):
+    """
+    From the cut on, whether none, some or all of them are removed. Another process that removes
+    them goes on where the one before ended.
+    """
+    store.append(ROWS[:20])
+    store.cut(base_at(8), ROWS[20:22])
+    removed: list[int] = []
+    while True:
+        assert ROWS[8:22] == list(store.read())
+        assert (None, ROWS[8]) == (store.row(8), store.row(9))
+        assert (22, ROWS[21].hash) == store.head()
+        assert () == replay(store.read(), base=store.base(), until=22).findings
+        if len(removed) == 4:
+            break
+        removal = store.removal(3)
+        removed.append(next((count for count in removal if count), 0))
+    assert [3, 3, 2, 0] == removed
+    assert ROWS[8:22] == list(store.read(0))
+
+
+def test_a_cut_before_all_rows_of_the_last_one_are_removed(store: Store):
+    """What is left of both is removed."""
+    store.append(ROWS[:20])
+    store.cut(base_at(8), ROWS[20:21])
+    removal = store.removal(3)
+    assert 3 == next(count for count in removal if count)
+    store.cut(base_at(15), ROWS[21:])
+    assert ROWS[15:] == list(store.read())
+    assert 12 == sum(store.removal(4))
+    assert ROWS[15:] == list(store.read(0))
+    assert 0 == sum(store.removal())
+
+
+STRANGE = [
+    attrs.evolve(ROWS[2], hash="0" * 64),  # below what is left, not chained to it
+    attrs.evolve(ROWS[2], position=2),
+    attrs.evolve(ROWS[2], position=4, previous_hash="0" * 64),  # in the place of another
+]
+
+
+def assert_it_is_found(store: Store, strange: Row) -> None:
+    """Assert that a row that is in no chain stays, is read, and is a finding."""
+    for _ in store.removal(3):
+        assert [strange, *ROWS[8:]] == list(store.read())
+    assert [strange, *ROWS[8:]] == list(store.read())
+    found = replay(store.read(), base=store.base(), until=ROWS[-1].position).findings
+    assert [("INV-8", strange.position)] == [(one.invariant, one.position) for one in found]
+    assert "a position where none can be" in found[0].message
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_only_rows_of_the_chain_are_removed(url: str, strange: Row):
+    """A row that another program put below the base is none of them."""
+    with closing(SqlStore.open(url)) as store:
+        store.append(ROWS[:20])
+        store.cut(base_at(8), ROWS[20:])
+        assert 3 == next(count for count in store.removal(3) if count)
+        with changing(url) as other:
+            events = sa.Table("events", sa.MetaData(), autoload_with=other)
+            other.execute(sa.delete(events).where(events.c.position == strange.position))
+            other.execute(sa.insert(events), attrs.asdict(strange))
+        assert_it_is_found(store, strange)
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_only_rows_of_the_chain_are_removed_from_memory(strange: Row):
+    """The same."""
+    store = MemoryStore(ROWS[:20])
+    store.cut(base_at(8), ROWS[20:])
+    assert 3 == next(count for count in store.removal(3) if count)
+    store.rows = [strange, *(row for row in store.rows if row.position != strange.position)]
+    assert_it_is_found(store, strange)
+
+
 @pytest.mark.parametrize("rows", [ROWS[20:22], []])
 def test_a_cut_that_is_repeated(store: Store, rows: list[Row]):
     """It changes nothing: its end was perhaps not reported. With other rows it is refused."""
     store.append(ROWS[:20])
-    store.cut(base_at(8), rows)
-    store.cut(base_at(8), rows)
+    cut(store, base_at(8), rows)
+    cut(store, base_at(8), rows)
     assert base_at(8) == store.base()
     assert [*ROWS[8:20], *rows] == list(store.read())
     with pytest.raises(HeadMoved):
-        store.cut(base_at(8), ROWS[23:24])
+        cut(store, base_at(8), ROWS[23:24])
 
 
 def test_a_trigger_is_noticed_by_a_cut(sqlite_url: str):
@@ -203,15 +285,15 @@ def test_a_trigger_is_noticed_by_a_cut(sqlite_url: str):
                 "CREATE TRIGGER spoil AFTER INSERT ON events BEGIN UPDATE events SET hash = ''; END"
             )
         with pytest.raises(StoreError, match="trigger spoil"):
-            store.cut(base_at(8), ROWS[20:22])
+            cut(store, base_at(8), ROWS[20:22])
         assert store.base() is None
 
 
 def test_a_cut_of_a_cut(store: Store):
     """The base moves on; there is one at a time."""
     store.append(ROWS[:20])
-    store.cut(base_at(8), ROWS[20:21])
-    store.cut(base_at(15), ROWS[21:])
+    cut(store, base_at(8), ROWS[20:21])
+    cut(store, base_at(15), ROWS[21:])
     assert base_at(15) == store.base()
     assert ROWS[15:] == list(store.read())
 
@@ -219,7 +301,7 @@ def test_a_cut_of_a_cut(store: Store):
 def test_a_cut_of_everything(store: Store):
     """If no row is left, the journal continues from the base."""
     store.append(ROWS[:20])
-    store.cut(base_at(20), [])
+    cut(store, base_at(20), [])
     assert (20, ROWS[19].hash) == store.head()
     assert [] == list(store.read())
     store.append(ROWS[20:])
@@ -238,7 +320,7 @@ def test_a_cut_that_is_refused(store: Store, base: Base, rows: list[Row]):
     """All or nothing: if the rows cannot be appended, nothing is cut."""
     store.append(ROWS[:20])
     with pytest.raises(HeadMoved):
-        store.cut(base, rows)
+        cut(store, base, rows)
     assert store.base() is None
     assert ROWS[:20] == list(store.read())
 
@@ -284,7 +366,7 @@ def test_a_second_writer_on_postgresql(postgresql_url: str, monkeypatch: pytest.
     A journal has one writer at a time: a second one, and a migration, are refused before they read,
     with who has the lock. Readers are not. The lock ends with its connection.
     """
-    monkeypatch.setattr(store_sql, "CLAIM_TRIES", 2)
+    monkeypatch.setattr(postgres_store, "CLAIM_TRIES", 2)
     with closing(SqlStore.open(postgresql_url)) as store:
         store.append(ROWS[:5])
         with pytest.raises(StoreError, match=r"process \d+ of the database server\. Stop it"):
@@ -368,7 +450,7 @@ def test_a_connection_that_cannot_be_replaced(postgresql_url: str):
 
 def test_a_journal_that_another_server_took(postgresql_url: str, monkeypatch: pytest.MonkeyPatch):
     """A writer that lost its connection does not get another's lock, and writes nothing."""
-    monkeypatch.setattr(store_sql, "CLAIM_TRIES", 2)
+    monkeypatch.setattr(postgres_store, "CLAIM_TRIES", 2)
     with closing(SqlStore.open(postgresql_url)) as first:
         first.append(ROWS[:4])
         cut_connections(postgresql_url)
@@ -390,7 +472,7 @@ def test_a_connection_that_the_database_still_keeps(
     A network may lose a connection without the database's knowledge, which keeps the lock with it.
     The writer waits for that as for the database itself, and does not take it for another server.
     """
-    monkeypatch.setattr(store_sql, "CLAIM_TRIES", 2)
+    monkeypatch.setattr(postgres_store, "CLAIM_TRIES", 2)
     with (
         lossy_proxy(postgresql_url) as (through, lose),
         closing(SqlStore.open(through)) as store,
@@ -527,12 +609,12 @@ def test_a_cut_on_a_full_disk(sqlite_url: str):
         with pytest.raises(
             StoreFull, match="Free some space on its disk: up to twice as much as the journal takes"
         ):
-            store.cut(base_at(8), big)
+            cut(store, base_at(8), big)
         assert store.base() is None
         assert ROWS[:20] == list(store.read())
 
 
-@pytest.mark.parametrize("table", ["DELETE ON events", "INSERT ON bases"])
+@pytest.mark.parametrize("table", ["INSERT ON events", "INSERT ON bases"])
 def test_a_cut_that_fails_half_way(url: str, table: str):
     """Whichever step of a cut fails, nothing has changed."""
     with closing(SqlStore.open(url)) as store:
@@ -541,7 +623,7 @@ def test_a_cut_that_fails_half_way(url: str, table: str):
             for statement in broken_trigger(other.dialect.name, table):
                 other.exec_driver_sql(statement)
         with pytest.raises(StoreError):
-            store.cut(base_at(8), ROWS[20:])
+            cut(store, base_at(8), ROWS[20:])
         assert store.base() is None
         assert ROWS[:20] == list(store.read())
 
@@ -587,6 +669,33 @@ def test_a_process_that_dies_in_a_cut(url: str):
     store.close()
 
 
+def test_a_process_that_dies_while_it_removes(url: str):
+    """After each step: the rows of that step are gone, and the next one removes the others."""
+    script = (
+        "import os, pickle, sys\n"
+        "from cairn.journal.rows.base import Base\n"
+        "from cairn.journal.rows.store_sql import SqlStore\n"
+        "url, base, steps = pickle.load(sys.stdin.buffer)\n"
+        "store = SqlStore.open(url)\n"
+        "store.cut(Base(**base), [])\n"
+        "for count in store.removal(2):\n"
+        "    steps -= count > 0\n"
+        "    steps or os.kill(os.getpid(), 9)\n"
+    )
+    with closing(SqlStore.open(url)) as store:
+        store.append(ROWS)
+    environment = {**os.environ, "PYTHONPATH": str(Path("src").resolve())}
+    for _ in range(3):
+        given = pickle.dumps((url, attrs.asdict(base_at(8)), 1))
+        command = [sys.executable, "-P", "-c", script]
+        assert -9 == subprocess.run(command, input=given, env=environment, check=False).returncode
+        with closing(SqlStore.open(url, read_only=True)) as reader:
+            assert ROWS[8:] == list(reader.read())
+    with closing(SqlStore.open(url)) as store:
+        assert 2 == sum(store.removal())
+        assert ROWS[8:] == list(store.read(0))
+
+
 def test_space_is_given_back(sqlite_url: str, tmp_path: Path):
     """After a cut, the file is smaller, and no longer contains what was cut off."""
     path = tmp_path / "journal.db"
@@ -594,7 +703,7 @@ def test_space_is_given_back(sqlite_url: str, tmp_path: Path):
     rows = [attrs.evolve(ROWS[0], private=secret * 20_000), *ROWS[1:]]
     store = SqlStore.open(sqlite_url)
     store.append(rows)
-    store.cut(base_at(8), [])
+    cut(store, base_at(8), [])
     store.give_back()
     assert ROWS[8:] == list(store.read())
     files = [path, *tmp_path.glob("journal.db-*")]
@@ -634,7 +743,7 @@ def test_where_a_journal_is_rewritten(
 
     with connected(sqlite_url) as (store, raw):
         store.append(rows)
-        store.cut(base_at(8), [])
+        cut(store, base_at(8), [])
         raw.set_progress_handler(look, 1)
         store.give_back()
         raw.set_progress_handler(None, 1)
@@ -668,7 +777,7 @@ def test_no_room_to_rewrite_a_journal(
 
     with connected(sqlite_url, factory=Full) as (store, raw):
         store.append([attrs.evolve(ROWS[0], private=bytes(100_000)), *ROWS[1:]])
-        store.cut(base_at(8), [])
+        cut(store, base_at(8), [])
         with pytest.raises(StoreFull) as refused:
             store.give_back()
         assert [] == raw.execute("PRAGMA temp_store_directory").fetchall()
@@ -683,7 +792,7 @@ def test_space_that_is_left(url: str):
     is_sqlite = url.startswith("sqlite")
     with closing(SqlStore.open(url)) as store:
         store.append([attrs.evolve(ROWS[0], private=bytes(100_000)), *ROWS[1:]])
-        store.cut(base_at(8), [])
+        cut(store, base_at(8), [])
         assert is_sqlite == store.has_slack()
         store.give_back()
         assert not store.has_slack()
@@ -699,7 +808,7 @@ def test_a_reader_keeps_space(sqlite_url: str, tmp_path: Path, monkeypatch: pyte
         with closing(sqlite3.connect(tmp_path / "journal.db", isolation_level=None)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM events").fetchall()
-            store.cut(base_at(8), [])
+            cut(store, base_at(8), [])
             with pytest.raises(StoreError, match="another program reads it"):
                 store.give_back()
             reader.execute("ROLLBACK")
@@ -732,7 +841,7 @@ def test_a_disk_error(sqlite_url: str, monkeypatch: pytest.MonkeyPatch, room: in
 
     with connected(sqlite_url, factory=Failing) as (store, _):
         store.append([attrs.evolve(ROWS[0], private=bytes(100_000)), *ROWS[1:]])
-        store.cut(base_at(8), [])
+        cut(store, base_at(8), [])
         monkeypatch.setattr(tempfile, "TemporaryFile", tried)
         with pytest.raises(StoreError) as refused:
             store.give_back()
@@ -745,7 +854,7 @@ def test_two_bases(sqlite_url: str, tmp_path: Path):
     """Cairn keeps one, so which one is right is unknown."""
     with closing(SqlStore.open(sqlite_url)) as store:
         store.append(ROWS)
-        store.cut(base_at(8), [])
+        cut(store, base_at(8), [])
         with closing(sqlite3.connect(tmp_path / "journal.db")) as other, other:
             other.execute("INSERT INTO bases SELECT 1, head, state, state_digest FROM bases")
         with pytest.raises(StoreError, match="more than one base"):
@@ -764,7 +873,7 @@ def test_a_base_changed_into_text(sqlite_url: str, tmp_path: Path):
     """A state that was changed to text by hand is read as its bytes, and bytes as text."""
     store = SqlStore.open(sqlite_url)
     store.append(ROWS)
-    store.cut(base_at(8), [])
+    cut(store, base_at(8), [])
     with closing(sqlite3.connect(tmp_path / "journal.db")) as other, other:
         other.execute("UPDATE bases SET state = '{}', head = x'61ff'")
     assert attrs.evolve(base_at(8), state=b"{}", head="a\\xff") == store.base()
@@ -1084,7 +1193,7 @@ def test_postgresql_has_nothing_to_give_back(postgresql_url: str):
     """The database returns the space of removed rows itself."""
     with closing(SqlStore.open(postgresql_url)) as store:
         store.append(ROWS)
-        store.cut(base_at(8), [])
+        cut(store, base_at(8), [])
         assert not store.has_slack()
         store.give_back()
         assert ROWS[8:] == list(store.read())

@@ -10,7 +10,8 @@ from cairn.engine.answer.parts import Called, Said, Thought
 from cairn.engine.prompt.template import Message
 from cairn.engine.prompt.turns import messages_text, parts_text
 from cairn.journal import events as ev
-from tests.support.journals import Builder
+from cairn.journal.rows.export import read_base
+from tests.support.journals import NOTES, Builder, speaking
 
 LOOK = '[{"type":"function","function":{"name":"look"}}]'
 
@@ -133,3 +134,28 @@ def test_an_agent_that_cannot_be_shown(run, stored):
         result = run("agents", "show", *arguments)
         assert 2 == result.exit_code
         assert words in " ".join(result.stderr.split())
+
+
+def test_an_agent_whose_first_rows_were_pruned(run, stored, tmp_path: Path):
+    """It is listed and shown as before, from the journal and from an export, which is valid."""
+    folder = stored(speaking().rows)
+    before = [run("agents").stdout, run("agents", "show", "notes").stdout]
+    assert 0 == run("journal", "prune", "--before", "2026-03-01").exit_code
+    exported = tmp_path / "journal.jsonl"
+    assert 0 == run("export", "-o", exported).exit_code
+    for where in ((), (exported,)):
+        assert before == [
+            run("agents", *where).stdout,
+            run("agents", "show", "notes", *where).stdout,
+        ]
+        assert 0 == run("verify", *where).exit_code
+    session = run("replay", NOTES)
+    assert 0 == session.exit_code
+    assert ("r5" in session.stdout, "r4" in session.stdout) == (True, False)
+    public = tmp_path / "public.jsonl"
+    run("export", "--no-private", "-o", public)
+    base = read_base(public)
+    assert base is not None
+    assert base.state is None
+    assert 3 == run("verify", public).exit_code
+    assert folder.exists()

@@ -9,7 +9,9 @@ from pathlib import Path
 import attrs
 import pytest
 
+from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
+from cairn.journal.ledger import Clock, Ledger
 from cairn.journal.replay import replay
 from cairn.journal.rows.base import base_of
 from cairn.journal.rows.codec import Row, decode, encode
@@ -156,6 +158,63 @@ def test_what_is_beside_a_journal(run, data: Path):
     assert "the note at line 1 has no signature" in result.stdout
     (data / "signing-key.pub").write_text("x")
     assert 2 == run("verify").exit_code
+
+
+ACCEPTED = "lost; the operator accepted that (loss_accepted, row 31)"
+
+
+def after_a_loss(*lost: Head) -> list[Row]:
+    """The rows without the last one, and what an operator accepted then."""
+    report = replay(ROWS[:30])
+    clock = Clock(new_id=lambda: "the loss", now_us=lambda: 2**60, version="0.0.test")
+    ledger = Ledger(clock, state=report.state, head=report.head)
+    event = ev.LossAccepted(fact="row 31 is lost", heads=tuple(map(str, lost)))
+    return [*ROWS[:30], *ledger.propose([event]).rows]
+
+
+def test_a_loss_that_was_accepted(run, stored, notes: Path):
+    """
+    The checkpoint of the lost row is named with the row that accepts it, and is no violation. Alone
+    it vouches for nothing. One that is lost after that is found.
+    """
+    rows = after_a_loss(head_of(31))
+    folder: Path = stored(rows)
+    options = ("verify", "--checkpoint", notes, "--public-key", KEY)
+    result = run(*options)
+    assert 0 == result.exit_code
+    assert f"saved checkpoints: row 31: {ACCEPTED}\n" in result.stdout
+    assert "saved checkpoints: 2 checkpoints, the last of row 20: in the chain" in result.stdout
+    assert f"saved head: {ACCEPTED}\n" in run("verify", "--head", str(head_of(31))).stdout
+    assert 3 == run("verify", "--head", str(head_of(31))).exit_code
+    with head_keeper(HeadFiles.of(folder, None), None, None) as keeper:
+        keeper.committed(head_of(31))
+        keeper.committed(head_of(31, rows))
+        keeper.end()
+    assert 0 == run("verify").exit_code
+    for later in (Head(31, "0" * 64), Head(32, rows[-1].hash)):
+        notes.write_text(SIGNER.note(head_of(31)) + SIGNER.note(later))
+        result = run(*options)
+        assert 1 == result.exit_code
+        assert f"saved checkpoints: row {later.position}: not in the chain" in result.stdout
+    notes.write_text(SIGNER.note(head_of(31)))
+    path = export(notes.with_name("x.jsonl"), after_a_loss())
+    assert 1 == run("verify", path, *options[1:]).exit_code
+
+
+def test_an_accepted_loss_in_exports(run, tmp_path: Path, notes: Path):
+    """It is known without private contents, and from a base whose rows have it."""
+    rows = after_a_loss(head_of(31))
+    base = base_of(replay(rows).state, rows[-1].hash)
+    path = tmp_path / "x.jsonl"
+    options = ("verify", path, "--checkpoint", notes, "--public-key", KEY)
+    export(path, [attrs.evolve(row, private=None) for row in rows])
+    result = run(*options)
+    assert (3, True) == (result.exit_code, ACCEPTED in result.stdout)
+    path.write_bytes(base_to_line(base))
+    assert ACCEPTED in run(*options).stdout
+    damaged = attrs.evolve(base, state=(base.state or b"")[:-1])
+    path.write_bytes(base_to_line(damaged))
+    assert 1 == run(*options).exit_code
 
 
 def test_the_last_line_of_an_export(run, data: Path, tmp_path: Path):

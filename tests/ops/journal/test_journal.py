@@ -20,9 +20,10 @@ import pytest
 from cairn.actors.boot import BootRefused, read_journal
 from cairn.journal import events as ev
 from cairn.journal import pruning
-from cairn.journal.errors import StoreError
+from cairn.journal.errors import StoreError, StoreFull
 from cairn.journal.replay import replay
 from cairn.journal.retention import NeededIds, Survey
+from cairn.journal.rows import postgres as postgres_store
 from cairn.journal.rows import store_sql
 from cairn.journal.rows.base import VERSION, forgotten, loaded_of
 from cairn.journal.rows.codec import Row, decode
@@ -34,7 +35,7 @@ from cairn.journal.rows.export import (
     read_excerpt,
     read_export,
 )
-from cairn.journal.rows.store_sql import SqlStore, journal_url
+from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.ops import doctor
 from cairn.ops.common.locations import bytes_on_disk
 from cairn.ops.common.output import size_text
@@ -53,6 +54,7 @@ from tests.support.journals import (
     in_mid_request,
     tampered,
 )
+from tests.support.postgres import Postgres
 
 BEFORE = ("--before", "2026-03-01")
 
@@ -277,6 +279,67 @@ def test_a_server_that_was_lost(run, stored):
     store.close()
     assert ["server_lost", "session_closed", "journal_pruned"] == kinds[-3:]
     assert 0 == run("verify").exit_code
+
+
+def test_a_prune_that_is_interrupted(run, stored, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """
+    The base is there and not all rows before it are gone: no command sees them, and the next prune
+    removes them, though there is nothing else to prune.
+    """
+    folder = stored(aged())
+    removal = SqlStore.removal
+
+    def ends(self, most=3):
+        for place, count in enumerate(removal(self, most)):
+            yield count
+            if place == 16:
+                raise StoreFull("no room.")
+
+    monkeypatch.setattr(SqlStore, "removal", ends)
+    result = run("journal", "prune", *BEFORE, "--close-idle")
+    assert 0 == result.exit_code
+    assert "not all of them could be removed: no room. Run the same command" in result.stderr
+    monkeypatch.setattr(SqlStore, "removal", removal)
+    with closing(SqlStore.open(journal_url(folder), read_only=True)) as store:
+        assert FIRST_RUN > next(store.read(0)).position > 1
+    base, rows = there(folder)
+    assert (FIRST_RUN, FIRST_RUN + 1) == (base.position, rows[0].position)
+    path = tmp_path / "x.jsonl"
+    assert (0, 0) == (run("verify").exit_code, run("export", "-o", path).exit_code)
+    assert rows == list(read_export(path))
+    assert 0 == run("verify", path).exit_code
+    sessions = run("sessions").stdout
+    assert ("s3" in sessions, "s1" in sessions) == (True, False)
+    with closing(SqlStore.open(journal_url(folder), read_only=True)) as store:
+        assert () == read_journal(store).report().findings
+    result = run("journal", "prune", *BEFORE, "--close-idle")
+    assert (0, "nothing to prune") == (result.exit_code, result.stdout.splitlines()[1])
+    with closing(SqlStore.open(journal_url(folder), read_only=True)) as store:
+        assert rows == list(store.read(0))
+
+
+def test_a_prune_on_postgresql(run, postgres: Postgres, monkeypatch):
+    """
+    The database's lock says whether a server has the journal: while it does, nothing is pruned.
+    Once it was killed, its run is recorded as lost.
+    """
+    monkeypatch.setattr(postgres_store, "CLAIM_TRIES", 2)
+    url, rows = postgres.new_database(), conversation().rows
+    migrate(url)
+    prune = ("journal", "prune", "--journal", url, *BEFORE, "--close-idle")
+    with closing(SqlStore.open(url)) as server:
+        server.append(rows)
+        result = run(*prune)
+        assert (2, "") == (result.exit_code, result.stdout)
+        assert "Another server or command uses postgresql" in result.stderr
+        assert "of the database server" in result.stderr
+        assert 0 == run(*prune, "--dry-run").exit_code
+        assert rows == list(server.read())
+    assert 0 == run(*prune).exit_code
+    with closing(SqlStore.open(url, read_only=True)) as store:
+        kinds = [row.kind for row in store.read()]
+    assert ["server_lost", "session_closed", "journal_pruned"] == kinds[-3:]
+    assert 0 == run("verify", "--journal", url).exit_code
 
 
 def test_a_server_that_was_lost_in_a_request(run, stored):

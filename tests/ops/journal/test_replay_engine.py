@@ -12,15 +12,20 @@ import attrs
 import pytest
 import trio
 
+from cairn.actors.agents.messages import NewAgent
+from cairn.actors.clock import clock
 from cairn.engine.answer.grammar import Constraint
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.engine.sampling import Sampling
 from cairn.journal import events as ev
+from cairn.journal.pruning import PruneOptions, prepare_prune
+from cairn.journal.replay import replay
 from cairn.journal.rows.codec import GENESIS, Row, decode, encode
 from cairn.journal.rows.store import MemoryStore
 from cairn.ops.journal.replay_engine import DIFFERS, OTHER_FINGERPRINT, SAME, rerun
+from tests.actors.agents.test_agents import go_on
 from tests.gate.conversation import TOOLS
-from tests.support.in_process_server import ask, generate, serving
+from tests.support.in_process_server import ask, generate, local, serving, wait_idle
 
 NAMED = "the session"
 _OFTEN = ((50, 9.0),)
@@ -200,3 +205,28 @@ def test_another_fingerprint_is_told(rows: list[Row], capsys: pytest.CaptureFixt
 
     assert OTHER_FINGERPRINT == rerun(forged(rows, change), NAMED, None)
     assert "mlx: 0.1.0 on record" in capsys.readouterr().out
+
+
+def test_an_agent_whose_first_rows_were_pruned(model_directory: Path) -> None:
+    """What is left of its open session is run again, over blocks that only pruned rows computed."""
+    store = MemoryStore()
+    texts = ["a stone, a path " * 15, "and the hill " * 8, "what more?"]
+
+    async def main() -> None:
+        async with serving(model_directory, store) as server:
+            await local(server).agents.create(NewAgent(name="notes", system="Be brief."))
+            for text in texts[:2]:
+                await go_on(server, "notes", text)
+            await wait_idle(server)
+        before_us = store.rows[-1].time_us + 1
+        async with serving(model_directory, store) as server:
+            await go_on(server, "notes", texts[2])
+            await wait_idle(server)
+        prune = prepare_prune(store, PruneOptions(before_us=before_us), clock())
+        assert prune.base is not None
+        prune.commit(store)
+
+    trio.run(main)
+    rows, base = list(store.read()), store.base()
+    assert () == replay(rows, base=base).findings
+    assert SAME == rerun(rows, "agent/notes", None, None, base)

@@ -12,7 +12,7 @@ import pytest
 
 from cairn.actors.threads.heads import HeadKeeper
 from cairn.journal.errors import StoreError
-from cairn.journal.events import OperatorActed
+from cairn.journal.events import LossAccepted
 from cairn.journal.rows.heads import Head
 from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.ops.cli import Unreadable
@@ -124,7 +124,30 @@ def test_a_loss(files: HeadFiles, damage: Callable[[HeadFiles], None], words: st
     assert there == contents(files)
     accepted = require_known_head(files, journal_url(files.data_dir), accept=True)
     assert accepted is not None
-    assert words in accepted
+    assert words in accepted.fact
+    gone = (20, 31) if damage in (empty, remove) else (31,)
+    assert {str(head_of(position)) for position in gone} == {*accepted.heads}
+
+
+def test_earlier_checkpoints_are_lost(files: HeadFiles):
+    """The last head is there, and an earlier one is not: a start accepts that with the option."""
+    with head_keeper(files, None, None) as keeper:
+        keeper.committed(Head(25, "0" * 64))
+        keep(keeper, 31)
+    assert fault(files) is None
+    accepted = require_known_head(files, journal_url(files.data_dir), accept=True)
+    assert accepted is not None
+    assert (f"25:{'0' * 64}",) == accepted.heads
+    assert "rows that were signed for" in accepted.fact
+
+
+def test_after_a_loss_was_accepted(files: HeadFiles):
+    """The head that was signed last counts, not one of a higher row that was signed before."""
+    with head_keeper(files, None, None) as keeper:
+        keep(keeper, 12)
+    files.record.unlink()
+    cut(files)
+    assert fault(files) is None
 
 
 def test_a_damaged_record(files: HeadFiles):
@@ -217,7 +240,9 @@ def test_a_server(tmp_path: Path):
     with started(data, "--checkpoints", elsewhere, "--accept-lost-rows") as server:
         ask(server, user("Hello"), max_tokens=4)
         server.stop()
-    acted = [one.event for one in recorded(data) if isinstance(one.event, OperatorActed)]
-    assert ["accept_lost_rows"] == [event.action for event in acted]
+    with started(data, "--checkpoints", elsewhere, "--accept-lost-rows") as server:
+        server.stop()
+    (accepted,) = [one.event for one in recorded(data) if isinstance(one.event, LossAccepted)]
+    assert any(head.startswith(f"{position}:") for head in accepted.heads)
     code, printed, _ = run_ops("verify", "--data-dir", data, "--checkpoint", elsewhere)
     assert (0, True) == (code, "saved checkpoints: " in printed)

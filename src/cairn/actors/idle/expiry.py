@@ -2,8 +2,8 @@
 Removes expired conversations and blocks while the server is idle.
 
 Each request gives a TTL to the conversation and the blocks that it uses, counted from their last
-use. ``journal/state.py`` derives when they expire, ``journal/eviction.py`` selects the expired
-ones, and ``engine/ttl.py`` lists every step of a TTL. What is removed is recorded.
+use. ``journal/state.py`` derives when they expire, ``journal/cache/eviction.py`` selects those that
+have, and ``engine/ttl.py`` lists every step of a TTL. What is removed is recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cairn.actors.memory import Memory
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.engine import EngineGone
 from cairn.actors.threads.writer import WriterDied
-from cairn.journal import eviction
+from cairn.journal.cache import eviction
 
 log = structlog.get_logger("cairn")
 

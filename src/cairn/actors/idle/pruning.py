@@ -6,8 +6,9 @@ Prunes the journal while the server runs, by the rules of `ops journal prune`.
 2. What was read is proven to be the same without the first rows, as by the command. Rows that came
    since are added to what the base must keep. If one of them may change where the journal can be
    cut, nothing is pruned before the next time.
-3. The writer's thread cuts, in one transaction with the event. Requests that come meanwhile wait
-   for it.
+3. The writer's thread cuts, in one transaction with the event. From then on no reader sees the rows
+   before the base, and the thread removes them between commits, a few at a time. Requests that
+   come meanwhile wait for one of these transactions at most.
 """
 
 from __future__ import annotations
@@ -134,16 +135,14 @@ class Pruning:
         seen = self._writer.committed
         events = [one.event for one in later.counting if one.position > prepared.state.position]
         began = time.monotonic()
-        base, cut = await trio.to_thread.run_sync(partial(prepared.cut.later, events))
+        needed = self._agents.needed()
+        base, cut = await trio.to_thread.run_sync(partial(prepared.cut.later, events, needed))
         if not self._sequencer.state.position == self._writer.committed == seen:
             return False
         if not self._may_cut():
             return False
         if any(isinstance(event, _MOVES_THE_CUT) for event in events):
             raise StoreError("An answer was checked, or an invariant broken, while it was read.")
-        needed = self._agents.first_row()
-        if needed is not None and needed[0] <= base.position:
-            raise StoreError(f"Agent {needed[1].name} needs row {needed[0]} since then.")
         receipt = self._sequencer.prune(base, cut)
         try:
             await self._writer.wait_committed(receipt)

@@ -25,7 +25,7 @@ from cairn.engine.model import fingerprint
 from cairn.engine.reports import ModelFacts, PassShapes
 from cairn.engine.row_class import RowClass
 from cairn.journal import events as ev
-from cairn.journal.checkpoints import STATES_A_SLAB
+from cairn.journal.cache.checkpoints import STATES_A_SLAB
 from cairn.journal.keys import tested_fields
 from cairn.journal.state import ACCEPTED_UNSTABLE, State
 

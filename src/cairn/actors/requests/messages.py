@@ -16,8 +16,8 @@ from cairn.engine.answer.parts import AnswerPart, Calling
 from cairn.engine.prompt.template import Conversation, Message, message_of
 from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import Sampling
+from cairn.journal.cache.windows import SinkWindow
 from cairn.journal.events import CacheMode, FinishReason, Path, StallReason
-from cairn.journal.windows import SinkWindow
 
 
 @attrs.frozen(kw_only=True)

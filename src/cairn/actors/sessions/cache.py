@@ -25,7 +25,8 @@ from cairn.engine.reports import (
     TrimReport,
 )
 from cairn.journal import events as ev
-from cairn.journal import paths, short_blocks
+from cairn.journal import paths
+from cairn.journal.cache import short_blocks
 from cairn.journal.errors import BugError
 from cairn.journal.keys import block_keys, ids_hash, short_block_key
 from cairn.journal.lifecycle import SessionState

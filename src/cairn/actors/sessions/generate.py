@@ -25,7 +25,7 @@ from cairn.engine.drafts import Drafter
 from cairn.engine.errors import GrammarDeadEnd
 from cairn.engine.reports import DecodeRow, Drawn, DrawSpec, PassReport
 from cairn.journal import events as ev
-from cairn.journal import eviction, paths
+from cairn.journal import paths
 
 _STAGES: Mapping[str, ev.CancelStage] = MappingProxyType(
     {
@@ -245,8 +245,8 @@ class Generation:
     async def _wait_slab(self, capacity: int, is_first: Callable[[], bool]) -> None:
         while not (is_first() and await self.cache.acquire_slab(capacity)):
             # There is no await between this and the wait, so that no change is missed.
-            state, memory = self.context.sequencer.state, self.context.memory
-            never = is_first() and not eviction.slab_will_come(state)
+            memory = self.context.memory
+            never = is_first() and not memory.slab_will_come
             if never or not memory.slab_can_fit(capacity):
                 self.ticket.fail(
                     NoMemory(

@@ -14,7 +14,7 @@ from cairn.actors.sessions.context import SessionContext
 from cairn.actors.sessions.session import SessionActor
 from cairn.actors.threads.writer import WriterDied
 from cairn.journal import events as ev
-from cairn.journal import eviction
+from cairn.journal.cache import eviction
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import SessionId
 

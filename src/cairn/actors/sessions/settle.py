@@ -12,7 +12,7 @@ from cairn.actors.sessions.cache import SessionCache
 from cairn.actors.sessions.context import SessionContext
 from cairn.actors.sessions.idle_time import IdleTime
 from cairn.actors.sessions.inbox import Inbox
-from cairn.journal import eviction
+from cairn.journal.cache import eviction
 from cairn.journal.paths import canonical_end
 
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import structlog
 
+from cairn.journal.events import LossAccepted
 from cairn.journal.rows.heads import Head
 from cairn.journal.rows.signed_notes import Signer
 
@@ -55,7 +56,7 @@ class HeadKeeper:
     Args:
         record: the file of the head record.
         checkpoints: the files that checkpoints are appended to.
-        accepted: the loss of rows that the operator has accepted, in words; None if there is none.
+        accepted: the loss of rows that the operator has accepted; None if there is none.
 
     Raises:
         OSError: a file cannot be written.
@@ -66,7 +67,7 @@ class HeadKeeper:
         record: Path,
         checkpoints: Sequence[Path],
         signer: Signer,
-        accepted: str | None = None,
+        accepted: LossAccepted | None = None,
     ) -> None:
         self.accepted = accepted
         self.signed: Head | None = None

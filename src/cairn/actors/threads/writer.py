@@ -10,6 +10,9 @@ A full disk, a lock of another program, or a lost connection to a database does 
 but the last if it lasts. It keeps its rows and stalls: no reply is sent, requests that wait for a
 receipt are refused, and the same rows are tried again until they are stored. The length of the
 stall is then recorded.
+
+Rows that a base has replaced are removed while nothing else waits, a few at a time, so that a
+commit waits for no more than one such step.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -30,7 +33,7 @@ from cairn.actors.threads.heads import HeadKeeper
 from cairn.actors.threads.thread import run_thread
 from cairn.journal.errors import StoreError, StoreUnready
 from cairn.journal.events import Recorded, StallReason
-from cairn.journal.rows.base import Base
+from cairn.journal.rows.base import Base, histories_of
 from cairn.journal.rows.codec import Row
 from cairn.journal.rows.heads import Head
 from cairn.journal.rows.store import Store
@@ -40,6 +43,9 @@ log = structlog.get_logger("cairn")
 _PROBE_S = 1.0
 _LAST_WORDS_S = 2.0
 """How long clients have to get the error of their requests, once the writer has died."""
+
+REMOVAL_PROBE_S = 60.0
+"""How long the removal of pruned rows rests after it failed."""
 
 LOG_WARNING_BYTES = 64 * 1024 * 1024
 """The size of the database's own log at which the operator is warned."""
@@ -147,6 +153,10 @@ class JournalWriter:
         self._stall_observers: list[StallObserver] = []
         self._log_bytes = store.log_bytes()
         self._warned = False
+        self._removal: Iterator[int] | None = store.removal()
+        self._removed = 0
+        self._base_rows: Mapping[int, Row] | None = None
+        self._removal_rests_until = 0.0
 
     @property
     def committed(self) -> int:
@@ -250,8 +260,8 @@ class JournalWriter:
 
     async def rows(self, positions: Sequence[int]) -> list[Row | None]:
         """
-        Committed rows; None for one that was pruned. They are read on the thread that writes,
-        because only that uses the connection.
+        Committed rows; None for one that was pruned, unless the base keeps it. They are read on the
+        thread that writes, because only that uses the connection.
 
         Raises:
             CannotRecord: the journal cannot be written now; writing comes first.
@@ -307,6 +317,8 @@ class JournalWriter:
                 for together in _apart(batches):
                     rows = [row for batch in together for row in batch.rows]
                     self._store_rows(rows, together[0].base, token)
+                    if together[0].base is not None:
+                        self._removal, self._base_rows = self._store.removal(), None
                     if self._heads is not None:
                         self._heads.committed(Head(rows[-1].position, rows[-1].hash))
                     token.run_sync_soon(self._announce, together, self._store.log_bytes())
@@ -359,9 +371,15 @@ class JournalWriter:
     def _found(self, positions: Sequence[int]) -> list[Row | None] | StoreError:
         """Look rows up. A failure is for the caller: it does not concern the rows to write."""
         try:
-            return [self._store.row(position) for position in positions]
+            return [self._store.row(at) or self._in_base().get(at) for at in positions]
         except StoreError as error:
             return error
+
+    def _in_base(self) -> Mapping[int, Row]:
+        """The rows that the base keeps, which is decoded when one is first needed."""
+        if self._base_rows is None:
+            self._base_rows = histories_of(self._store.base()).by_position()
+        return self._base_rows
 
     def _gathered(self) -> tuple[list[_Batch], list[_Lookup], bool]:
         """
@@ -369,7 +387,7 @@ class JournalWriter:
         """
         batches: list[_Batch] = []
         lookups: list[_Lookup] = []
-        item = self._inbox.get()
+        item = self._next()
         while item is not None:
             if isinstance(item, _Batch):
                 batches.append(item)
@@ -380,6 +398,34 @@ class JournalWriter:
             except queue.Empty:
                 return batches, lookups, False
         return batches, lookups, True
+
+    def _next(self) -> _Batch | _Lookup | None:
+        """The next item. Pruned rows are removed until one comes."""
+        while self._removal is not None:
+            try:
+                return self._inbox.get(
+                    timeout=max(0.0, self._removal_rests_until - time.monotonic())
+                )
+            except queue.Empty:
+                self._remove_some()
+        return self._inbox.get()
+
+    def _remove_some(self) -> None:
+        assert self._removal is not None
+        try:
+            removed = next(self._removal, None)
+        except StoreUnready as error:
+            log.warning("pruned rows cannot be removed now; it is tried again", fact=str(error))
+            self._removal = self._store.removal()
+            self._removal_rests_until = time.monotonic() + REMOVAL_PROBE_S
+            return
+        if removed is not None:
+            self._removed += removed
+            return
+        self._removal = None
+        if self._removed:
+            log.info("pruned rows are removed", rows=self._removed)
+        self._removed = 0
 
     def _announce(self, batches: list[_Batch], log_bytes: int) -> None:
         last = batches[-1].rows[-1]

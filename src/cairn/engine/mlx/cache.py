@@ -27,9 +27,9 @@ from mlx_lm.models.cache import CacheList, ChunkedKVCache, KVCache, RotatingKVCa
 from cairn.engine.errors import CannotTrim, EngineFault
 from cairn.engine.growth import Growth
 from cairn.engine.mlx.state import StateCache, StateShape
-from cairn.journal.checkpoints import STATES_A_SLAB
+from cairn.journal.cache.checkpoints import STATES_A_SLAB
+from cairn.journal.cache.windows import SinkWindow
 from cairn.journal.events import Coverage
-from cairn.journal.windows import SinkWindow
 
 
 class SlabCache(KVCache):  # type: ignore[misc]  # mlx-lm has no types

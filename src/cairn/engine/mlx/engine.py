@@ -62,8 +62,8 @@ from cairn.engine.reports import (
 )
 from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import token_key
-from cairn.journal.checkpoints import Checkpoints
-from cairn.journal.windows import SinkWindow
+from cairn.journal.cache.checkpoints import Checkpoints
+from cairn.journal.cache.windows import SinkWindow
 
 if TYPE_CHECKING:
     from cairn.engine.mlx.model import LoadedModel

@@ -35,9 +35,9 @@ from cairn.engine.mlx.selftest import run_self_test
 from cairn.engine.mlx.state import StateShape
 from cairn.engine.model import fingerprint
 from cairn.engine.reports import ModelFacts, PassShapes
-from cairn.journal.checkpoints import STATES_A_SLAB, Checkpoints
+from cairn.journal.cache.checkpoints import STATES_A_SLAB, Checkpoints
+from cairn.journal.cache.windows import LEAST_CHUNKS, SinkWindow
 from cairn.journal.keys import fingerprint_of
-from cairn.journal.windows import LEAST_CHUNKS, SinkWindow
 
 _MEASURING = "measuring the memory of its caches"
 _TESTING = "self-test: same bits on this device? (once per fingerprint)"

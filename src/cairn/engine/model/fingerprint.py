@@ -22,8 +22,8 @@ from blake3 import blake3
 
 from cairn.engine.machine.blas import loaded_blas
 from cairn.engine.model.file_names import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from cairn.journal.cache.windows import SinkWindow
 from cairn.journal.keys import fingerprint_of, tested_fields
-from cairn.journal.windows import SinkWindow
 
 ENGINE_VERSION = 1
 """Incremented with every change of Cairn's engine that may change a bit."""

@@ -29,6 +29,7 @@ from cairn.journal import events as ev
 from cairn.journal.errors import UnknownEvent
 from cairn.journal.keys import ID_BYTES
 from cairn.journal.retention import NeededIds
+from cairn.journal.rows.histories import NO_HISTORIES, Histories
 from cairn.journal.state import Block, Fault, State, StoredTurn
 
 VERSION = 1
@@ -93,6 +94,7 @@ class _Snapshot:
     version: int
     state: State
     loaded: ev.ModelLoaded | None
+    histories: Histories
 
 
 def _checked(base: Base) -> bytes:
@@ -110,7 +112,12 @@ def _checked(base: Base) -> bytes:
     return base.state
 
 
-def base_of(state: State, head: str, loaded: ev.ModelLoaded | None = None) -> Base:
+def base_of(
+    state: State,
+    head: str,
+    loaded: ev.ModelLoaded | None = None,
+    histories: Histories = NO_HISTORIES,
+) -> Base:
     """
     The base for all rows up to where ``state`` is.
 
@@ -118,9 +125,10 @@ def base_of(state: State, head: str, loaded: ev.ModelLoaded | None = None) -> Ba
         head: the hash of the last of them.
         loaded: the last model that they load: it may still serve the sessions after the cut, and
             running those again requires its location.
+        histories: what it keeps of agents.
     """
     loaded = loaded if state.model is not None else None
-    encoded = _encoded(_Snapshot(version=VERSION, state=state, loaded=loaded))
+    encoded = _encoded(_Snapshot(version=VERSION, state=state, loaded=loaded, histories=histories))
     return Base(
         position=state.position,
         head=head,
@@ -150,6 +158,22 @@ def loaded_of(base: Base) -> ev.ModelLoaded | None:
     return base.snapshot.loaded
 
 
+def histories_of(base: Base | None) -> Histories:
+    """
+    What a base has of the agents of the rows that it replaces; nothing without a base, or of one
+    that was changed, which is a violation.
+
+    Raises:
+        UnknownEvent: a newer Cairn made it.
+    """
+    if base is None:
+        return NO_HISTORIES
+    try:
+        return base.snapshot.histories
+    except ValueError:
+        return NO_HISTORIES
+
+
 def base_fault(
     base: Base | None, pruned: ev.JournalPruned | None, *, decoded: bool = True
 ) -> tuple[str, str, str] | None:
@@ -174,6 +198,7 @@ def base_fault(
             _checked(base)
             if decoded:
                 state_of(base)
+                histories_of(base).check(base.position)
         except ValueError as error:
             return "the base was changed", base.state_digest, str(error)
     return None

@@ -214,9 +214,17 @@ def _signature(line: str, number: int) -> tuple[str, bytes]:
 
 
 def last_of(notes: Iterable[Note], key: PublicKey, origin: str) -> Head | None:
-    """The head with the highest position that a key signed for a journal; None if there is none."""
-    signed = [note for note in notes if note.origin == origin and note.signed_by(key)]
-    return max((note.head for note in signed), key=lambda head: head.position, default=None)
+    """
+    The head that a key signed last for a journal; None if there is none. After a loss that an
+    operator accepted, earlier ones may be of higher rows.
+    """
+    signed = signed_heads(notes, key, origin)
+    return signed[-1] if signed else None
+
+
+def signed_heads(notes: Iterable[Note], key: PublicKey, origin: str) -> list[Head]:
+    """The heads that a key signed for a journal, in the order of the notes."""
+    return [note.head for note in notes if note.origin == origin and note.signed_by(key)]
 
 
 def _base64(raw: bytes) -> str:

@@ -25,6 +25,7 @@ from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal.agents import Agents, AgentsContents
+from cairn.journal.rows.base import Base, histories_of
 from cairn.journal.rows.codec import Row, chain_fault
 from cairn.journal.runs import Runs
 from cairn.journal.state import State
@@ -76,16 +77,18 @@ class Folds:
         pruned: the last ``journal_pruned``, with its row; None if there was none.
     """
 
-    def __init__(self, begins: Snapshot | None = None) -> None:
+    def __init__(self, begins: Snapshot | None = None, base: Base | None = None) -> None:
         """
         Args:
             begins: what earlier folds held, to go on from there.
+            base: of the journal; without a snapshot they begin with what that has.
         """
-        turns, agents = TurnsContents(), AgentsContents()
         if begins is not None:
-            turns, agents = begins.turns, begins.agents
-        self.turns = Turns(turns)
-        self.agents = Agents(self.turns, agents)
+            self.turns = Turns(begins.turns)
+            self.agents = Agents(self.turns, begins.agents)
+        else:
+            self.agents = histories_of(base).fold()
+            self.turns = self.agents.turns
         self.runs = Runs(set(begins.boots) if begins is not None else set())
         self.pruned = begins.pruned if begins is not None else None
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from cairn.journal.errors import HeadMoved
 from cairn.journal.rows.base import Base
 from cairn.journal.rows.codec import GENESIS, Row
+from cairn.journal.rows.removal import REMOVED_ROWS, Replaced
 
 
 class Store(Protocol):
@@ -35,18 +36,31 @@ class Store(Protocol):
 
     def cut(self, base: Base, rows: Sequence[Row]) -> None:
         """
-        Replace the rows up to the position of a base by it, and commit ``rows`` after the head:
-        both or neither. A cut that was made already, with the same rows, changes nothing.
+        Put a base in the place of the rows up to its position, and commit ``rows`` after the head:
+        both or neither. From then on no reader sees the former; ``removal`` removes them. A cut
+        that was made already, with the same rows, changes nothing.
 
         Raises:
             HeadMoved: the rows do not follow the head, or the base does not belong to this store.
             StoreError: the store could not write.
         """
 
+    def removal(self, most: int = REMOVED_ROWS) -> Iterator[int]:
+        """
+        Remove the rows that the base has replaced, at most ``most`` of them in a step. First looks
+        which ones these are, in steps too. Gives after each step how many rows it removed. If it is
+        not finished, another one goes on where it ended.
+
+        Raises:
+            StoreUnready: the store cannot be written now; the rows of earlier steps are gone.
+            StoreError: the store could not read or write.
+        """
+
     def read(self, after: int | None = None, *, stream: str | None = None) -> Iterator[Row]:
         """
         Rows with a position above ``after`` in order, of one stream if one is named; without
-        ``after`` all that is there, also at positions where a journal has no row.
+        ``after`` all that is there, also at positions where a journal has no row, but for those
+        that ``removal`` would remove.
         """
 
     def row(self, position: int) -> Row | None:
@@ -95,17 +109,43 @@ class MemoryStore:
         if (base.position, base.head) not in {(row.position, row.hash) for row in self.rows}:
             raise HeadMoved(f"row {base.position} is not the one that the base ends with")
         self.append(rows)
-        self.rows = [row for row in self.rows if row.position > base.position]
         self._base = base
+
+    def removal(self, most: int = REMOVED_ROWS) -> Iterator[int]:
+        """See ``Store.removal``."""
+        replaced = self._replaced()
+        yield 0
+        while replaced is not None and replaced.first <= replaced.last:
+            end = min(replaced.first + most - 1, replaced.last)
+            gone = range(replaced.first, end + 1)
+            self.rows = [row for row in self.rows if row.position not in gone]
+            replaced.first = end + 1
+            yield len(gone)
+
+    def _replaced(self) -> Replaced | None:
+        if self._base is None:
+            return None
+        replaced = Replaced(self._base.position, self._base.head)
+        replaced.feed(
+            (row.position, row.hash, row.previous_hash)
+            for row in reversed(self.rows)
+            if row.position <= replaced.last
+        )
+        return replaced
 
     def read(self, after: int | None = None, *, stream: str | None = None) -> Iterator[Row]:
         """See ``Store.read``."""
+        replaced = self._replaced() if after is None else None
         for row in self.rows:
-            if (after is None or row.position > after) and stream in (None, row.stream):
+            if after is not None and row.position <= after:
+                continue
+            if stream in (None, row.stream) and (replaced is None or row.position not in replaced):
                 yield row
 
     def row(self, position: int) -> Row | None:
         """See ``Store.row``."""
+        if self._base is not None and position <= self._base.position:
+            return None
         return self._at(position)
 
     def _at(self, position: int) -> Row | None:

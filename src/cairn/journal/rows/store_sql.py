@@ -1,11 +1,13 @@
 """
-Rows in a database: SQLite by default, PostgreSQL by URL. The only module that uses SQLAlchemy.
+Rows in a database: SQLite by default, PostgreSQL by URL. What is PostgreSQL's alone is in
+``postgres``; no other module uses SQLAlchemy.
 
 Rules of this module:
 
-1. Rows are added and read, never changed. The first rows are removed as a whole when an operator
-   prunes the journal (``cut``), and a base replaces them. The migrations define the schema; the
-   tables below must equal what they make of an empty database, and a test compares the two.
+1. Rows are added and read, never changed. A base replaces the first rows when the journal is pruned
+   (``cut``); they are removed after that (``removal``), and are read no more. The migrations define
+   the schema; the tables below must equal what they make of an empty database, and a test compares
+   the two.
 2. One connection writes; SQLite can be damaged if two write or checkpoint (up to 3.51.2). All
    others open read-only, even while the server runs. On PostgreSQL a connection that may write has
    the journal's lock from its beginning to its end, so that a lost one is replaced only by one that
@@ -22,6 +24,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -38,8 +41,10 @@ from cairn.journal.errors import (
     StoreLost,
     StoreUnready,
 )
+from cairn.journal.rows import postgres
 from cairn.journal.rows.base import Base
 from cairn.journal.rows.codec import GENESIS, Row, shown
+from cairn.journal.rows.removal import REMOVED_ROWS, Replaced
 
 T = TypeVar("T")
 
@@ -52,12 +57,6 @@ VERSION_TABLE = "cairn_schema"
 BATCH_ROWS = 2000
 BUSY_S = 5.0
 """How long the database waits for another process's lock, in seconds."""
-
-CLAIM_TRIES = 50
-"""
-How often the lock of a journal on PostgreSQL is tried, every tenth of a second: the database may
-take a moment to notice that a server was killed.
-"""
 
 PAGE_BYTES = 2048
 """The page of a new SQLite journal. A commit writes whole pages, and most have few rows."""
@@ -75,34 +74,6 @@ that the last ones may be lost if that fails.
 """
 
 _ROOM_BYTES = 64 * 1024  # the least that SQLite's shared memory and a few rows take
-_POSTGRES_DISK_FULL = "53100"
-_POSTGRES_LOCKED = "55P03"
-# Connection errors, a server that shuts down or starts, and one that has no free connection.
-_POSTGRES_LOST = ("08", "57P", "53300")
-_POSTGRES_LOCKS = 0x4361_6972  # the upper half of the locks' keys; the lower is the schema
-# A connection without an answer ends after about a minute, at both ends: the lock goes with it.
-_POSTGRES_CONNECT = {
-    "application_name": "cairn",
-    "connect_timeout": 10,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 60_000,
-}
-_POSTGRES_SESSION = (
-    "SET tcp_keepalives_idle = 30",
-    "SET tcp_keepalives_interval = 10",
-    "SET tcp_keepalives_count = 3",
-    "SET tcp_user_timeout = 60000",
-)
-_POSTGRES_HOLDER = """
-SELECT coalesce(string_agg(format(
-    'process %%s of the database server%%s', pid, ', connected from ' || host(client_addr)
-), ' and '), 'it has just ended'), coalesce(array_agg(pid), '{}')
-FROM pg_locks JOIN pg_stat_activity USING (pid)
-WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s AND database =
-    (SELECT oid FROM pg_database WHERE datname = current_database())
-"""
 _MAKE_ROOM = "Free some space on its disk; what was journaled before is safe."
 _MAKE_MORE_ROOM = (
     "Free some space on its disk: up to twice as much as the journal takes there, until this is "
@@ -153,6 +124,15 @@ _LAST = (
     .limit(1)
 )
 _INSERT = sa.insert(_events)
+_LINKS = sa.select(
+    *(
+        sa.type_coerce(column, sa.types.NullType())
+        for column in (_events.c.position, _events.c.hash, _events.c.previous_hash)
+    )
+).order_by(_events.c.position.desc())
+_AFTER_BASE = _events.c.position > sa.func.coalesce(
+    sa.select(sa.func.max(_bases.c.position)).scalar_subquery(), -(2**62)
+)
 
 
 def journal_url(data_dir: Path) -> str:
@@ -284,7 +264,7 @@ class SqlStore:
         )
 
     def cut(self, base: Base, rows: Sequence[Row]) -> None:
-        """See ``Store.cut``. The file keeps the space of the rows; ``give_back`` returns it."""
+        """See ``Store.cut``."""
         self._lasting(lambda: self._cut(base, rows))
         self._require_own_file()
 
@@ -301,7 +281,6 @@ class SqlStore:
                 )
             if rows:
                 self._append(rows)
-            self._connection.execute(sa.delete(_events).where(_events.c.position <= base.position))
             self._connection.execute(sa.delete(_bases))
             self._connection.execute(sa.insert(_bases), attrs.asdict(base))
 
@@ -310,6 +289,39 @@ class SqlStore:
         if found is None or tuple(found) != attrs.astuple(base):
             return False
         return not rows or self._head() == (rows[-1].position, rows[-1].hash)
+
+    def removal(self, most: int = REMOVED_ROWS) -> Iterator[int]:
+        """See ``Store.removal``. The file keeps the space of the rows; ``give_back`` returns it."""
+        replaced = None
+        for found in self._replaced(most):
+            replaced = found
+            yield 0
+        while replaced is not None and replaced.first <= replaced.last:
+            first, end = replaced.first, min(replaced.first + most - 1, replaced.last)
+            self._lasting(partial(self._remove, first, end))
+            replaced.first = end + 1
+            yield end - first + 1
+
+    def _remove(self, first: int, last: int) -> None:
+        with _errors(self._place, "prune", _MAKE_MORE_ROOM), self._connection.begin():
+            self._require_own_schema()
+            query = sa.delete(_events).where(_events.c.position.between(first, last))
+            self._connection.execute(query)
+
+    def _replaced(self, most: int) -> Iterator[Replaced]:
+        """
+        The rows that the base has replaced and that are there still, after each ``most`` of them
+        that were found; none if the journal has no base. Looked for from the base backwards,
+        because a process that removes them begins at the other end.
+        """
+        found = self._found(sa.select(_bases.c.position, _bases.c.head).limit(1))
+        if not found:
+            return
+        replaced, count = Replaced(*found[0]), most
+        while count == most:
+            query = _LINKS.where(_events.c.position < replaced.first).limit(most)
+            count = replaced.feed(tuple(link) for link in self._found(query))
+            yield replaced
 
     def has_slack(self) -> bool:
         """Whether ``give_back`` has something to do: free pages in the file, or a log."""
@@ -423,6 +435,10 @@ class SqlStore:
         query = sa.select(*_columns).order_by(_events.c.position).limit(BATCH_ROWS)
         if stream is not None:
             query = query.where(_events.c.stream == stream)
+        if after is None:
+            *_, replaced = None, *self._replaced(BATCH_ROWS)
+            if replaced is not None:
+                query = query.where(~_events.c.position.between(replaced.first, replaced.last))
         while True:
             batch = self._found(query if after is None else query.where(_events.c.position > after))
             for values in batch:
@@ -433,20 +449,21 @@ class SqlStore:
 
     def row(self, position: int) -> Row | None:
         """See ``Store.row``."""
-        query = sa.select(*_columns).where(_events.c.position == position)
+        query = sa.select(*_columns).where(_events.c.position == position, _AFTER_BASE)
         found = self._lasting(lambda: self._found(query))
         return _row(found[0]) if found else None
 
     def last(self, count: int, *, stream: str | None = None) -> list[Row]:
         """The last ``count`` rows in order, of one stream if one is named."""
         query = sa.select(*_columns).order_by(_events.c.position.desc()).limit(count)
+        query = query.where(_AFTER_BASE)
         if stream is not None:
             query = query.where(_events.c.stream == stream)
         return [_row(values) for values in reversed(self._found(query))]
 
     def streams(self) -> set[str]:
         """The names of all streams that have a row."""
-        query = sa.select(_events.c.stream).distinct()
+        query = sa.select(_events.c.stream).where(_AFTER_BASE).distinct()
         return {name for (name,) in self._found(query) if isinstance(name, str)}
 
     def _found(self, query: Any) -> Sequence[Any]:
@@ -661,7 +678,9 @@ def _connected(url: sa.URL, *, mode: str, sync: Sync = "full") -> sa.Connection:
     try:
         if path is None:
             with _errors(place, "connect to"):
-                return _postgres(url, read_only=mode == "ro", sync=sync)
+                return postgres.connected(
+                    url, place, read_only=mode == "ro", wait_s=BUSY_S, is_synced=sync == "full"
+                )
         with _errors(place, "open"):
             try:
                 return _sqlite(path, mode, sync)
@@ -709,66 +728,6 @@ def _sqlite(path: Path, mode: str, sync: Sync) -> sa.Connection:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if mode.startswith("rw") else "BEGIN")
 
     return engine.connect()
-
-
-def _postgres(url: sa.URL, *, read_only: bool, sync: Sync) -> sa.Connection:
-    asked = {name: value for name, value in _POSTGRES_CONNECT.items() if name not in url.query}
-    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=asked)
-    if read_only:
-        return engine.connect().execution_options(postgresql_readonly=True)
-
-    own = set[int]()  # the processes of earlier connections
-
-    # SQLAlchemy replaces a lost connection by itself, and calls this for each.
-    @sa.event.listens_for(engine, "connect")
-    def connected(raw: Any, _: object) -> None:
-        try:
-            _claim(raw, _place(url), own, sync)
-        except BaseException:
-            raw.close()
-            raise
-        own.add(raw.info.backend_pid)
-
-    return engine.connect()
-
-
-def _claim(raw: Any, place: str, own: set[int], sync: Sync) -> None:
-    """
-    Take the lock of a journal on PostgreSQL, which its connection has until it ends.
-
-    Args:
-        own: the database's processes of earlier connections of this store.
-
-    Raises:
-        StoreLost: an earlier connection has it, of which the database does not know yet that it is
-            lost.
-        StoreError: another server's connection has it.
-    """
-    settings = [*_POSTGRES_SESSION, f"SET lock_timeout = {int(BUSY_S * 1000)}"]
-    if sync == "normal":  # otherwise the setting of the database server counts
-        settings.append("SET synchronous_commit = off")
-    with raw.cursor() as cursor:
-        for setting in settings:
-            cursor.execute(setting)
-        cursor.execute("SELECT oid::bigint FROM pg_namespace WHERE nspname = current_schema()")
-        schema = cursor.fetchone()
-        if schema is None:
-            raise StoreError(f"{place} names a schema that does not exist; create it first.")
-        for _ in range(CLAIM_TRIES):
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", (_POSTGRES_LOCKS << 32 | schema[0],))
-            (is_free,) = cursor.fetchone()
-            raw.commit()
-            if is_free:
-                return
-            cursor.execute("SELECT pg_sleep(0.1)")
-        cursor.execute(_POSTGRES_HOLDER, (_POSTGRES_LOCKS, schema[0]))
-        holder, processes = cursor.fetchone()
-    if own & {*processes}:
-        raise StoreLost(f"The database still keeps a lost connection to {place} ({holder}).")
-    raise StoreError(
-        f"Another server or command uses {place}: {holder}. Stop it, or choose another journal "
-        "with --journal."
-    )
 
 
 def _let_go(connection: sa.Connection) -> None:
@@ -840,24 +799,9 @@ def _column_faults(
 
 
 def _postgres_faults(connection: sa.Connection) -> list[tuple[str, str]]:
-    names = ", ".join(f"'{name}'" for name in metadata.tables)
-    parts = (
-        "SELECT 'trigger', tgname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid "
-        f"WHERE NOT tgisinternal AND relname IN ({names}) AND pg_table_is_visible(pg_class.oid) "
-        "UNION ALL SELECT 'rule', rulename FROM pg_rules "
-        f"WHERE tablename IN ({names}) AND schemaname = current_schema()"
-    )
-    faults = [
-        (f"{kind} {name}", _STRANGE) for kind, name in connection.exec_driver_sql(parts).all()
-    ]
+    faults = [(part, _STRANGE) for part in postgres.strange_parts(connection, metadata.tables)]
     for table in metadata.tables.values():
-        columns = sa.inspect(connection).get_columns(table.name)
-        found = {column["name"]: (str(column["type"]), column["nullable"]) for column in columns}
-        due = {
-            column.name: (column.type.compile(dialect=connection.dialect), bool(column.nullable))
-            for column in table.columns
-        }
-        faults += _column_faults(table.name, found, due)
+        faults += _column_faults(table.name, *postgres.columns(connection, table))
     return faults
 
 
@@ -932,15 +876,15 @@ def _unready(error: BaseException | None, place: str) -> type[StoreUnready] | No
     name, state = getattr(error, "sqlite_errorname", ""), getattr(error, "sqlstate", "")
     is_operational = any(kind.__name__ == "OperationalError" for kind in type(error).__mro__)
     # What the server did not report itself is about the connection to it.
-    if is_operational and (state is None or state.startswith(_POSTGRES_LOST)):
+    if is_operational and (state is None or state.startswith(postgres.LOST)):
         return StoreLost
-    if name.startswith("SQLITE_BUSY") or state == _POSTGRES_LOCKED:
+    if name.startswith("SQLITE_BUSY") or state == postgres.LOCKED:
         return StoreLocked
     if name.startswith("SQLITE_IOERR"):
         # When over a quota, or when the files next to the database cannot grow, SQLite reports a
         # general disk error.
         return None if _has_room(Path(place).parent) else StoreFull
-    return StoreFull if name == "SQLITE_FULL" or state == _POSTGRES_DISK_FULL else None
+    return StoreFull if name == "SQLITE_FULL" or state == postgres.DISK_FULL else None
 
 
 def _has_room(folder: Path) -> bool:

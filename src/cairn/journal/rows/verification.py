@@ -31,7 +31,7 @@ import attrs
 from cairn.journal import events as ev
 from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.replay import Finding, Replay
-from cairn.journal.rows.base import Base, base_fault
+from cairn.journal.rows.base import Base, base_fault, state_of
 from cairn.journal.rows.codec import (
     GENESIS,
     Row,
@@ -44,10 +44,11 @@ from cairn.journal.rows.codec import (
 from cairn.journal.rows.export import Excerpt, read_base, read_excerpt, read_export
 from cairn.journal.rows.heads import BEGINNING, Head
 
-Standing = Literal["present", "replaced", "missing", "pruned", "unseen"]
+Standing = Literal["present", "replaced", "missing", "accepted", "pruned", "unseen"]
 """
 What became of the row of a saved head: it is in the chain, another row is in its place, the chain
-ends before it, it may have been pruned, or it may be a row of another session than the excerpt's.
+ends before it, an operator accepted one of these two, it may have been pruned, or it may be a row
+of another session than the excerpt's.
 """
 
 _NAMESPACE = uuid.UUID("0d6cf0d6-54b3-5d0c-8a7b-6f4f5b3c9a27")
@@ -93,6 +94,7 @@ class Verification:
         left_out: how many rows lack their private contents.
         excerpt: whether these are the rows of one session only.
         pruned: the last ``journal_pruned`` event and its position.
+        lost: heads (POSITION:HASH) whose loss an operator accepted, each with the row of that.
     """
 
     def __init__(
@@ -112,6 +114,10 @@ class Verification:
         self.begins = begins
         self.excerpt = begins is not None
         self.pruned: tuple[int, ev.JournalPruned] | None = None
+        self.lost: dict[str, int] = {}
+        if base is not None and base.state is not None:
+            with contextlib.suppress(ValueError):  # a damaged one is a violation of its own
+                self.lost.update(state_of(base).lost)
         # The rows of one session have no base.
         self._may_be_excerpt = may_be_excerpt and base is None
         self._without_state = base is not None and base.state is None
@@ -151,8 +157,8 @@ class Verification:
             self._feed_chain(row)
         else:
             self._replay.feed(row)
-        if row.kind == ev.JournalPruned.kind:
-            self._note_pruned(row)
+        if row.kind in (ev.JournalPruned.kind, ev.LossAccepted.kind):
+            self._note(row)
         self._before = row
         self.head = Head(row.position, row.hash)
         if row.position in self._saved_positions:
@@ -161,8 +167,12 @@ class Verification:
     def standing(self, saved: Head) -> Standing:
         """What became of the row of a saved head."""
         found = self._seen.get(saved.position)
+        if found == saved.hash:
+            return "present"
+        if str(saved) in self.lost:
+            return "accepted"
         if found is not None:
-            return "present" if found == saved.hash else "replaced"
+            return "replaced"
         if self.excerpt:
             return "unseen"
         pruned = self.base is not None and saved.position < self.base.position
@@ -186,12 +196,15 @@ class Verification:
         found = _unrecorded(f"{place}/{message}", 0, message, "what Cairn makes", place)
         self._chain.append(attrs.evolve(found, place=place))
 
-    def _note_pruned(self, row: Row) -> None:
+    def _note(self, row: Row) -> None:
         # A changed row may not decode to an event; its hash shows that it was changed.
         with contextlib.suppress(DamagedRow, UnknownEvent):
             event = decode(row).event
-            assert isinstance(event, ev.JournalPruned)
-            self.pruned = row.position, event
+            if isinstance(event, ev.JournalPruned):
+                self.pruned = row.position, event
+            else:
+                assert isinstance(event, ev.LossAccepted)
+                self.lost.update(dict.fromkeys(event.heads, row.position))
 
     def _check_base(self) -> None:
         """Check that the base is the one that the journal names, without folding it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import attrs
@@ -14,12 +15,12 @@ from cairn.engine.prompt.turns import messages_of, parts_of
 from cairn.journal import events as ev
 from cairn.journal.agents import Agent, Agents
 from cairn.journal.replay import replay
-from cairn.journal.rows.base import Base
+from cairn.journal.rows.base import Base, histories_of
 from cairn.journal.rows.codec import decode
 from cairn.journal.rows.export import require_complete
 from cairn.journal.state import State, apply
 from cairn.journal.tenants import LOCAL
-from cairn.journal.turns import Place, Turns
+from cairn.journal.turns import Place
 from cairn.ops.common.locations import Source, example, file_argument, journal_options
 from cairn.ops.common.output import counted, facts, printable, table
 from cairn.ops.journal.sessions import time_text, used
@@ -56,14 +57,14 @@ class _Found:
     @classmethod
     def of(cls, data_dir: Path, journal: str | None, file: Path | None) -> _Found:
         """Those of the journal that the options name."""
-        found = Agents(Turns())
+        source = Source.of(data_dir, journal, file)
+        base = source.base()
+        found = histories_of(base).fold()
 
         def watch(recorded: ev.Recorded, _: State) -> None:
             found.turns.see(recorded)
             found.see(recorded)
 
-        source = Source.of(data_dir, journal, file)
-        base = source.base()
         rows = require_complete(source.rows("fold", base=base), base)
         state = replay(rows, base=base, watch=watch).state
         if state.boot is not None and source.is_held is False:
@@ -198,7 +199,8 @@ def _chosen(found: _Found, name: str, tenant: str | None) -> Agent:
 def _texts(found: _Found, agent: Agent, places: Sequence[Place]) -> dict[int, ev.Event]:
     """The events with the texts of an agent, by position."""
     wanted = {agent.created, *(place.stored for place in places)}
-    rows = found.source.rows("read", base=found.base)
+    pruned = histories_of(found.base).rows
+    rows = chain(pruned, found.source.rows("read", base=found.base))
     return {row.position: decode(row).event for row in rows if row.position in wanted}
 
 

@@ -13,6 +13,7 @@ import click
 
 from cairn.journal.replay import Replay
 from cairn.journal.retention import Plan, Survey
+from cairn.journal.rows.base import histories_of
 from cairn.journal.rows.codec import Row
 from cairn.journal.state import State
 from cairn.ops.common.locations import bytes_on_disk, example, journal_options, url_of
@@ -112,7 +113,7 @@ def size(data_dir: Path, journal: str | None) -> None:
         before_us = time.time_ns() // 1000 - _USUAL_DAYS * _DAY_US
         sizes = Sizes()
         fold = Replay(base)
-        survey = Survey(before_us, fold.state)
+        survey = Survey(before_us, fold.state, histories_of(base).fold())
         total = store.head()[0] - fold.state.position
         for row in progress(store.read(), "read", total):
             sizes.add(row)

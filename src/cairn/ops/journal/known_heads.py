@@ -99,12 +99,14 @@ class KnownHeads:
         for name in dict.fromkeys(one.name for one in self.found if one.is_signed):
             of_name = [one.head for one in self.found if one.name == name]
             bad = [head for head in of_name if checked.standing(head) in ("replaced", "missing")]
-            last = max(of_name, key=lambda head: head.position)
-            for head in bad:
+            given_up = [head for head in of_name if checked.standing(head) == "accepted"]
+            for head in (*bad, *given_up):
                 click.echo(f"{name}: row {head.position}: {_words(checked, head)}")
             lost = lost or bool(bad)
-            if not bad:
-                count = counted(len(of_name), "checkpoint")
+            there = [head for head in of_name if head not in given_up]
+            if there and not bad:
+                last = max(there, key=lambda head: head.position)
+                count = counted(len(there), "checkpoint")
                 click.echo(
                     f"{name}: {count}, the last of row {last.position}: {_words(checked, last)}"
                 )
@@ -126,9 +128,11 @@ class KnownHeads:
     def is_unsure(self, checked: Verification) -> bool:
         """
         Whether the operator saved something, and the last of it does not vouch for the rows before.
+        What was accepted as lost counts only if there is nothing else.
         """
         saved = [one.head for one in self.found if one.is_saved]
-        last = max(saved, key=lambda head: head.position, default=None)
+        there = [head for head in saved if checked.standing(head) != "accepted"]
+        last = max(there or saved, key=lambda head: head.position, default=None)
         return last is not None and not checked.vouched_for(last)
 
 
@@ -225,5 +229,9 @@ def _words(checked: Verification, head: Head) -> str:
             return f"not in the chain: row {head.position} was pruned"
         case "missing":
             return f"not in the chain: rows were removed from the end, row {head.position} too"
+        case "accepted":
+            return (
+                f"lost; the operator accepted that (loss_accepted, row {checked.lost[str(head)]})"
+            )
         case "replaced":
             return f"not in the chain: row {head.position} has another hash, so it was rewritten"

@@ -19,7 +19,6 @@ from cairn.journal.errors import StoreError
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.pruning import PreparedPrune, PruneOptions, prepare_prune
 from cairn.journal.retention import Span
-from cairn.journal.tenants import LOCAL
 from cairn.ops.common.locations import (
     bytes_on_disk,
     example,
@@ -100,11 +99,11 @@ def prune(
 
     Removes rows from the first one up to the last row where all are older than DATE and no session
     is split. The other rows are unchanged. A base replaces the removed rows: their last position
-    and hash, and the state that they imply, without texts. The prune is an event itself
-    (`journal_pruned`), and `ops verify` checks the base against it. Token ids that a later decision
-    was compared with stay in the base until the next prune. Also removes block files (`blocks` in
-    the data directory) that no remaining conversation needs, unless a server uses that directory
-    with another journal.
+    and hash, and the state that they imply, without texts but those of existing agents, whose
+    sessions may be split. The prune is an event itself (`journal_pruned`), and `ops verify` checks
+    the base against it. Token ids that a later decision was compared with stay in the base until
+    the next prune. Also removes block files (`blocks` in the data directory) that no remaining
+    conversation needs, unless a server uses that directory with another journal.
 
     Removed rows cannot be restored; run `ops export` first to keep a copy. Stop the server first,
     except for --dry-run. A prune needs up to twice as much free space as the journal has on its
@@ -148,13 +147,12 @@ def prune(
             # An earlier prune may have ended before it gave back what it removed.
             slack = store.has_slack()
             prepared = _prepared(store, options)
-            if not url.startswith("sqlite"):
-                _refuse_running(prepared)
             prepared.commit(store)
             _report(prepared, options, dry_run=False)
+            # Also what an earlier prune, of a server perhaps, has not removed to its end.
+            smaller = _remove(store) or slack
             _remove_snapshot(data_dir)
             _forget(store, data_dir, prepared.runs)
-            smaller = slack or prepared.base is not None
             if smaller:
                 _give_back(store)
         finally:
@@ -178,12 +176,19 @@ def _prepared(store: SqlStore, options: PruneOptions) -> PreparedPrune:
     return prepare_prune(store, options, clock(), watched=progress)
 
 
-def _refuse_running(prepared: PreparedPrune) -> None:
-    if prepared.state.boot is not None:
-        raise StoreError(
-            "According to the journal, a server is using it, and Cairn cannot check this for a "
-            "database server. Stop the server; if it was killed, start it again and stop it."
+def _remove(store: SqlStore) -> bool:
+    """Remove the rows that the base has replaced. Returns whether there were any."""
+    removed = 0
+    try:
+        for count in store.removal():
+            removed += count
+    except StoreError as error:
+        click.echo(
+            f"The rows are pruned, and no command reads them, but not all of them could be "
+            f"removed: {error} Run the same command again to finish.",
+            err=True,
         )
+    return removed > 0
 
 
 def _forget(store: SqlStore, data_dir: Path, runs: Collection[str]) -> None:
@@ -239,13 +244,7 @@ def _report(prepared: PreparedPrune, options: PruneOptions, *, dry_run: bool) ->
             f"{'would stay' if dry_run else 'stay'}"
         )
         click.echo(f"base: {prepared.base.digest}")
-    if plan.agent is not None:
-        whose = "" if plan.agent.tenant == LOCAL else f" of {plan.agent.tenant}"
-        click.echo(
-            f"The rows up to {plan.limit} are old enough, but agent {plan.agent.name}{whose} needs "
-            "some of them for its history. They can be removed when the agent is deleted."
-        )
-    elif plan.held_by is not None:
+    if plan.held_by is not None:
         click.echo(_why_held(plan.held_by, prepared, options))
     elif plan.violation is not None:
         broke, reported = plan.violation

@@ -112,9 +112,10 @@ def verify(
 
     The rows alone cannot show that rows were removed from the end, or that the chain was completely
     rewritten. The head record and the signed checkpoints that a server keeps in its data directory
-    do, unless they were changed with the journal. Keep checkpoints elsewhere (`ops serve
-    --checkpoints FILE`), and pass them with --checkpoint; or save the `head` that is printed, and
-    pass it later with --head.
+    do, unless they were changed with the journal. Those that an operator accepted as lost (`ops
+    serve --accept-lost-rows`, journaled as `loss_accepted`) are named, and are no violations. Keep
+    checkpoints elsewhere (`ops serve --checkpoints FILE`), and pass them with --checkpoint; or save
+    the `head` that is printed, and pass it later with --head.
 
     If the journal was pruned, the base that replaces the pruned rows is checked against the row
     that names it. What those rows contained cannot be checked.
@@ -125,7 +126,8 @@ def verify(
       1  something is broken, a head or a checkpoint is not in the chain, or a signature is wrong
       2  the journal or the checkpoints cannot be read, or the export has no rows
       3  all that can be checked passes, but contents or rows were left out of the export, or what
-         you saved is older than the last prune, and may be of a pruned row
+         you saved is older than the last prune, and may be of a pruned row, or is all of rows
+         whose loss an operator accepted
     """
     source = Source.of(data_dir, journal, file)
     files = HeadFiles.of(data_dir, journal) if file is None else None

@@ -9,7 +9,7 @@ import attrs
 from cairn.actors.requests.messages import ServerFacts
 from cairn.actors.server import Server
 from cairn.engine.sampling import Sampling
-from cairn.journal.windows import SinkWindow
+from cairn.journal.cache.windows import SinkWindow
 from cairn.ops.common.output import counted
 from cairn.ops.common.passes import decode_text, drafts_text, prefill_text
 from cairn.ops.serve.api_keys import KEY_VARIABLE

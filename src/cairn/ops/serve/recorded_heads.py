@@ -12,9 +12,10 @@ from pathlib import Path
 
 from cairn.actors.threads.heads import HeadKeeper
 from cairn.journal.errors import StoreError
+from cairn.journal.events import LossAccepted
 from cairn.journal.rows.heads import Head, lost_words
-from cairn.journal.rows.signed_notes import Signer, last_of
-from cairn.journal.rows.store import MemoryStore
+from cairn.journal.rows.signed_notes import Signer, last_of, signed_heads
+from cairn.journal.rows.store import MemoryStore, Store
 from cairn.journal.rows.store_sql import SqlStore, schema_revision
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.heads import HeadFiles
@@ -23,7 +24,7 @@ _SEED_BYTES = 32
 _ACCEPT = "To go on with what is there, start once with --accept-lost-rows; that is journaled."
 
 
-def require_known_head(files: HeadFiles, url: str, *, accept: bool) -> str | None:
+def require_known_head(files: HeadFiles, url: str, *, accept: bool) -> LossAccepted | None:
     """
     Compare a journal with what was recorded of it outside. Changes nothing, and creates no journal.
 
@@ -31,7 +32,7 @@ def require_known_head(files: HeadFiles, url: str, *, accept: bool) -> str | Non
         accept: whether the operator accepts what is lost.
 
     Returns:
-        What is lost and accepted, in words; None if nothing is.
+        What is lost and accepted, to be journaled; None if nothing is.
 
     Raises:
         Unreadable: rows are lost or others are in their place, or the record is damaged, and the
@@ -48,7 +49,30 @@ def require_known_head(files: HeadFiles, url: str, *, accept: bool) -> str | Non
             f"{lost} Nothing was changed. Restore the journal, with the files whose names begin "
             f"like its own, or a backup of it. {_ACCEPT}"
         )
-    return lost
+    return _accepted(files, url, lost) if accept else None
+
+
+def _accepted(files: HeadFiles, url: str, lost: str | None) -> LossAccepted | None:
+    """
+    What an operator accepts who starts with --accept-lost-rows.
+
+    Args:
+        lost: how the journal does not contain the last head that is known, in words; None if it
+            does, so that only earlier checkpoints can be lost.
+    """
+    heads = []
+    with contextlib.suppress(StoreError):  # a damaged record names no head
+        if (recorded := files.recorded_head()) is not None:
+            heads.append(recorded)
+    if (public := files.public_key()) is not None:
+        with contextlib.suppress(StoreError):  # damaged checkpoints stay a finding of `ops verify`
+            heads.extend(signed_heads(files.notes(), public, public.origin_of(files.tag)))
+    with _opened(url) as store:
+        gone = [str(head) for head in heads if lost_words(head, store) is not None]
+    if lost is None and not gone:
+        return None
+    fact = lost or "The journal does not contain rows that were signed for."
+    return LossAccepted(fact=fact, heads=tuple(dict.fromkeys(gone)))
 
 
 def _lost(files: HeadFiles, url: str) -> str | None:
@@ -58,14 +82,21 @@ def _lost(files: HeadFiles, url: str) -> str | None:
         known, what = _last_signed(files), f"the checkpoints {files.checkpoints}"
     if known is None:
         return None
-    if schema_revision(url) is None:
-        words = lost_words(known, MemoryStore())
-    else:
-        with contextlib.closing(SqlStore.open(url, read_only=True)) as store:
-            words = lost_words(known, store)
+    with _opened(url) as store:
+        words = lost_words(known, store)
     if words is None:
         return None
     return f"The journal does not contain what {what} says: {words}."
+
+
+@contextlib.contextmanager
+def _opened(url: str) -> Iterator[Store]:
+    """A journal to read; an empty one if there is none."""
+    if schema_revision(url) is None:
+        yield MemoryStore()
+        return
+    with contextlib.closing(SqlStore.open(url, read_only=True)) as store:
+        yield store
 
 
 def _last_signed(files: HeadFiles) -> Head | None:
@@ -77,7 +108,7 @@ def _last_signed(files: HeadFiles) -> Head | None:
 
 @contextlib.contextmanager
 def head_keeper(
-    files: HeadFiles, elsewhere: Path | None, accepted: str | None
+    files: HeadFiles, elsewhere: Path | None, accepted: LossAccepted | None
 ) -> Iterator[HeadKeeper]:
     """
     Keeps the head of the journal while the context lasts.

@@ -23,7 +23,7 @@ from cairn.engine.mlx.passes.search import (
     one_shape,
 )
 from cairn.engine.row_class import RowClass
-from cairn.journal.windows import SinkWindow
+from cairn.journal.cache.windows import SinkWindow
 from tests.support.model_families import config_of, make_family_model
 
 BLOCK = 16

@@ -20,8 +20,8 @@ from collections.abc import Callable
 import attrs
 from immutables import Map
 
-from cairn.journal import eviction
-from cairn.journal.eviction_order import Order
+from cairn.journal.cache import eviction
+from cairn.journal.cache.eviction_order import Order
 from cairn.journal.state import Block, Model, Pool, State
 
 SIZE = 100

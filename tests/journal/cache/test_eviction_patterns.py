@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.journal import eviction_patterns as patterns
-from tests.journal.eviction_patterns import LONG, ByRecency, Memory, Turns
+from tests.journal.cache import eviction_patterns as patterns
+from tests.journal.cache.eviction_patterns import LONG, ByRecency, Memory, Turns
 
 
 def ratios(turns: Turns, blocks: int) -> tuple[float, float]:

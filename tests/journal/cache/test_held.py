@@ -5,9 +5,9 @@ from __future__ import annotations
 import attrs
 from immutables import Map
 
-from cairn.journal.held import states_held, tokens_held, tokens_in_slabs
+from cairn.journal.cache.held import states_held, tokens_held, tokens_in_slabs
 from cairn.journal.state import Pool, Session, SessionId, State
-from tests.journal.test_eviction import chain, held
+from tests.journal.cache.test_eviction import chain, held
 from tests.support.journals import MODEL
 
 

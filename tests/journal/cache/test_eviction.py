@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given
 from immutables import Map
 
-from cairn.journal import eviction
-from cairn.journal.eviction_order import Order
+from cairn.journal.cache import eviction
+from cairn.journal.cache.eviction_order import Order
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import Block, Pool, Session, SessionId, Slab, State
 from tests.journal.model import (
@@ -477,22 +477,29 @@ def at_rest(name: str, used: int, *keys: str, size: int = 30) -> Session:
 def test_a_slab_that_comes():
     """
     A slab becomes free with a request in progress whose session has one; not with a request that is
-    waiting for a slab itself, nor with a session that has none.
+    waiting for a slab itself, nor with a session that has none. A quarantined session releases its
+    slab as long as its actor runs.
     """
     works, waits = at_rest("works", 1), attrs.evolve(at_rest("waits", 2), slab=None)
+    broken = attrs.evolve(at_rest("broken", 3), state=SessionState.QUARANTINED)
+    released = attrs.evolve(broken, slab=None)
 
-    def comes(*in_hand: Session) -> bool:
+    def comes(*in_hand: Session, beside: Session = waits, at_work: tuple[str, ...] = ()) -> bool:
         return eviction.slab_will_come(
             State(
-                sessions=Map({one.id: one for one in (works, waits)}),
+                sessions=Map({one.id: one for one in (works, waits, beside)}),
                 requests=Map({f"r-{one.id}": one.id for one in in_hand}),
-            )
+            ),
+            at_work,
         )
 
     assert comes(works, waits)
     assert comes(works)
     assert not comes(waits)
     assert not comes()
+    assert comes(waits, beside=broken, at_work=("broken", "works"))
+    assert not comes(waits, beside=broken, at_work=("works",))
+    assert not comes(waits, beside=released, at_work=("broken", "works"))
 
 
 def test_a_slab_that_can_never_fit():

@@ -9,13 +9,14 @@ import attrs
 import pytest
 
 from cairn.journal import events as ev
-from cairn.journal import eviction, paths, short_blocks
+from cairn.journal import paths
+from cairn.journal.cache import eviction, short_blocks
+from cairn.journal.cache.short_blocks import rest_to_seal, superseded
 from cairn.journal.keys import block_keys, ids_of, short_block_key
 from cairn.journal.ledger import Clock
 from cairn.journal.pruning import PruneOptions, prepare_prune
 from cairn.journal.replay import replay
 from cairn.journal.rows.store import MemoryStore
-from cairn.journal.short_blocks import rest_to_seal, superseded
 from cairn.journal.state import Block, SessionId
 from tests.journal.model import CHUNKS, FP_A, SECRETS, Driver, rendered
 from tests.journal.test_grain import broken, driver_of, partly, reused, talk

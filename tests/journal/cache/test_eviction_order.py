@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from immutables import Map
 
 from cairn.journal import events as ev
-from cairn.journal.eviction_order import Ends, Order, is_expected, rank
+from cairn.journal.cache.eviction_order import Ends, Order, is_expected, rank
 from cairn.journal.ledger import Outcome
 from cairn.journal.state import Use
+from tests.journal.cache.test_eviction import chain, state_of
 from tests.journal.model import TAPES, Driver, leaving, plain, played, profile, tape, value
-from tests.journal.test_eviction import chain, state_of
 
 Shown = list[tuple[str, int]]
 

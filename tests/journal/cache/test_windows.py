@@ -6,13 +6,13 @@ import attrs
 import pytest
 from immutables import Map
 
-from cairn.journal import eviction
+from cairn.journal.cache import eviction
+from cairn.journal.cache.windows import SinkWindow
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.paths import Ask, chain_to_load
 from cairn.journal.state import Session, SessionId, State
-from cairn.journal.windows import SinkWindow
+from tests.journal.cache.test_eviction import chain, held
 from tests.journal.model import blocks_ahead
-from tests.journal.test_eviction import chain, held
 from tests.support.journals import MODEL
 
 POLICY = SinkWindow.of(2, 16, 4)

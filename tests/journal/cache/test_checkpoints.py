@@ -10,11 +10,12 @@ from hypothesis import given
 from immutables import Map
 
 from cairn.journal import events as ev
-from cairn.journal import eviction
-from cairn.journal.checkpoints import MOST_BLOCKS, Checkpoints
-from cairn.journal.held import states_held
+from cairn.journal.cache import eviction
+from cairn.journal.cache.checkpoints import MOST_BLOCKS, Checkpoints
+from cairn.journal.cache.held import states_held
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import State
+from tests.journal.cache.test_eviction import chain, held
 from tests.journal.model import (
     CHUNKS,
     TAPES,
@@ -26,7 +27,6 @@ from tests.journal.model import (
     played,
     profile,
 )
-from tests.journal.test_eviction import chain, held
 from tests.support.journals import MODEL
 
 SYSTEM, HELLO = ("system", tuple(range(1, 9))), ("user", tuple(range(10, 20)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from itertools import islice, takewhile
 
-from cairn.journal.eviction_order import Order
+from cairn.journal.cache.eviction_order import Order
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import Block, Model, Session, State
 
@@ -276,12 +276,25 @@ def slab_can_fit(state: State, size: int) -> bool:
     return state.model is not None and state.model.pool_slabs > 0 and size <= state.model.pool_bytes
 
 
-def slab_will_come(state: State) -> bool:
+def slab_will_come(state: State, at_work: Collection[str]) -> bool:
     """
-    Whether a slab will become free without eviction, because a request that has one will end. It
-    waits for no request without a slab: see ``join`` in ``paths.py``.
+    Whether a slab will become free without eviction: a request that has one will end, or a
+    quarantined session will release its own. A request with a slab waits for none without one: see
+    ``join`` in ``paths.py``.
+
+    Args:
+        at_work: the sessions whose actors run. That of a quarantined session ends when it has
+            released its slab, or could not.
     """
-    return any(state.session(session).slab is not None for session in state.requests.values())
+    serving = {*state.requests.values()}
+    return any(
+        session.slab is not None
+        and (
+            session.id in serving
+            or (session.state is SessionState.QUARANTINED and session.id in at_work)
+        )
+        for session in state.sessions.values()
+    )
 
 
 def can_spare_slab(state: State, session: Session) -> bool:

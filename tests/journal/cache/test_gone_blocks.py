@@ -7,8 +7,8 @@ import pytest
 from immutables import Map
 
 from cairn.journal import events as ev
-from cairn.journal.eviction_order import Order
-from cairn.journal.gone_blocks import without_gone
+from cairn.journal.cache.eviction_order import Order
+from cairn.journal.cache.gone_blocks import without_gone
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import (
     EMPTY,

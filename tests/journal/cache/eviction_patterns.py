@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal import eviction
-from cairn.journal.eviction_order import Order
+from cairn.journal.cache import eviction
+from cairn.journal.cache.eviction_order import Order
 from cairn.journal.state import Block, State, apply
 from tests.support.journals import MODEL
 

@@ -1,0 +1,1 @@
+"""What slabs, blocks and their files hold, and what is evicted or removed next: pure decisions."""

@@ -1,0 +1,146 @@
+"""
+What is PostgreSQL's alone in ``store_sql``: connections with the journal's lock, and what another
+program can add to a database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+
+from cairn.journal.errors import StoreError, StoreLost
+
+CLAIM_TRIES = 50
+"""
+How often the lock of a journal on PostgreSQL is tried, every tenth of a second: the database may
+take a moment to notice that a server was killed.
+"""
+
+# What a server reports, by SQLSTATE.
+DISK_FULL = "53100"
+LOCKED = "55P03"
+# Connection errors, a server that shuts down or starts, and one that has no free connection.
+LOST = ("08", "57P", "53300")
+_LOCKS = 0x4361_6972  # the upper half of the locks' keys; the lower is the schema
+# A connection without an answer ends after about a minute, at both ends: the lock goes with it.
+_CONNECT = {
+    "application_name": "cairn",
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+_SESSION = (
+    "SET tcp_keepalives_idle = 30",
+    "SET tcp_keepalives_interval = 10",
+    "SET tcp_keepalives_count = 3",
+    "SET tcp_user_timeout = 60000",
+)
+_HOLDER = """
+SELECT coalesce(string_agg(format(
+    'process %%s of the database server%%s', pid, ', connected from ' || host(client_addr)
+), ' and '), 'it has just ended'), coalesce(array_agg(pid), '{}')
+FROM pg_locks JOIN pg_stat_activity USING (pid)
+WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s AND database =
+    (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+def connected(
+    url: sa.URL, place: str, *, read_only: bool, wait_s: float, is_synced: bool
+) -> sa.Connection:
+    """
+    A connection to a database. One that may write has the lock of the journal.
+
+    Args:
+        place: of the journal, for people.
+        wait_s: how long it waits for another process's lock, in seconds.
+        is_synced: whether a commit waits for the disk, if the database's own setting says so.
+    """
+    asked = {name: value for name, value in _CONNECT.items() if name not in url.query}
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=asked)
+    if read_only:
+        return engine.connect().execution_options(postgresql_readonly=True)
+
+    own = set[int]()  # the processes of earlier connections
+
+    # SQLAlchemy replaces a lost connection by itself, and calls this for each.
+    @sa.event.listens_for(engine, "connect")
+    def claimed(raw: Any, _: object) -> None:
+        try:
+            _claim(raw, place, own, wait_s, is_synced)
+        except BaseException:
+            raw.close()
+            raise
+        own.add(raw.info.backend_pid)
+
+    return engine.connect()
+
+
+def _claim(raw: Any, place: str, own: set[int], wait_s: float, is_synced: bool) -> None:
+    """
+    Take the lock of a journal on PostgreSQL, which its connection has until it ends.
+
+    Args:
+        own: the database's processes of earlier connections of this store.
+
+    Raises:
+        StoreLost: an earlier connection has it, of which the database does not know yet that it is
+            lost.
+        StoreError: another server's connection has it.
+    """
+    settings = [*_SESSION, f"SET lock_timeout = {int(wait_s * 1000)}"]
+    if not is_synced:  # otherwise the setting of the database server counts
+        settings.append("SET synchronous_commit = off")
+    with raw.cursor() as cursor:
+        for setting in settings:
+            cursor.execute(setting)
+        cursor.execute("SELECT oid::bigint FROM pg_namespace WHERE nspname = current_schema()")
+        schema = cursor.fetchone()
+        if schema is None:
+            raise StoreError(f"{place} names a schema that does not exist; create it first.")
+        for _ in range(CLAIM_TRIES):
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", (_LOCKS << 32 | schema[0],))
+            (is_free,) = cursor.fetchone()
+            raw.commit()
+            if is_free:
+                return
+            cursor.execute("SELECT pg_sleep(0.1)")
+        cursor.execute(_HOLDER, (_LOCKS, schema[0]))
+        holder, processes = cursor.fetchone()
+    if own & {*processes}:
+        raise StoreLost(f"The database still keeps a lost connection to {place} ({holder}).")
+    raise StoreError(
+        f"Another server or command uses {place}: {holder}. Stop it, or choose another journal "
+        "with --journal."
+    )
+
+
+def strange_parts(connection: sa.Connection, tables: Iterable[str]) -> list[str]:
+    """The triggers and rules that another program added to these tables."""
+    names = ", ".join(f"'{name}'" for name in tables)
+    parts = (
+        "SELECT 'trigger', tgname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid "
+        f"WHERE NOT tgisinternal AND relname IN ({names}) AND pg_table_is_visible(pg_class.oid) "
+        "UNION ALL SELECT 'rule', rulename FROM pg_rules "
+        f"WHERE tablename IN ({names}) AND schemaname = current_schema()"
+    )
+    return [f"{kind} {name}" for kind, name in connection.exec_driver_sql(parts).all()]
+
+
+def columns(
+    connection: sa.Connection, table: sa.Table
+) -> tuple[dict[str, object], dict[str, object]]:
+    """The columns of a table as they are, and as they should be."""
+    there = sa.inspect(connection).get_columns(table.name)
+    found: dict[str, object] = {
+        column["name"]: (str(column["type"]), column["nullable"]) for column in there
+    }
+    due: dict[str, object] = {
+        column.name: (column.type.compile(dialect=connection.dialect), bool(column.nullable))
+        for column in table.columns
+    }
+    return found, due
