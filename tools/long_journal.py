@@ -49,7 +49,12 @@ class LongBuilder(journals.Builder):
             span, ran, drawn = (at, at + 1), (answer[place - 1],), (answer[place],)
             yield self.extended(name, request, "decode", span, ran, drawn)
             yield ev.TokensEmitted(
-                session=name, request=request, first=place, ids=drawn, text="word "
+                session=name,
+                request=request,
+                first=place,
+                emitted=len(drawn),
+                ids=drawn,
+                text="word ",
             )
 
     def steps(

@@ -29,6 +29,7 @@ import httpx
 import openai
 from click.testing import CliRunner
 
+from cairn.actors.journal_keys import KeyFile
 from cairn.journal import events as ev
 from cairn.journal.rows.codec import decode
 from cairn.journal.rows.store_sql import SqlStore, journal_url
@@ -232,11 +233,14 @@ class Serving:
 
 def recorded(data_dir: Path) -> list[ev.Recorded]:
     """The events of a data directory's journal, which a server may be writing."""
-    store = SqlStore.open(journal_url(data_dir), read_only=True)
+    keys = KeyFile.read(data_dir / "keys.db")
+    store = SqlStore.open(journal_url(data_dir), read_only=True, keys=keys)
     try:
         return [decode(row) for row in store.read()]
     finally:
         store.close()
+        if keys is not None:
+            keys.close()
 
 
 def run_ops(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:

@@ -313,6 +313,31 @@ class RequestRejected(Event):
     code: str
 
 
+@attrs.frozen(kw_only=True)
+class SessionForgotten(Event):
+    """
+    An operator had a session forgotten. The keys of its private fields are removed after this, so
+    that its texts and token ids cannot be read any more, in any copy.
+
+    Attributes:
+        of_session: the session, which is closed.
+        rows: how many rows are sealed with its keys.
+        key_ids: the ids of these keys.
+        blocks: the keys of its blocks that the journal has.
+        removed: those of them that no other session names: they are removed from memory and disk.
+        same_text: the other sessions that name a block of it, and so have the same text.
+    """
+
+    kind: ClassVar[str] = "session_forgotten"
+    of_session: str
+    tenant: str
+    rows: int = natural()
+    key_ids: tuple[str, ...]
+    blocks: tuple[str, ...]
+    removed: tuple[str, ...]
+    same_text: tuple[str, ...]
+
+
 # --- a session and its requests ---------------------------------------------------------------
 
 
@@ -744,6 +769,7 @@ class TokensEmitted(Event):
 
     Attributes:
         first: how many tokens of the answer were released before.
+        emitted: how many are released now.
         text: their text as the model wrote it, with the markers of thinking and calls.
     """
 
@@ -751,6 +777,7 @@ class TokensEmitted(Event):
     session: str
     request: str
     first: int = natural()
+    emitted: int = natural()
     ids: tuple[int, ...] = private()
     text: str = private()
 
@@ -1122,6 +1149,7 @@ class InvariantViolated(Event):
     The event at ``at_position`` broke an invariant. It is in the journal and has no effect.
 
     Attributes:
+        of_session: the session whose answer was checked, if the event is a shadow check.
         invariant: its name; ``CRASH`` if a session's code raised an exception.
         expected: the value that the state of the journal implies.
         actual: the value in the event.
@@ -1133,6 +1161,7 @@ class InvariantViolated(Event):
     invariant: str
     at_position: int = natural()
     session: str | None
+    of_session: str | None
     request: str | None
     fingerprint: str | None
     cairn_version: str
@@ -1187,6 +1216,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     OperatorActed,
     JournalStalled,
     JournalPruned,
+    SessionForgotten,
     RequestRejected,
     SessionOpened,
     RequestReceived,
@@ -1241,6 +1271,8 @@ class Recorded:
         seq: place within its stream, from 1, without gaps.
         event_id: a random id, which names the event in copies too.
         time_us: microseconds since 1970, for people to read; no decision depends on it.
+        unread: the id of the key without which the private fields of the event are placeholders;
+            None if they are what was recorded.
     """
 
     position: int
@@ -1249,3 +1281,4 @@ class Recorded:
     event_id: str
     time_us: int
     event: Event
+    unread: str | None = None

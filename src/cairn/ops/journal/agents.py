@@ -13,6 +13,7 @@ from cairn.engine.prompt.template import Message, message_of
 from cairn.engine.prompt.turns import messages_of, parts_of
 from cairn.journal import events as ev
 from cairn.journal.agents import Agent, Agents
+from cairn.journal.errors import StoreError
 from cairn.journal.replay import replay
 from cairn.journal.rows.base import Base
 from cairn.journal.rows.codec import decode
@@ -199,7 +200,13 @@ def _texts(found: _Found, agent: Agent, places: Sequence[Place]) -> dict[int, ev
     """The events with the texts of an agent, by position."""
     wanted = {agent.created, *(place.stored for place in places)}
     rows = found.source.rows("read", base=found.base)
-    return {row.position: decode(row).event for row in rows if row.position in wanted}
+    found = [decode(row) for row in rows if row.position in wanted]
+    if any(recorded.unread is not None for recorded in found):
+        raise StoreError(
+            f"The texts of agent {agent.name} cannot be read: its session was forgotten, or the keys "
+            "are not here."
+        )
+    return {recorded.position: recorded.event for recorded in found}
 
 
 def _context(found: _Found, agent: Agent) -> str:

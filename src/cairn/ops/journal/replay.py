@@ -232,7 +232,9 @@ def _show_bug(source: Source, finding: Finding) -> int:
     if finding.reproduced:
         click.echo("reproduced: the check failed again at the same row")
         return 0
-    if finding.invariant == "CRASH":
+    if finding.actual == FORGOTTEN:
+        click.echo(f"not checked: {FORGOTTEN.strip('()')}")
+    elif finding.invariant == "CRASH":
         click.echo("not reproduced: a crash of the server's code, which no check can repeat")
     else:
         click.echo("not reproduced: the check passes now, or the event is not in the journal")
