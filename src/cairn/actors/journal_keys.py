@@ -159,6 +159,11 @@ class KeyFile:
                 self._connection.executemany("INSERT INTO keys VALUES (?, ?, ?)", values)
             self._new.clear()
 
+    def subjects(self) -> set[str]:
+        """Those that have a stored key."""
+        with self._lock, _errors(self._path):
+            return {of for (of,) in self._connection.execute("SELECT subject FROM keys")}
+
     def ids_of(self, subject: str) -> tuple[str, ...]:
         """The ids of a subject's keys, stored or new."""
         with self._lock, _errors(self._path):

@@ -22,7 +22,8 @@ from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
 from cairn.journal.forgetting import Found, find
 from cairn.journal.ledger import Ledger
-from cairn.journal.replay import Report
+from cairn.journal.replay import Report, replay
+from cairn.journal.rows.sealing import SERVER
 from cairn.journal.state import SessionId
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import (
@@ -75,17 +76,19 @@ def forget(data_dir: Path, journal: str | None, session: str, yes: bool, agent: 
 
     files, url = HeadFiles.of(data_dir, journal), url_of(data_dir, journal)
     source = Source.of(data_dir, journal)
-    name = named(session, source.sessions(source.base()))
-    if name is None:
-        raise StoreError(
-            f"No session {session} is in {source.name}{too_short_words(session)}; `ops sessions` "
-            "lists them."
-        )
     with hold_journal(url, "and forget the session then", who=_WHO):
         require_known_head(files, url, accept=False)
         with contextlib.ExitStack() as opened:
             keys = KeyFile.open(files.keys)
             opened.callback(keys.close)
+            # An agent without turns has texts, and no session.
+            known = source.sessions(source.base()) | keys.subjects() - {SERVER}
+            name = named(session, known)
+            if name is None:
+                raise StoreError(
+                    f"No session {session} is in {source.name}{too_short_words(session)}; `ops "
+                    "sessions` lists them."
+                )
             store = SqlStore.open(url, keys=keys)
             opened.callback(store.close)
             _forget(store, keys, data_dir, name, yes=yes, with_agent=agent)
@@ -172,8 +175,6 @@ def _closed(store: SqlStore, found: Found) -> Report:
 
 
 def _reread(store: SqlStore) -> Report:
-    from cairn.journal.replay import replay
-
     return replay(store.read(), base=store.base())
 
 
