@@ -29,9 +29,7 @@ def ledger_of(rows: Sequence[Row]) -> Ledger:
     report = replay(rows)
     count = iter(range(10**6))
     clock = Clock(new_id=lambda: f"f{next(count)}", now_us=lambda: 10**15, version="test")
-    return Ledger(
-        attrs.evolve(clock, key_of=key_of), state=report.state, head=report.head
-    )
+    return Ledger(attrs.evolve(clock, key_of=key_of), state=report.state, head=report.head)
 
 
 def forgotten(rows: Sequence[Row], session: str) -> tuple[Ledger, list[Row]]:
@@ -102,7 +100,9 @@ def test_rows_that_are_not_sealed_are_counted():
 def test_agents_are_found():
     """The agent of a session, and those whose history begins with its turns."""
     rows = stored()
-    sessions = {decode(row).stream.removeprefix("session/") for row in rows if row.stream != "server"}
+    sessions = {
+        decode(row).stream.removeprefix("session/") for row in rows if row.stream != "server"
+    }
     of_agents = [name for name in sessions if "agent/" in name]
     assert of_agents
     agents = [found_in(rows, name).agent for name in sessions]

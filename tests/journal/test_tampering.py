@@ -23,7 +23,9 @@ import attrs
 import msgspec
 import pytest
 
+from cairn.journal import events as ev
 from cairn.journal.errors import JournalError
+from cairn.journal.forgetting import find
 from cairn.journal.replay import Replay
 from cairn.journal.rows.base import Base, base_of
 from cairn.journal.rows.codec import GENESIS, KINDS, Row, row_hash
@@ -31,7 +33,7 @@ from cairn.journal.rows.export import read_export, to_line
 from cairn.journal.rows.verification import verify_export
 from tests.journal.model import played, tape
 from tests.journal.unbound import UNBOUND, table
-from tests.support.journals import healthy, stored
+from tests.support.journals import conversation, healthy, stored
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = (
@@ -79,6 +81,17 @@ class Case:
         return f"{self.journal} row {self.row.position}: {self.kind}.{self.field} {self.how}"
 
 
+def with_forgotten() -> list[Row]:
+    """A journal in which a session was forgotten."""
+    made = conversation()
+    made.turn("s2", "r9", ["Hello", "Hi", "What?"], (*range(11, 19), 90, 91), (61, 62))
+    made.stop()
+    made.propose(ev.SessionClosed(session="s1", reason="forgotten"))
+    made.propose(find("s1", made.rows, made.rows, None).event(["0123456789abcdef"]))
+    assert made.bug is None, made.bug
+    return made.rows
+
+
 def journals() -> dict[str, list[Row]]:
     """Journals in which nothing is wrong."""
     found = {name: list(read_export(ROOT / f"tests/histories/{name}.jsonl")) for name in RECORDED}
@@ -86,7 +99,7 @@ def journals() -> dict[str, list[Row]]:
         driver = played(tape(seed, 600), crashes=False)
         assert [] == driver.bugs
         found[f"played-{seed}"] = driver.rows
-    return {**found, "healthy": healthy(), "stored": stored()}
+    return {**found, "healthy": healthy(), "stored": stored(), "forgotten": with_forgotten()}
 
 
 JOURNALS = journals()

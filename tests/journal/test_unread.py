@@ -5,6 +5,7 @@ that is right is called wrong.
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import attrs
 import pytest
@@ -105,7 +106,7 @@ HEALTHY = sorted(
 )
 
 
-# --- nothing is called wrong ------------------------------------------------------------------------
+# --- nothing is called wrong ----------------------------------------------------------------------
 
 
 @profile(60)
@@ -155,7 +156,7 @@ def test_with_all_keys_everything_is_checked():
     assert any(key_id(row.private) for row in rows)
 
 
-# --- what is wrong is still found -------------------------------------------------------------------
+# --- what is wrong is still found -----------------------------------------------------------------
 
 
 def changed(rows: Sequence[Row], place: int, change: Callable[[ev.Event], ev.Event]) -> list[Row]:
@@ -170,6 +171,12 @@ def changed(rows: Sequence[Row], place: int, change: Callable[[ev.Event], ev.Eve
     return found
 
 
+def other_ids(event: ev.Event) -> ev.Event:
+    """The event, with other tokens."""
+    assert isinstance(event, ev.TokensEmitted)
+    return attrs.evolve(event, ids=tuple(one + 1 for one in event.ids))
+
+
 def test_a_changed_row_of_a_readable_session_is_found():
     """Tokens that were changed in a session that can be read are found while others are unread."""
     rows = sealed(played(tape(7, 900)).rows)
@@ -179,7 +186,7 @@ def test_a_changed_row_of_a_readable_session_is_found():
         event = decode(row).event
         if not isinstance(event, ev.TokensEmitted) or not event.ids:
             continue
-        bad = changed(rows, place, lambda e: attrs.evolve(e, ids=tuple(i + 1 for i in e.ids)))  # type: ignore[attr-defined]
+        bad = changed(rows, place, other_ids)
         gone = [one for one in subjects if one != event.session]
         assert row.position in [at for at, _ in news(replay(unread(bad, gone)))]
         # The control: of an unread session it cannot be found, and is counted.
@@ -194,19 +201,19 @@ def test_numbers_of_an_unread_session_are_checked():
     """Slabs, blocks and the order of steps are checked whether texts can be read or not."""
     rows = sealed(played(tape(7, 900)).rows)
     subjects = subjects_of(rows)
-    kinds = {
+    kinds: dict[type[ev.Event], Callable[[Any], ev.Event]] = {
         ev.SlabAcquired: lambda e: attrs.evolve(e, pool_slabs=e.pool_slabs + 1),
         ev.BlockSealed: lambda e: attrs.evolve(e, memory_bytes=e.memory_bytes + 1),
         ev.RequestFinished: lambda e: attrs.evolve(e, cached_tokens=e.cached_tokens + 1),
     }
     for kind, change in kinds.items():
         place = next(at for at, row in enumerate(rows) if type(decode(row).event) is kind)
-        bad = changed(rows, place, change)  # type: ignore[arg-type]  # each takes its key
+        bad = changed(rows, place, change)
         found = news(replay(unread(bad, subjects)))
         assert rows[place].position in [at for at, _ in found], kind
 
 
-# --- placeholders ------------------------------------------------------------------------------------
+# --- placeholders ---------------------------------------------------------------------------------
 
 
 def test_placeholders_match_nothing():

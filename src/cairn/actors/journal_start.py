@@ -74,8 +74,8 @@ def _require_keys(fold: Replay) -> None:
     missing = fold.report().not_checked.no_key
     if missing:
         raise JournalBroken(
-            f"the texts of {missing} rows cannot be read, because their keys are missing and no row "
-            "says that they were forgotten. Nothing was changed. Restore `keys.db` and "
+            f"the texts of {missing} rows cannot be read: their keys are missing, and no row says "
+            "that they were forgotten. Nothing was changed. Restore `keys.db` and "
             "`journal-key` from a backup, or start with a different --data-dir."
         )
 

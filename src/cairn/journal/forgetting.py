@@ -2,7 +2,7 @@
 Prepares forgetting a session: which rows are sealed with its keys, which blocks are its own, and
 which other sessions have the same text.
 
-Nothing is changed here. Whoever forgets it closes it, removes the files of its own blocks, appends
+Nothing is changed here. `ops forget` closes it, removes the files of its own blocks, appends
 ``session_forgotten``, and removes the keys last: until then nothing is forgotten, and after a crash
 the same steps can be done again.
 """
@@ -122,7 +122,7 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
         )
     own |= _keys_of(report.state, session)
     blocks = sorted(own & set(report.state.blocks))
-    sharing = {name: keys for name, keys in _others(session, second, (begins, report.state), own)}
+    sharing = dict(_others(session, second, (begins, report.state), own))
     shared = set[str]().union(*sharing.values())
     mine = next((one for one in agents.of(None) if one.session == session), None)
     return Found(
@@ -163,16 +163,14 @@ def _others(
             event = decode(row).event
         except (DamagedRow, UnknownEvent):
             continue  # a finding, which ended this before
-        name = getattr(event, "session", None)
-        if name is not None:
-            see(name, keys_in(event))
+        serving: str | None = getattr(event, "session", None)
+        if serving is not None:
+            see(serving, keys_in(event))
     return iter(found.items())
 
 
 def _keys_of(state: State, session: str) -> set[str]:
-    return {
-        key for name, held in state.sessions.items() if name == session for key in _held(held)
-    }
+    return {key for name, held in state.sessions.items() if name == session for key in _held(held)}
 
 
 def _held(session: Session) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ class Report:
     head: str
     state: State
     findings: tuple[Finding, ...]
-    not_checked: NotChecked = NotChecked()
+    not_checked: NotChecked = attrs.field(factory=NotChecked)
 
 
 class Replay:

@@ -159,9 +159,7 @@ class Unread:
     def not_checked(self) -> NotChecked:
         """What could not be checked so far."""
         gone = sum(rows for key, rows in self._rows.items() if key in self._forgotten)
-        return NotChecked(
-            forgotten=gone, no_key=sum(self._rows.values()) - gone, named=self._named
-        )
+        return NotChecked(forgotten=gone, no_key=sum(self._rows.values()) - gone, named=self._named)
 
     def _depends(self, state: State, event: ev.Event, session: str | None) -> bool:
         """Whether a row that can be read is checked against what cannot."""

@@ -55,10 +55,10 @@ def forget(data_dir: Path, journal: str | None, session: str, yes: bool, agent: 
     Make the texts of a session unreadable, in all copies of the journal.
 
     Removes the keys of SESSION, with which its texts and token ids are sealed, from the data
-    directory: then nobody can read them in the journal, nor in exports and backups of it that were
+    directory: then they cannot be read in the journal, nor in exports and backups of it that were
     made before. The rows stay, so that the chain and its checkpoints hold, and `session_forgotten`
-    records what was done. Also closes the session, and removes the files of its blocks that no other
-    session has, and the snapshot.
+    records what was done. Also closes the session, and removes the files of its blocks that no
+    other session has, and the snapshot.
 
     Not forgotten are: what other sessions have (those with the same beginning are listed), names of
     sessions, models and tenants, numbers and times; keys that were handed over (`ops export
@@ -141,18 +141,18 @@ def _require_possible(found: Found, *, with_agent: bool) -> None:
     """
     if found.agent is not None and not with_agent:
         raise StoreError(
-            f"{found.session} is the session of agent {found.agent.name}. Add --agent to delete the "
-            "agent too."
+            f"{found.session} is the session of agent {found.agent.name}. Add --agent to delete "
+            "the agent too."
         )
     if found.needed_by:
         names = ", ".join(agent.name for agent in found.needed_by)
         raise StoreError(
-            f"The history of these agents begins with turns of {found.session}: {names}. Delete them "
-            "first."
+            f"The history of these agents begins with turns of {found.session}: {names}. Delete "
+            "them first."
         )
     if found.plain:
         raise StoreError(
-            f"{counted(found.plain, 'row')} of {found.session} are not sealed, so their texts would "
+            f"{counted(found.plain, 'row')} of {found.session} not sealed, so that texts would "
             "stay readable. `ops journal prune` removes old rows."
         )
 

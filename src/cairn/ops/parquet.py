@@ -13,8 +13,8 @@ import msgspec
 
 from cairn.journal.errors import StoreError
 from cairn.journal.rows.codec import Row, shown, type_fault
-from cairn.journal.rows.sealing import key_id
 from cairn.journal.rows.heads import Head
+from cairn.journal.rows.sealing import key_id
 
 BATCH_ROWS = 10_000
 _READ_BYTES = 1024 * 1024

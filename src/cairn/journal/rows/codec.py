@@ -34,7 +34,6 @@ UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {}
 """Maps (kind, version) to the function that converts its payload to version + 1."""
 
 
-
 def _empty(kind: str) -> Any:
     """An empty value of the type of a field."""
     if kind.endswith("| None"):
@@ -80,8 +79,8 @@ class Row:
             were left out (``private_digest`` then remains).
         private_digest: SHA-256 of ``private``, or empty.
         previous_hash: the hash of the row before, ``GENESIS`` for the first.
-        opened: what ``private`` says, if it is sealed and was opened; empty if its key does not open
-            it. Not stored.
+        opened: what ``private`` says, if it is sealed and was opened; empty if its key does not
+            open it. Not stored.
     """
 
     position: int

@@ -200,13 +200,13 @@ def _texts(found: _Found, agent: Agent, places: Sequence[Place]) -> dict[int, ev
     """The events with the texts of an agent, by position."""
     wanted = {agent.created, *(place.stored for place in places)}
     rows = found.source.rows("read", base=found.base)
-    found = [decode(row) for row in rows if row.position in wanted]
-    if any(recorded.unread is not None for recorded in found):
+    read = [decode(row) for row in rows if row.position in wanted]
+    if any(recorded.unread is not None for recorded in read):
         raise StoreError(
-            f"The texts of agent {agent.name} cannot be read: its session was forgotten, or the keys "
-            "are not here."
+            f"The texts of agent {agent.name} cannot be read: its session was forgotten, or the "
+            "keys are not here."
         )
-    return {recorded.position: recorded.event for recorded in found}
+    return {recorded.position: recorded.event for recorded in read}
 
 
 def _context(found: _Found, agent: Agent) -> str:

@@ -65,8 +65,8 @@ from cairn.ops.parquet import manifest_of, manifest_path, write_parquet
 @click.option(
     "--with-keys",
     is_flag=True,
-    help="Also write FILE.keys, with which the texts in FILE can be read, also after their sessions "
-    "were forgotten here. Only you can read it.",
+    help="Also write FILE.keys, with which the texts in FILE can be read, also after their "
+    "sessions were forgotten here. Only you can read it.",
 )
 def export(
     data_dir: Path,
@@ -84,8 +84,8 @@ def export(
     and token ids, or with one session only, `ops verify` can check only the hashes, and says so;
     the other commands refuse such a file.
 
-    Texts and token ids are sealed, as in the journal: whoever has the file can check the hashes and
-    read what is public. With FILE.keys beside it, commands read the rest.
+    Texts and token ids are sealed, as in the journal: with the file alone the hashes can be checked
+    and what is public can be read. With FILE.keys beside it, commands read the rest.
 
     If the journal was pruned, the first line is the base that replaces the pruned rows. In the
     export of one session, the first line says which base that is and how many of the session's rows
@@ -100,7 +100,7 @@ def export(
     do not read it.
     """
     if with_keys and (output is None or no_private or format == "parquet"):
-        raise click.UsageError("--with-keys needs -o FILE, with lines of JSON and private contents.")
+        raise click.UsageError("--with-keys needs -o FILE, lines of JSON and private contents.")
     if format == "parquet" and output is None:
         raise click.UsageError("A Parquet file needs a name: -o FILE.")
     source = Source.of(data_dir, journal)

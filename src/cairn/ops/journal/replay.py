@@ -26,6 +26,7 @@ from cairn.journal.rows.export import require_complete
 from cairn.journal.state import Session, State
 from cairn.journal.stories import bug_story, findings_of, pruned_names, request_stories
 from cairn.journal.tenants import AGENT_SESSIONS, session_name
+from cairn.journal.unread import FORGOTTEN
 from cairn.ops.common.locations import (
     Source,
     example,

@@ -118,8 +118,8 @@ def verify(
     pass it later with --head.
 
     Rows whose texts cannot be read are counted: those of sessions that were forgotten (`ops
-    forget`), those whose key is not here, and decisions that were compared with such texts. Of these
-    only the hashes, numbers and order are checked.
+    forget`), those whose key is not here, and decisions that were compared with such texts. Of
+    these only the hashes, numbers and order are checked.
 
     If the journal was pruned, the base that replaces the pruned rows is checked against the row
     that names it. What those rows contained cannot be checked.

@@ -143,8 +143,8 @@ _option = partial(click.option, show_default=True)
     "--journal-key",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The key that wraps the keys of the journal's texts, which may be on another disk; made at "
-    "the first start. Default: where it was last, else journal-key in the data directory.",
+    help="The key that wraps the keys of the journal's texts; may be on another disk. Made at the "
+    "first start. Default: where it was last, else journal-key in the data directory.",
 )
 @_option(
     "--journal-sync",

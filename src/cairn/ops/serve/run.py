@@ -357,9 +357,7 @@ async def _signals(
             stop.set()
 
 
-def settings_of(
-    options: dict[str, Any], data_dir: Path, sealed: KeyFile | None = None
-) -> Settings:
+def settings_of(options: dict[str, Any], data_dir: Path, sealed: KeyFile | None = None) -> Settings:
     """The settings that the command's options give."""
     budgets = {
         name: options[option] * 1024 * 1024
