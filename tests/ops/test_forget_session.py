@@ -325,3 +325,33 @@ def test_no_field_of_a_row_is_added(folder: Path):
     """What was opened is not stored."""
     (row, *_) = [row for row in rows_in(folder) if row.opened is not None]
     assert row == attrs.evolve(row, opened=None)
+
+
+# --- with a prune ---------------------------------------------------------------------------------
+
+PRUNE = ("journal", "prune", "--before", "2026-03-01", "--close-idle")
+
+
+def test_a_prune_after_forgetting(run: Any, folder: Path):
+    """Rows that cannot be read are pruned as others are, and what is left can be checked whole."""
+    assert 0 == run("forget", "s1", "--yes").exit_code
+    pruned = run(*PRUNE)
+    assert 0 == pruned.exit_code, pruned.output
+    assert "3 sessions removed" in pruned.stdout
+    verified = run("verify")
+    assert 0 == verified.exit_code, verified.output
+    assert "not checked" not in verified.stdout
+
+
+def test_a_pruned_session_is_forgotten(run: Any, folder: Path, tmp_path: Path):
+    """Of a session whose rows were pruned, copies of before become unreadable."""
+    export = tmp_path / "before.jsonl"
+    assert 0 == run("export", "-o", export).exit_code
+    assert 0 == run(*PRUNE).exit_code
+    done = run("forget", "s1", "--yes")
+    assert 0 == done.exit_code, done.output
+    with closing(KeyFile.open(folder / "keys.db")) as keys:
+        assert {"s2", "s3"} <= keys.subjects()
+        assert "s1" not in keys.subjects()
+    verified = run("verify")
+    assert 0 == verified.exit_code, verified.output
