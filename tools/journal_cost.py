@@ -26,6 +26,7 @@ import structlog
 import trio
 
 from cairn.actors.boot import booted
+from cairn.actors.journal_keys import KeyFile
 from cairn.actors.server import Server
 from cairn.engine.contract import StartedEngine
 from cairn.engine.reports import DecodeRow, RowReport
@@ -44,6 +45,8 @@ from tests.support.in_process_server import (
 
 _PROMPT = "Write about the stones of the cairn, one after the other. " * 4
 _NOWHERE = "nowhere"
+_PLAIN = "plain"
+"""As ``full``, with texts that are not sealed."""
 
 
 class PacedEngine(fake_engine.FakeEngine):
@@ -97,6 +100,7 @@ def main() -> None:
         help="instead, one conversation of so many turns, as of a coding agent: each has 1,500 new "
         "tokens, mostly the output of a tool, and an answer of 300",
     )
+    parser.add_argument("--plain", action="store_true", help="also with texts that are not sealed")
     parser.add_argument("--dir", type=Path, help="where the journals are; default: a temporary one")
     given = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -120,7 +124,7 @@ def _agent(folder: Path, turns: int, pass_s: float) -> None:
 
 
 def _compare(folder: Path, streams: int, given: argparse.Namespace) -> None:
-    names = [_NOWHERE, *get_args(Sync)]
+    names = [_NOWHERE, *get_args(Sync), *([_PLAIN] if given.plain else [])]
     found: dict[str, list[Measured]] = {name: [] for name in names}
     for repeat in range(given.repeats):
         for name in names if repeat % 2 else reversed(names):
@@ -155,8 +159,8 @@ def _middle(value: Callable[[Any], float], of: Any) -> float:
 
 
 def _measure(measured: Measured, name: str, place: Path, streams: int, pass_s: float) -> None:
-    with _store(name, place) as store:
-        before = trio.run(_answered, measured, store, place, streams, pass_s)
+    with _store(name, place) as (store, keys):
+        before = trio.run(_answered, measured, store, keys, place, streams, pass_s)
     now = _io()  # the store is closed, and its log is in the file
     measured.written_bytes = now["write_bytes"] - before["write_bytes"]
     measured.asked_bytes = now["wchar"] - before["wchar"]
@@ -164,17 +168,30 @@ def _measure(measured: Measured, name: str, place: Path, streams: int, pass_s: f
 
 
 @contextlib.contextmanager
-def _store(name: str, place: Path) -> Iterator[Store]:
+def _store(name: str, place: Path) -> Iterator[tuple[Store, KeyFile | None]]:
     if name == _NOWHERE:
-        yield MemoryStore()
+        yield MemoryStore(), None
         return
-    migrate(sqlite_url(place))
-    with contextlib.closing(SqlStore.open(sqlite_url(place), sync=name)) as store:  # type: ignore[arg-type]
-        yield store
+    url = sqlite_url(place)
+    migrate(url)
+    if name == _PLAIN:
+        with contextlib.closing(SqlStore.open(url)) as store:
+            yield store, None
+        return
+    with (
+        contextlib.closing(KeyFile.open(place.with_suffix(".keys"))) as keys,
+        contextlib.closing(SqlStore.open(url, sync=name, keys=keys)) as store,  # type: ignore[arg-type]
+    ):
+        yield store, keys
 
 
 async def _answered(
-    measured: Measured, store: Store, place: Path, streams: int, pass_s: float
+    measured: Measured,
+    store: Store,
+    keys: KeyFile | None,
+    place: Path,
+    streams: int,
+    pass_s: float,
 ) -> dict[str, int]:
     """Have answers generated. Returns what was written before."""
     append = store.append
@@ -184,7 +201,7 @@ async def _answered(
         append(rows)
 
     store.append = counting  # type: ignore[method-assign]
-    made = settings(fake_engine.NO_MODEL, prewarm=streams == 0, pool_bytes=1 << 33)
+    made = settings(fake_engine.NO_MODEL, prewarm=streams == 0, pool_bytes=1 << 33, keys=keys)
     async with booted(made, store, SECRET, start_engine=_started(pass_s)) as server:
         await ask(server, _command("warm", 4))
         gathering = server.loaded.gathering

@@ -27,6 +27,7 @@ from xml.sax.saxutils import escape
 
 import attrs
 
+from cairn.actors.journal_keys import KeyFile
 from cairn.journal import events as ev
 from cairn.journal.paths import common_length
 from cairn.journal.replay import replay
@@ -121,11 +122,14 @@ def read_rows(path: Path) -> Iterator[Row]:
     if not is_database:
         yield from read_export(path)
         return
-    store = SqlStore.open(sqlite_url(path), read_only=True)
+    keys = KeyFile.read(path.with_name("keys.db"))
+    store = SqlStore.open(sqlite_url(path), read_only=True, keys=keys)
     try:
         yield from store.read()
     finally:
         store.close()
+        if keys is not None:
+            keys.close()
 
 
 # --- what the journal says -----------------------------------------------------------------------

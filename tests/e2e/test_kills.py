@@ -20,7 +20,6 @@ import pytest
 from cairn.journal import events as ev
 from cairn.journal.replay import Replay
 from cairn.journal.rows.codec import decode
-from cairn.journal.rows.store_sql import SqlStore, journal_url
 from tests.support.subprocess_server import (
     DEADLINE_S,
     PLAIN,
@@ -31,6 +30,7 @@ from tests.support.subprocess_server import (
     assistant,
     eventually,
     killed_at,
+    reading,
     recorded,
     started,
     user,
@@ -149,13 +149,14 @@ def assert_journaled(data_dir: Path, talkers: list[Talker]) -> None:
 
 def assert_nothing_is_open(data_dir: Path) -> None:
     """Assert that only the current run has open requests in the journal."""
-    fold, store = Replay(), SqlStore.open(journal_url(data_dir), read_only=True)
-    with contextlib.closing(store):
+    fold = Replay()
+    with reading(data_dir) as store:
         for row in store.read():
             fold.feed(row)
             if isinstance(decode(row).event, ev.ServerLost):
                 assert not fold.state.requests
     assert () == tuple(fold.report().findings)
+    assert not fold.report().not_checked
 
 
 @pytest.mark.soak

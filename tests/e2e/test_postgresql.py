@@ -5,19 +5,24 @@ twice.
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cairn.journal import events as ev
-from cairn.journal.rows.codec import decode
-from cairn.journal.rows.store_sql import SqlStore
 from tests.e2e.test_startup import refusal
 from tests.support.journals import released
 from tests.support.postgres import Postgres
-from tests.support.subprocess_server import Listener, ask, eventually, run_ops, started, user
+from tests.support.subprocess_server import (
+    Listener,
+    ask,
+    eventually,
+    recorded,
+    run_ops,
+    started,
+    user,
+)
 
 
 @pytest.fixture
@@ -26,18 +31,17 @@ def url(postgres: Postgres) -> str:
     return postgres.new_database()
 
 
-def events_of(url: str) -> list[ev.Event]:
+def events_of(url: str, home: Path) -> list[ev.Event]:
     """The events of a journal, which a server may be writing."""
-    with closing(SqlStore.open(url, read_only=True)) as store:
-        return [decode(row).event for row in store.read()]
+    return [one.event for one in recorded(home, url)]
 
 
-def assert_once(url: str, clients: list[Listener]) -> None:
+def assert_once(url: str, home: Path, clients: list[Listener]) -> None:
     """
     Assert that all that the clients received is in the journal as they received it, that each of
     its tokens is there once, and that the journal is valid.
     """
-    events = events_of(url)
+    events = events_of(url, home)
     for client in clients:
         own = [one for one in events if getattr(one, "request", None) == client.request]
         text, tokens = released(own, client.request)
@@ -65,15 +69,15 @@ def test_killed_in_mid_stream_and_started_again(
         server.kill()
         for client in clients:
             assert not client.end().done
-    assert_once(url, clients)
+    assert_once(url, tmp_path / "home", clients)
     with started(*where) as again:
         answer = ask(again, **lengthy[0], max_tokens=250)
         assert answer.tokens[: len(clients[0].tokens)] == clients[0].tokens
         again.wait_idle()
         assert 0 == again.stop()
         assert "Traceback" not in again.stderr()
-    assert_once(url, clients)
-    events = events_of(url)
+    assert_once(url, tmp_path / "home", clients)
+    events = events_of(url, tmp_path / "home")
     assert 1 == sum(isinstance(event, ev.ServerLost) for event in events)
     assert isinstance(events[-1], ev.ServerStopped)
 
@@ -89,7 +93,9 @@ def test_a_second_server_on_its_journal(tmp_path: Path, model_directory: Path, u
         assert "Another server or command uses postgresql" in sentence
         assert "of the database server" in sentence
         assert "choose another journal with --journal" in sentence
-        assert 1 == sum(isinstance(event, ev.ServerStarted) for event in events_of(url))
+        assert 1 == sum(
+            isinstance(event, ev.ServerStarted) for event in events_of(url, tmp_path / "one")
+        )
         assert first.bits == ask(server, user("Hello"), max_tokens=4).bits
         server.wait_idle()
         assert 0 == server.stop()
@@ -113,7 +119,7 @@ def test_cut_off_in_mid_stream(
         database.execute(end)
         assert running.end().done
         assert 400 == len(running.tokens)
-        assert_once(url, [running])
+        assert_once(url, tmp_path / "home", [running])
 
         running = Listener(server, **lengthy[1], max_tokens=800).decoding(10)
         database.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
@@ -133,6 +139,8 @@ def test_cut_off_in_mid_stream(
         server.wait_idle()
         assert 0 == server.stop()
         assert "Traceback" not in server.stderr()
-        assert_once(url, [running])
-        (stalled,) = [one for one in events_of(url) if isinstance(one, ev.JournalStalled)]
+        assert_once(url, tmp_path / "home", [running])
+        (stalled,) = [
+            one for one in events_of(url, tmp_path / "home") if isinstance(one, ev.JournalStalled)
+        ]
         assert "connection_lost" == stalled.reason

@@ -2123,7 +2123,14 @@ class Driver:
     def _emit(self, session: str, request: str, first: int, ids: tuple[int, ...]) -> None:
         text = "wörd "
         self.propose(
-            ev.TokensEmitted(session=session, request=request, first=first, ids=ids, text=text)
+            ev.TokensEmitted(
+                session=session,
+                request=request,
+                first=first,
+                emitted=len(ids),
+                ids=ids,
+                text=text,
+            )
         )
         self.texts[request] = self.texts.get(request, "") + text
 

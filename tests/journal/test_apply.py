@@ -233,7 +233,7 @@ def test_reuse_gives_the_bits_of_a_cold_prefill(data: bytes):
 def test_every_kind_of_event_is_played():
     """The histories above have every kind of event, so that no arm of the fold is untested."""
     elsewhere = {"blocks_quarantined", "admission_closed", "journal_stalled", "journal_pruned"}
-    elsewhere.add("agent_deleted")  # see test_records.py
+    elsewhere |= {"agent_deleted", "session_forgotten"}  # see test_records.py, test_forgetting.py
     wanted = {kind.kind for kind in ev.ALL_EVENTS} - elsewhere
     seen: set[str] = set()
 

@@ -225,6 +225,7 @@ def _emitted(driver: Driver, event: Any, ids: tuple[int, ...]) -> ev.Event:
         session=event.session,
         request=request.ask.request,
         first=request.emitted,
+        emitted=len(ids),
         ids=ids,
         text="too soon",
     )

@@ -114,7 +114,7 @@ SAMPLES: dict[str, ev.Event] = {
             memory_blocks=1,
             memory_bytes=1,
         ),
-        ev.TokensEmitted(session="s1", request="r1", first=0, ids=(), text=""),
+        ev.TokensEmitted(session="s1", request="r1", first=0, emitted=0, ids=(), text=""),
         ev.CallRejected(session="s1", request="r1", reason="truncated", text="-", detail="-"),
         ev.TurnStored(
             session="s1",
@@ -163,6 +163,7 @@ SAMPLES: dict[str, ev.Event] = {
             invariant="INV-1",
             at_position=1,
             session="s1",
+            of_session=None,
             request=None,
             fingerprint=None,
             cairn_version="0",

@@ -26,6 +26,7 @@ from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal.errors import JournalError
+from cairn.journal.forgetting import find
 from cairn.journal.ledger import Clock
 from cairn.journal.pruning import PruneOptions, prepare_prune
 from cairn.journal.replay import Replay, replay
@@ -38,7 +39,7 @@ from cairn.journal.rows.verification import verify_export
 from cairn.journal.state import State
 from tests.journal.model import played, tape
 from tests.journal.unbound import UNBOUND, table
-from tests.support.journals import JUNE_US, healthy, speaking, stored
+from tests.support.journals import JUNE_US, conversation, healthy, speaking, stored
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = (
@@ -86,6 +87,17 @@ class Case:
         return f"{self.journal} row {self.row.position}: {self.kind}.{self.field} {self.how}"
 
 
+def with_forgotten() -> list[Row]:
+    """A journal in which a session was forgotten."""
+    made = conversation()
+    made.turn("s2", "r9", ["Hello", "Hi", "What?"], (*range(11, 19), 90, 91), (61, 62))
+    made.stop()
+    made.propose(ev.SessionClosed(session="s1", reason="forgotten"))
+    made.propose(find("s1", made.rows, made.rows, None).event(["0123456789abcdef"]))
+    assert made.bug is None, made.bug
+    return made.rows
+
+
 def journals() -> dict[str, list[Row]]:
     """Journals in which nothing is wrong."""
     found = {name: list(read_export(ROOT / f"tests/histories/{name}.jsonl")) for name in RECORDED}
@@ -93,7 +105,7 @@ def journals() -> dict[str, list[Row]]:
         driver = played(tape(seed, 600), crashes=False)
         assert [] == driver.bugs
         found[f"played-{seed}"] = driver.rows
-    return {**found, "healthy": healthy(), "stored": stored()}
+    return {**found, "healthy": healthy(), "stored": stored(), "forgotten": with_forgotten()}
 
 
 JOURNALS = journals()

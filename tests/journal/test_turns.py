@@ -57,6 +57,7 @@ def violated(position: int, request: str | None) -> ev.InvariantViolated:
         invariant="INV-1",
         at_position=position,
         session="s1",
+        of_session=None,
         request=request,
         fingerprint="f",
         cairn_version="0",

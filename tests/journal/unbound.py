@@ -142,6 +142,14 @@ UNBOUND: dict[str, dict[str, str]] = {
         "texts": _TEXT,
         "texts_at": "a row of the session that has a text of this name",
     },
+    "session_forgotten": {
+        "of_session": _OPERATOR,
+        "rows": "the rows without their keys are counted again by `ops verify`",
+        "key_ids": _OPERATOR,
+        "blocks": "some of the blocks on record; which are the session's needs its rows",
+        "removed": "some of these",
+        "same_text": "some of the sessions on record",
+    },
     "agent_created": {
         "tenant": "of an agent that has no turn",
         "agent": _LATER,

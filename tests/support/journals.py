@@ -255,7 +255,9 @@ class Builder:
             yield self.extended(name, request, "prefill", (start, end), prompt[start:end], drawn)
             if end % CHUNK == 0:
                 yield self._sealed(name, prompt, end)
-        yield ev.TokensEmitted(session=name, request=request, first=0, ids=answer[:1], text="a ")
+        yield ev.TokensEmitted(
+            session=name, request=request, first=0, emitted=1, ids=answer[:1], text="a "
+        )
         end = len(prompt)
         if len(answer) > 1:
             span = (end, end + len(answer) - 1)
@@ -269,6 +271,7 @@ class Builder:
                 session=name,
                 request=request,
                 first=held_back,
+                emitted=1,
                 ids=answer[held_back:],
                 text="b",
             )

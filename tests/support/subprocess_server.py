@@ -29,10 +29,12 @@ import httpx
 import openai
 from click.testing import CliRunner
 
+from cairn.actors.journal_keys import KeyFile
 from cairn.journal import events as ev
 from cairn.journal.rows.codec import decode
 from cairn.journal.rows.store_sql import SqlStore, journal_url
 from cairn.ops.cli import ops
+from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import log_path
 from tests.support.child_process import die_with_parent
 from tests.support.journals import released
@@ -230,13 +232,23 @@ class Serving:
         return released((place.event for place in self.recorded()), request)
 
 
-def recorded(data_dir: Path) -> list[ev.Recorded]:
-    """The events of a data directory's journal, which a server may be writing."""
-    store = SqlStore.open(journal_url(data_dir), read_only=True)
+@contextlib.contextmanager
+def reading(data_dir: Path, journal: str | None = None) -> Iterator[SqlStore]:
+    """The journal of a data directory, which a server may be writing, with its keys."""
+    keys = KeyFile.read(HeadFiles.of(data_dir, journal).keys)
     try:
-        return [decode(row) for row in store.read()]
+        store = SqlStore.open(journal or journal_url(data_dir), read_only=True, keys=keys)
+        with contextlib.closing(store):
+            yield store
     finally:
-        store.close()
+        if keys is not None:
+            keys.close()
+
+
+def recorded(data_dir: Path, journal: str | None = None) -> list[ev.Recorded]:
+    """The events of a data directory's journal, which a server may be writing."""
+    with reading(data_dir, journal) as store:
+        return [decode(row) for row in store.read()]
 
 
 def run_ops(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:

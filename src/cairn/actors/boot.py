@@ -318,7 +318,7 @@ async def _run(
     # It raises StartGivenUp within a moment, so it is not left to itself if this is cancelled.
     try:
         read = await trio.to_thread.run_sync(
-            partial(start_journal, store, usable, progress, starting.check)
+            partial(start_journal, store, usable, progress, starting.check, settings.keys)
         )
     except JournalBroken:
         if file is not None:

@@ -12,6 +12,7 @@ import attrs
 import structlog
 
 from cairn.actors.clock import clock
+from cairn.actors.journal_keys import KeyFile
 from cairn.actors.settings import JournalBroken, Progress, no_progress
 from cairn.actors.snapshots import SnapshotFile
 from cairn.journal.ledger import Ledger
@@ -41,6 +42,7 @@ def start_journal(
     file: SnapshotFile | None,
     progress: Progress,
     check: Callable[[], None],
+    keys: KeyFile | None = None,
 ) -> JournalStart:
     """
     Read the journal, from a snapshot if there is one to use. Runs on any thread.
@@ -48,18 +50,34 @@ def start_journal(
     Args:
         file: with the snapshot; None to fold the whole.
         check: called again and again; what it raises ends the reading.
+        keys: see ``Settings``. Those of forgotten sessions are removed, if that was not finished.
 
     Raises:
-        JournalBroken: it violates an invariant, so nothing may be built on it.
+        JournalBroken: it violates an invariant, so nothing may be built on it, or keys are missing.
     """
     begins = file.read(store, check) if file is not None else None
     folds = Folds(begins, store.base() if begins is None else None)
     fold = read_journal(store, progress, begins=begins, folds=folds, check=check)
-    ledger = Ledger(clock(), state=fold.state, head=fold.report().head)
+    _require_keys(fold)
+    if keys is not None and fold.forgotten:
+        keys.remove(fold.forgotten)
+    outside = attrs.evolve(clock(), key_of=keys.key_of if keys is not None else None)
+    ledger = Ledger(outside, state=fold.state, head=fold.report().head)
     _ = ledger.order  # computed now, on this thread
     return JournalStart(
         ledger=ledger, folds=folds, snapshot=begins.place.position if begins is not None else 0
     )
+
+
+def _require_keys(fold: Replay) -> None:
+    """Refuse a journal whose keys are not those that are here, so that no texts are missed."""
+    missing = fold.report().not_checked.no_key
+    if missing:
+        raise JournalBroken(
+            f"the texts of {missing} rows cannot be read: their keys are missing, and no row says "
+            "that they were forgotten. Nothing was changed. Restore `keys.db` and "
+            "`journal-key` from a backup, or start with a different --data-dir."
+        )
 
 
 def read_journal(

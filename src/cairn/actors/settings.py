@@ -8,6 +8,7 @@ from typing import Literal
 
 import attrs
 
+from cairn.actors.journal_keys import KeyFile
 from cairn.actors.requests.limits import Limits
 from cairn.engine.prompt.specials import SpecialTokens
 from cairn.journal.rows.store import Store
@@ -50,6 +51,7 @@ class Settings:
         fold_all: fold the whole journal at the start, whether there is a snapshot or not.
         keep_s: prune rows that are older, in seconds; None to prune nothing.
         reader: opens the journal once more, read-only; needed for that.
+        keys: seal private fields; None to store them plain.
         disk_bytes: the budget of block files; 0 removes those that exist.
         speculation: whether drafts of an answer's next tokens are checked in its decode passes.
         special_tokens: what special tokens in messages are.
@@ -83,6 +85,7 @@ class Settings:
     fold_all: bool = False
     keep_s: int | None = None
     reader: Callable[[], Store] | None = None
+    keys: KeyFile | None = None
     disk_bytes: int = 0
     speculation: bool = True
     prewarm: bool = True

@@ -329,6 +329,31 @@ class RequestRejected(Event):
     code: str
 
 
+@attrs.frozen(kw_only=True)
+class SessionForgotten(Event):
+    """
+    An operator had a session forgotten. The keys of its private fields are removed after this, so
+    that its texts and token ids cannot be read any more, in any copy.
+
+    Attributes:
+        of_session: the session, which is closed.
+        rows: how many rows are sealed with its keys.
+        key_ids: the ids of these keys.
+        blocks: the keys of its blocks that the journal has.
+        removed: those of them that no other session names: they are removed from memory and disk.
+        same_text: the other sessions that name a block of it, and so have the same text.
+    """
+
+    kind: ClassVar[str] = "session_forgotten"
+    of_session: str
+    tenant: str
+    rows: int = natural()
+    key_ids: tuple[str, ...]
+    blocks: tuple[str, ...]
+    removed: tuple[str, ...]
+    same_text: tuple[str, ...]
+
+
 # --- a session and its requests ---------------------------------------------------------------
 
 
@@ -760,6 +785,7 @@ class TokensEmitted(Event):
 
     Attributes:
         first: how many tokens of the answer were released before.
+        emitted: how many are released now.
         text: their text as the model wrote it, with the markers of thinking and calls.
     """
 
@@ -767,6 +793,7 @@ class TokensEmitted(Event):
     session: str
     request: str
     first: int = natural()
+    emitted: int = natural()
     ids: tuple[int, ...] = private()
     text: str = private()
 
@@ -1138,6 +1165,7 @@ class InvariantViolated(Event):
     The event at ``at_position`` broke an invariant. It is in the journal and has no effect.
 
     Attributes:
+        of_session: the session whose answer was checked, if the event is a shadow check.
         invariant: its name; ``CRASH`` if a session's code raised an exception.
         expected: the value that the state of the journal implies.
         actual: the value in the event.
@@ -1149,6 +1177,7 @@ class InvariantViolated(Event):
     invariant: str
     at_position: int = natural()
     session: str | None
+    of_session: str | None
     request: str | None
     fingerprint: str | None
     cairn_version: str
@@ -1204,6 +1233,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     LossAccepted,
     JournalStalled,
     JournalPruned,
+    SessionForgotten,
     RequestRejected,
     SessionOpened,
     RequestReceived,
@@ -1258,6 +1288,8 @@ class Recorded:
         seq: place within its stream, from 1, without gaps.
         event_id: a random id, which names the event in copies too.
         time_us: microseconds since 1970, for people to read; no decision depends on it.
+        unread: the id of the key without which the private fields of the event are placeholders;
+            None if they are what was recorded.
     """
 
     position: int
@@ -1266,3 +1298,4 @@ class Recorded:
     event_id: str
     time_us: int
     event: Event
+    unread: str | None = None

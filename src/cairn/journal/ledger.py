@@ -22,7 +22,8 @@ from cairn.journal.invariants import Violation, check
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.retention import NeededIds
 from cairn.journal.rows.base import pruned_at
-from cairn.journal.rows.codec import GENESIS, Row, encode
+from cairn.journal.rows.codec import GENESIS, Row, encode, has_private
+from cairn.journal.rows.sealing import KeyOf, subject_of
 from cairn.journal.shadow import others, quarantined_session
 from cairn.journal.state import EMPTY, Session, SessionId, State, apply, lengthened
 
@@ -36,11 +37,13 @@ class Clock:
         new_id: a fresh unique id.
         now_us: microseconds since 1970.
         version: Cairn's version, for bug records.
+        key_of: gives the key that seals the private fields of a subject; None to store them plain.
     """
 
     new_id: Callable[[], str]
     now_us: Callable[[], int]
     version: str
+    key_of: KeyOf | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -184,7 +187,9 @@ class Ledger:
         )
 
     def _chained(self, place: ev.Recorded) -> Row:
-        row = encode(place, self._head)
+        key_of, event = self.clock.key_of, place.event
+        sealed = key_of is not None and has_private(event)
+        row = encode(place, self._head, key_of(subject_of(event)) if sealed and key_of else None)
         self._head = row.hash
         return row
 
@@ -199,7 +204,10 @@ class Ledger:
         at_position = self._state.position if at_position is None else at_position
         session = getattr(event, "session", None)
         trace = "".join(traceback.format_stack(limit=12)[:-2])
-        return self._consequences(broken, at_position, session, broken.scope, trace, recorded, rows)
+        of_session = getattr(event, "of_session", None)
+        return self._consequences(
+            broken, at_position, session, broken.scope, trace, recorded, rows, of_session
+        )
 
     def _consequences(
         self,
@@ -210,6 +218,7 @@ class Ledger:
         trace: str,
         recorded: list[ev.Recorded],
         rows: list[Row],
+        of_session: str | None = None,
     ) -> BugError:
         held = self._state.sessions.get(SessionId(session)) if session is not None else None
         bug_id = self.clock.new_id()
@@ -219,6 +228,7 @@ class Ledger:
             invariant=broken.invariant,
             at_position=at_position,
             session=held.id if held is not None else None,
+            of_session=of_session,
             request=held.request.ask.request if held is not None and held.request else None,
             fingerprint=model.fingerprint if model is not None else None,
             cairn_version=self.clock.version,

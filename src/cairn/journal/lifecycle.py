@@ -255,6 +255,8 @@ def _of_the_server(state: State, event: ev.Event) -> Iterator[Illegal]:
                 yield "a model was unloaded that was not loaded", loaded, event.fingerprint
             if state.requests:
                 yield "a model was unloaded during a request", None, min(state.requests)
+        case ev.SessionForgotten(of_session=session) if session in state.sessions:
+            yield "a session was forgotten that is open", "a closed one", session
         case ev.BlockFilesScanned() if state.model is None:
             yield "block files were scanned without a model", "a model", None
         case ev.ShadowStarted():

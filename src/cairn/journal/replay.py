@@ -18,11 +18,12 @@ import attrs
 
 from cairn.journal import events as ev
 from cairn.journal.errors import DamagedRow, UnknownEvent
-from cairn.journal.invariants import Violation, check
+from cairn.journal.invariants import Violation
 from cairn.journal.rows.base import Base, base_fault, state_of
 from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode, misplaced, shown
 from cairn.journal.rows.snapshots import Snapshot
 from cairn.journal.state import EMPTY, State, apply, lengthened
+from cairn.journal.unread import NotChecked, Unread, completed
 
 _NAMESPACE = uuid.UUID("6f0a2f0e-6a5c-5c0f-9d52-2b7f1c0b1a11")
 
@@ -75,12 +76,14 @@ class Report:
         rows: how many were read.
         head: hash of the last one.
         state: the fold up to it.
+        not_checked: the rows that could not be checked, because texts are not there to read.
     """
 
     rows: int
     head: str
     state: State
     findings: tuple[Finding, ...]
+    not_checked: NotChecked = attrs.field(factory=NotChecked)
 
 
 class Replay:
@@ -107,6 +110,9 @@ class Replay:
         self._findings: list[Finding] = []
         self._broken: tuple[ev.Recorded, Violation] | None = None
         self._passed_over: set[str] = set()
+        self._unread = Unread(self.state)
+        # The last row, if it could not be checked, and the state before it.
+        self._unsure: tuple[State, ev.Recorded] | None = None
 
     def feed(self, row: Row) -> ev.Recorded | None:
         """
@@ -139,8 +145,14 @@ class Replay:
                 raise
             self.state = attrs.evolve(self.state, position=at)
             return None
+        recorded = completed(self.state, recorded)
         self._fold(recorded, row.hash)
         return recorded
+
+    @property
+    def forgotten(self) -> frozenset[str]:
+        """The ids of the keys that are to be removed, by the rows so far."""
+        return self._unread.forgotten
 
     def report(self, *, whole: bool = True) -> Report:
         """
@@ -151,7 +163,13 @@ class Replay:
         """
         self._unrecorded()
         findings = (*self._of_base(), *self._findings) if whole else tuple(self._findings)
-        return Report(rows=self._rows, head=self._head, state=self.state, findings=findings)
+        return Report(
+            rows=self._rows,
+            head=self._head,
+            state=self.state,
+            findings=findings,
+            not_checked=self._unread.not_checked(),
+        )
 
     def _of_base(self) -> tuple[Finding, ...]:
         """Check that the base is the one that the journal names."""
@@ -174,10 +192,12 @@ class Replay:
         if session in self._passed_over:
             self.state = lengthened(self.state, recorded)
             return
+        before, self._unsure = self.state, None
         try:
-            violations = check(self.state, recorded)
+            violations, whole = self._unread.violations(self.state, recorded)
             if not violations:
                 self.state = apply(self.state, recorded)
+                self._unsure = None if whole else (before, recorded)
         except (AssertionError, LookupError, TypeError, ValueError, ArithmeticError) as error:
             # Values that no server writes: a number beyond all bounds, a hash that is none.
             violations = [_violation("INV-6", "an event that does not fit", "one", repr(error))]
@@ -190,6 +210,7 @@ class Replay:
         """
         Add a recorded violation, and compare it with the one that the row before has just given.
         """
+        self._take_back(event)
         broken, self._broken = self._broken, None
         same = broken is not None and (
             broken[0].position == event.at_position and broken[1].invariant == event.invariant
@@ -211,6 +232,17 @@ class Replay:
                 of_session=_checked_session(broken[0].event) if same and broken else None,
             )
         )
+
+    def _take_back(self, event: ev.InvariantViolated) -> None:
+        """
+        The row before was applied without being checked, and broke an invariant, so that it has no
+        effect. INV-6 is checked of every row, and a crash is of no row.
+        """
+        if self._unsure is None or event.invariant in ("INV-6", "CRASH"):
+            return
+        before, recorded = self._unsure
+        if recorded.position == event.at_position:
+            self.state = lengthened(before, recorded)
 
     def _unrecorded(self) -> None:
         """

@@ -576,6 +576,8 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return state  # only on record
         case ev.JournalPruned():
             return without_gone(state)
+        case ev.SessionForgotten():
+            return _session_forgotten(state, event)
         case ev.SessionOpened():
             return _session_opened(state, event)
         case ev.RequestReceived():
@@ -1273,6 +1275,21 @@ def _session_closed(state: State, event: ev.SessionClosed) -> State:
     session = state.session(event.session)
     state = _with_tip(state, session, None)
     return attrs.evolve(state, sessions=state.sessions.delete(session.id))
+
+
+def _session_forgotten(state: State, event: ev.SessionForgotten) -> State:
+    """What the fold still has of a closed session's texts: ids of blocks, and of its violations."""
+    blocks, faults = state.blocks, state.faults
+    for key in event.blocks:
+        known = blocks.get(key)
+        if known is not None and known.ids:
+            blocks = blocks.set(key, attrs.evolve(known, ids=b""))
+    for bug_id, fault in state.faults.items():
+        of = fault.event
+        if event.of_session in (of.session, of.of_session):
+            blank = attrs.evolve(of, expected="", actual="", trace="")
+            faults = faults.set(bug_id, attrs.evolve(fault, event=blank))
+    return attrs.evolve(state, blocks=blocks, faults=faults)
 
 
 def _invariant_violated(state: State, event: ev.InvariantViolated) -> State:

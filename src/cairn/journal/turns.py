@@ -130,6 +130,8 @@ class Turns:
                 self._under_way.clear()
             case ev.TurnForgotten(of_request=request):
                 self._places.pop(request, None)
+            case ev.SessionForgotten(of_session=session):
+                self.drop([one for one, at in self._places.items() if at.session == session])
             case ev.JournalPruned(cut=cut):
                 # A reader that begins at the base has not seen them. Which turns of agents stay is
                 # known to the fold of the agents.

@@ -15,10 +15,12 @@ from cairn import __version__
 from cairn.journal.errors import StoreError
 from cairn.journal.replay import Finding
 from cairn.journal.rows.export import to_line
+from cairn.journal.rows.sealing import keys_to_text
 from cairn.journal.stories import BugStory, bug_story
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import (
     EXPORT_NAME,
+    KEYS_NAME,
     Source,
     example,
     file_argument,
@@ -54,7 +56,8 @@ def bundle(
 
     Writes a compressed archive with the export of the journal, the rows that led to the bug, what
     `ops doctor` says of this machine, and a README with the commands. `ops replay` and `ops verify`
-    read the archive itself. It has the texts of all conversations of the journal.
+    read the archive itself. It has the texts of all conversations of the journal, and the keys to
+    read them.
 
     \b
     Exit code
@@ -74,6 +77,9 @@ def bundle(
         with written(path) as made, tarfile.open(fileobj=made, mode="w:gz") as packed:
             _pack(packed, "README.md", _readme(finding, story, path.name, f"{count} rows, {head}"))
             _pack(packed, EXPORT_NAME, exported)
+            keys = source.keys_of(source.rows("keys", base=base))
+            if keys:
+                _pack(packed, KEYS_NAME, keys_to_text(keys))
             _pack(packed, "bug.jsonl", b"".join(map(to_line, story.rows)))
             lines = _doctor(data_dir, journal) if file is None else iter(())
             _pack(packed, "doctor.txt", "".join(f"{line}\n" for line in lines).encode())

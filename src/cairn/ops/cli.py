@@ -41,6 +41,10 @@ COMMANDS = {
         "Show the log of the server, or the events of the journal.",
     ),
     "export": ("cairn.ops.journal.export:export", "Write a journal as lines of JSON."),
+    "forget": (
+        "cairn.ops.forget:forget",
+        "Make the texts of a session unreadable, in all copies of the journal.",
+    ),
     "bundle": (
         "cairn.ops.bundle:bundle",
         "Pack what another machine needs to replay a bug.",

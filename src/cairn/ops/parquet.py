@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -13,6 +14,7 @@ import msgspec
 from cairn.journal.errors import StoreError
 from cairn.journal.rows.codec import Row, shown, type_fault
 from cairn.journal.rows.heads import Head
+from cairn.journal.rows.sealing import key_id
 
 BATCH_ROWS = 10_000
 _READ_BYTES = 1024 * 1024
@@ -76,6 +78,10 @@ def _values(row: Row) -> Iterator[object]:
     yield from (row.position, row.stream, row.seq, row.event_id, row.kind, row.version)
     yield from (row.time_us, row.hash, row.previous_hash, row.private_digest)
     for stored in (row.public, row.private):
+        if key_id(stored) is not None:
+            assert stored is not None
+            yield base64.b64encode(stored).decode()
+            continue
         try:
             yield stored.decode() if stored is not None else None
         except UnicodeDecodeError as error:

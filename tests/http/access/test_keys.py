@@ -249,7 +249,7 @@ OPERATOR = "the operator's key, for the tenant local"
 
 def emitted(session: str) -> Event:
     """Two tokens of a session."""
-    return TokensEmitted(session=session, request="r", first=0, ids=(1, 2), text="ab")
+    return TokensEmitted(session=session, request="r", first=0, emitted=2, ids=(1, 2), text="ab")
 
 
 async def seen(service: FakeService, path: str, key: str, keys: Keys, *events: Event) -> str:

@@ -131,7 +131,9 @@ def extended(
 
 def emitted(*ids: int, request: str = "r1") -> TokensEmitted:
     """Tokens are released."""
-    return TokensEmitted(session="s1", request=request, first=0, ids=ids, text="x")
+    return TokensEmitted(
+        session="s1", request=request, first=0, emitted=len(ids), ids=ids, text="x"
+    )
 
 
 def finished(request: str = "r1", reason: Any = "stop") -> RequestFinished:
@@ -159,6 +161,7 @@ def violated(invariant: str, request: str | None = "r1") -> InvariantViolated:
         invariant=invariant,
         at_position=1,
         session="s1",
+        of_session=None,
         request=request,
         fingerprint=None,
         cairn_version="0",

@@ -84,7 +84,9 @@ def closed(session: str = "s1") -> Row:
     return encode(placed(ev.SessionClosed(session=session, reason="done")), HASH)
 
 
-EMITTED = ev.TokensEmitted(session="s1", request="r1", first=0, ids=(1, 2), text="Grüße 🪨")
+EMITTED = ev.TokensEmitted(
+    session="s1", request="r1", first=0, emitted=2, ids=(1, 2), text="Grüße 🪨"
+)
 
 
 @pytest.mark.parametrize("kind", ev.ALL_EVENTS, ids=lambda kind: kind.kind)
@@ -118,7 +120,7 @@ def test_private_fields_are_stored_apart():
     row = encode(placed(EMITTED), HASH)
 
     assert {"ids": [1, 2], "text": "Grüße 🪨"} == json.loads(row.private or b"")
-    assert {"session": "s1", "request": "r1", "first": 0} == json.loads(row.public)
+    assert {"session": "s1", "request": "r1", "first": 0, "emitted": 2} == json.loads(row.public)
     assert hashlib.sha256(row.private or b"").hexdigest() == row.private_digest
     assert (None, "") == (closed().private, closed().private_digest)
 
@@ -298,7 +300,7 @@ def test_every_column_is_in_the_hash():
     row = encode(placed(EMITTED), HASH)
     for field in attrs.fields(Row):
         value = getattr(row, field.name)
-        if field.name in ("private", "hash"):
+        if field.name in ("private", "hash") or not field.eq:
             continue
         other: Any = value + 1 if isinstance(value, int) else value + value[:1]
         changed = attrs.evolve(row, **{field.name: other})

@@ -1046,7 +1046,7 @@ def test_migrations_make_the_table_that_the_store_knows(
     assert 2 == len(described(made))
     assert described(other) == described(made)
     assert [field.name for field in attrs.fields(Base)] == names_in("bases")
-    assert [field.name for field in attrs.fields(Row)] == names_in("events")
+    assert [field.name for field in attrs.fields(Row) if field.eq] == names_in("events")
 
 
 def test_the_revision_known_is_the_head_of_the_migrations():

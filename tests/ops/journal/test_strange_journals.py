@@ -115,10 +115,10 @@ def test_a_row_where_none_can_be(run, folder: Path, tmp_path: Path, position: in
     if position >= 0:
         row = attrs.evolve(row, previous_hash=GENESIS)
         row = attrs.evolve(row, hash=row_hash(row))
-    names = [field.name for field in attrs.fields(Row)]
+    names = [field.name for field in attrs.fields(Row) if field.eq]
     with changing(folder) as database:
         marks = ", ".join("?" * len(names))
-        values = attrs.astuple(row)
+        values = [getattr(row, name) for name in names]
         database.execute(f"INSERT INTO events ({', '.join(names)}) VALUES ({marks})", values)
     result = run("verify")
     assert 1 == result.exit_code

@@ -197,7 +197,10 @@ class StoredAgents:
         if row is None:
             return None
         try:
-            event = decode(row).event
+            recorded = decode(row)
+            if recorded.unread is not None:
+                return None
+            event = recorded.event
             assert isinstance(event, ev.AgentCreated)
             tools = msgspec.json.decode(event.tools, type=tuple[dict[str, object], ...])
         except (DamagedRow, msgspec.MsgspecError) as error:

@@ -143,11 +143,14 @@ class StoredTurns:
 
 
 def _turn_of(kept: Row | None, finished: Row | None) -> StoredTurn | None:
-    """The turn that two rows describe; None if their text was pruned."""
+    """The turn that two rows describe; None if their text was pruned or forgotten."""
     if kept is None or finished is None:
         return None
     try:
-        turn, end = decode(kept).event, decode(finished).event
+        recorded = decode(kept)
+        if recorded.unread is not None:
+            return None
+        turn, end = recorded.event, decode(finished).event
         assert isinstance(turn, ev.TurnStored)
         assert isinstance(end, ev.RequestFinished)
         return StoredTurn(
@@ -178,7 +181,8 @@ def _texts_of(row: Row | None, session: str) -> Mapping[str, str]:
         DamagedRow: the row cannot be read.
         LookupError: the row has no such turn.
     """
-    event = decode(row).event if row is not None else None
+    recorded = decode(row) if row is not None else None
+    event = recorded.event if recorded is not None and recorded.unread is None else None
     if not isinstance(event, ev.TurnStored) or event.session != session:
         raise LookupError("its texts are not in the rows that it names")
     return event.texts

@@ -175,6 +175,7 @@ class Answer:
                     session=self._path.session,
                     request=self._ticket.id,
                     first=self._emitted,
+                    emitted=len(released),
                     ids=tuple(one.token for one in released),
                     text=text,
                 )

@@ -371,15 +371,16 @@ class JournalWriter:
     def _found(self, positions: Sequence[int]) -> list[Row | None] | StoreError:
         """Look rows up. A failure is for the caller: it does not concern the rows to write."""
         try:
-            return [self._store.row(at) or self._in_base().get(at) for at in positions]
+            return [self._store.row(at) or self._in_base(at) for at in positions]
         except StoreError as error:
             return error
 
-    def _in_base(self) -> Mapping[int, Row]:
-        """The rows that the base keeps, which is decoded when one is first needed."""
+    def _in_base(self, position: int) -> Row | None:
+        """A row that the base keeps, which is decoded when one is first needed."""
         if self._base_rows is None:
             self._base_rows = histories_of(self._store.base()).by_position()
-        return self._base_rows
+        row = self._base_rows.get(position)
+        return None if row is None else self._store.opened(row)
 
     def _gathered(self) -> tuple[list[_Batch], list[_Lookup], bool]:
         """

@@ -16,7 +16,7 @@ happen now is not checked further.
 
 from __future__ import annotations
 
-from cairn.journal.invariants.checks import CHECKS, check
+from cairn.journal.invariants.checks import CHECKS, check, check_step
 from cairn.journal.invariants.sentences import SENTENCES, Scope, Violation
 
-__all__ = ["CHECKS", "SENTENCES", "Scope", "Violation", "check"]
+__all__ = ["CHECKS", "SENTENCES", "Scope", "Violation", "check", "check_step"]

@@ -15,6 +15,8 @@ def emitted(state: State, event: ev.TokensEmitted) -> Iterator[Violation]:
     if event.first != request.emitted:
         yield broken("INV-7", "tokens emitted out of order", request.emitted, event.first)
         return
+    if event.emitted != len(event.ids):
+        yield broken("INV-7", "other tokens emitted than counted", len(event.ids), event.emitted)
     made = request.sampled[event.first : event.first + len(event.ids)]
     if made != event.ids or not request.sampled:
         yield broken("INV-7", "tokens emitted that no pass made", made, event.ids)

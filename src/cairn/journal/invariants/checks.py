@@ -13,11 +13,16 @@ from cairn.journal.state import State
 
 def check(state: State, recorded: ev.Recorded) -> list[Violation]:
     """The violations of an event on ``state``; empty if all invariants hold."""
-    illegal = [broken("INV-6", *step) for step in illegal_steps(state, recorded)]
+    illegal = check_step(state, recorded)
     if illegal:
         return illegal
     event = recorded.event
     return [found for one in CHECKS.get(type(event), ()) for found in one(state, event)]
+
+
+def check_step(state: State, recorded: ev.Recorded) -> list[Violation]:
+    """The violations of INV-6 alone, which needs no private field."""
+    return [broken("INV-6", *step) for step in illegal_steps(state, recorded)]
 
 
 CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation]], ...]] = {
@@ -44,6 +49,7 @@ CHECKS: dict[type[ev.Event], tuple[Callable[[State, object], Iterator[Violation]
     ev.CallRejected: (records.rejected,),  # type: ignore[dict-item]
     ev.TurnStored: (records.stored,),  # type: ignore[dict-item]
     ev.TurnForgotten: (records.forgotten,),  # type: ignore[dict-item]
+    ev.SessionForgotten: (records.session_forgotten,),  # type: ignore[dict-item]
     ev.AgentCreated: (records.created,),  # type: ignore[dict-item]
     ev.AgentDeleted: (records.deleted,),  # type: ignore[dict-item]
     ev.RequestFinished: (answers.finished,),  # type: ignore[dict-item]

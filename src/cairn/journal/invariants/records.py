@@ -9,7 +9,7 @@ from cairn.journal.invariants.sentences import Violation, broken
 from cairn.journal.keys import fingerprint_of, tested_fields
 from cairn.journal.shown import shown_fault
 from cairn.journal.state import Session, State
-from cairn.journal.tenants import AGENT_SESSIONS, agent_session, session_name
+from cairn.journal.tenants import AGENT_SESSIONS, agent_session, session_name, session_tenant
 
 _NOT_NEEDED = "naive_differs"
 """The finding of a self-test that is good either way."""
@@ -128,6 +128,23 @@ def _is_stored(state: State, request: str, tenant: str, *, of_agent: bool) -> It
     whose = (turn.tenant, turn.agent is not None) if turn is not None else None
     if whose != (tenant, of_agent):
         yield broken("INV-9", "a turn that its tenant does not have", (tenant, of_agent), whose)
+
+
+def session_forgotten(state: State, event: ev.SessionForgotten) -> Iterator[Violation]:
+    """A session that the journal has, its tenant, and blocks on record."""
+    agents = session_name(event.of_session).startswith(AGENT_SESSIONS)  # perhaps without a turn
+    for name in (*(() if agents else (event.of_session,)), *event.same_text):
+        if f"session/{name}" not in state.streams:
+            yield broken("INV-9", "a session was forgotten that never was", "a session", name)
+    due = session_tenant(event.of_session)
+    if event.tenant != due:
+        yield broken("INV-9", "another tenant's session was forgotten", due, event.tenant)
+    for key in (*event.blocks, *event.removed):
+        if key not in state.blocks:
+            yield broken("INV-9", "blocks of a forgotten session that never were", "a block", key)
+            return
+    if not set(event.removed) <= set(event.blocks):
+        yield broken("INV-9", "blocks were removed of others", event.blocks, event.removed)
 
 
 def forgotten(state: State, event: ev.TurnForgotten) -> Iterator[Violation]:

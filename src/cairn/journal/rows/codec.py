@@ -3,7 +3,8 @@ Converts events to stored rows and back, and computes the hash chain over the ro
 
 A row's payload is two JSON texts, one public and one private. The row's hash covers the stored
 bytes of all its columns and the hash of the row before. Of the private payload it covers only a
-digest, so the private payload can be encrypted or forgotten and the chain stays valid.
+digest, so the private payload can be sealed (``sealing``), left out or forgotten, and the chain
+stays valid.
 
 Rows of an older version are brought up step by step by ``UPCASTS`` and never rewritten.
 """
@@ -21,7 +22,9 @@ import msgspec
 
 from cairn.journal import events as ev
 from cairn.journal.errors import DamagedRow, UnknownEvent
+from cairn.journal.rows.sealing import Key, Keys, key_id
 from cairn.journal.token_ids import shared
+from cairn.journal.unread import filled
 
 GENESIS = "0" * 64
 """The hash before the first row."""
@@ -29,6 +32,14 @@ GENESIS = "0" * 64
 Payload = dict[str, Any]
 UPCASTS: Mapping[tuple[str, int], Callable[[Payload], Payload]] = {}
 """Maps (kind, version) to the function that converts its payload to version + 1."""
+
+
+def _empty(kind: str) -> Any:
+    """An empty value of the type of a field."""
+    if kind.endswith("| None"):
+        return None
+    return "" if kind == "str" else {} if kind.startswith("Mapping") else []
+
 
 KINDS = {event.kind: event for event in ev.ALL_EVENTS}
 _PRIVATE = {
@@ -38,6 +49,14 @@ _PRIVATE = {
 _HIDDEN = {kind: set(names) for kind, names in _PRIVATE.items()}
 _PUBLIC = {
     event.kind: {f.name for f in attrs.fields(event)} - _HIDDEN[event.kind]
+    for event in ev.ALL_EVENTS
+}
+_EMPTY: Mapping[str, Payload] = {
+    event.kind: {
+        field.name: _empty(str(field.type))
+        for field in attrs.fields(event)
+        if field.metadata.get("private")
+    }
     for event in ev.ALL_EVENTS
 }
 _encoder = msgspec.json.Encoder()
@@ -56,10 +75,12 @@ class Row:
 
     Attributes:
         public: JSON, UTF-8.
-        private: JSON, UTF-8; None if the event has no private fields, or if they were forgotten
-            (``private_digest`` then remains).
+        private: JSON, UTF-8, sealed or plain; None if the event has no private fields, or if they
+            were left out (``private_digest`` then remains).
         private_digest: SHA-256 of ``private``, or empty.
         previous_hash: the hash of the row before, ``GENESIS`` for the first.
+        opened: what ``private`` says, if it is sealed and was opened; empty if its key does not
+            open it. Not stored.
     """
 
     position: int
@@ -74,11 +95,19 @@ class Row:
     private_digest: str
     previous_hash: str
     hash: str
+    opened: bytes | None = attrs.field(default=None, eq=False, repr=False)
 
 
-def encode(recorded: ev.Recorded, previous_hash: str) -> Row:
+COLUMNS = tuple(field.name for field in attrs.fields(Row) if field.eq)
+"""What is stored of a row."""
+
+
+def encode(recorded: ev.Recorded, previous_hash: str, key: Key | None = None) -> Row:
     """
     The row of an event. Changes nothing.
+
+    Args:
+        key: seals the private payload; None to store it plain.
 
     Raises:
         ValueError: JSON cannot represent it: text that is not valid Unicode, or a float that is not
@@ -88,7 +117,10 @@ def encode(recorded: ev.Recorded, previous_hash: str) -> Row:
     payload = msgspec.to_builtins(event)
     names = _PRIVATE[event.kind]
     hidden = {name: payload.pop(name) for name in names}
-    private = _json(hidden) if hidden else None
+    plain = _json(hidden) if hidden else None
+    private = plain
+    if plain is not None and key is not None:
+        private = key.seal(recorded.event_id, plain)
     row = Row(
         position=recorded.position,
         stream=recorded.stream,
@@ -102,8 +134,24 @@ def encode(recorded: ev.Recorded, previous_hash: str) -> Row:
         private_digest=hashlib.sha256(private).hexdigest() if private is not None else "",
         previous_hash=previous_hash,
         hash="",
+        opened=plain if private is not plain else None,
     )
     return attrs.evolve(row, hash=row_hash(row))
+
+
+def has_private(event: ev.Event) -> bool:
+    """Whether an event has private fields."""
+    return bool(_PRIVATE[event.kind])
+
+
+def opened(row: Row, keys: Keys) -> Row:
+    """The row with its sealed private payload opened, if its key is there."""
+    if type(row.private) is not bytes or (named := key_id(row.private)) is None:
+        return row
+    key = keys.get(named)
+    if key is None or type(row.event_id) is not str or not _is_unicode(row.event_id):
+        return row
+    return attrs.evolve(row, opened=key.open(row.event_id, row.private) or b"")
 
 
 def _json(payload: Payload) -> bytes:
@@ -268,11 +316,12 @@ def _canonical(stored: bytes, names: set[str] | None) -> Payload:
 
 def decode(row: Row) -> ev.Recorded:
     """
-    The event of a row, brought up to the current version.
+    The event of a row, brought up to the current version. If its private payload is sealed and was
+    not opened, placeholders take the place of the private fields, and ``unread`` says so.
 
     Raises:
         UnknownEvent: the kind or version is newer than this Cairn.
-        DamagedRow: the payload does not make an event, or its private part was forgotten.
+        DamagedRow: the payload does not make an event, or its private part was left out.
     """
     if (odd := type_fault(row)) is not None:
         raise DamagedRow(row.position if type(row.position) is int else 0, f"{odd[0]}: {odd[2]}")
@@ -285,13 +334,20 @@ def decode(row: Row) -> ev.Recorded:
     try:
         current = row.version == event_type.version
         payload = _canonical(row.public, _PUBLIC[row.kind] if current else None)
-        if row.private is not None:
-            payload |= _canonical(row.private, _HIDDEN[row.kind] if current else None)
+        unread = key_id(row.private) if row.opened is None else None
+        if row.opened == b"":
+            raise ValueError("its private payload is not what its key sealed")
+        if unread is not None:
+            payload |= _EMPTY[row.kind]
+        elif (private := row.opened or row.private) is not None:
+            payload |= _canonical(private, _HIDDEN[row.kind] if current else None)
         for version in range(row.version, event_type.version):
             payload = UPCASTS[row.kind, version](payload)
         event = msgspec.convert(payload, event_type)
         if isinstance(event, ev.RequestReceived | ev.PrewarmStarted):
             event = attrs.evolve(event, new_ids=shared(event.new_ids))
+        if unread is not None:
+            event = filled(event, row.position)
     except (
         *(msgspec.MsgspecError, LookupError, ValueError),
         *(TypeError, AttributeError, RecursionError),
@@ -304,4 +360,5 @@ def decode(row: Row) -> ev.Recorded:
         event_id=row.event_id,
         time_us=row.time_us,
         event=event,
+        unread=unread,
     )

@@ -24,7 +24,7 @@ class Histories:
     Attributes:
         agents: as they were at the cut.
         places: of their turns, by request.
-        rows: those that created them, and those of the turns.
+        rows: those that created them, and those of the turns, as they are stored.
     """
 
     agents: tuple[Agent, ...] = ()
@@ -119,6 +119,7 @@ def histories_at(
     everything = Histories(
         agents=agents.contents().agents,
         places=Map(agents.turns.contents().places),
-        rows=tuple(rows[position] for position in sorted(rows)),
+        # What was opened to be read is no part of a base, or forgetting would not reach it.
+        rows=tuple(attrs.evolve(rows[position], opened=None) for position in sorted(rows)),
     )
     return everything.limited_to(needed)

@@ -66,6 +66,9 @@ class Store(Protocol):
     def row(self, position: int) -> Row | None:
         """The row at a position; None if it was pruned or does not exist yet."""
 
+    def opened(self, row: Row) -> Row:
+        """A row that a base keeps, opened with the keys with which this store opens its own."""
+
     def log_bytes(self) -> int:
         """
         The bytes of rows that are not where they will stay, because they are in a log of the
@@ -151,6 +154,10 @@ class MemoryStore:
     def _at(self, position: int) -> Row | None:
         place = position - self.rows[0].position if self.rows else -1
         return self.rows[place] if 0 <= place < len(self.rows) else None
+
+    def opened(self, row: Row) -> Row:
+        """See ``Store.opened``. It has no keys."""
+        return row
 
     def log_bytes(self) -> int:
         """See ``Store.log_bytes``."""

@@ -43,8 +43,9 @@ from cairn.journal.errors import (
 )
 from cairn.journal.rows import postgres
 from cairn.journal.rows.base import Base
-from cairn.journal.rows.codec import GENESIS, Row, shown
+from cairn.journal.rows.codec import COLUMNS, GENESIS, Row, opened, shown
 from cairn.journal.rows.removal import REMOVED_ROWS, Replaced
+from cairn.journal.rows.sealing import KeyRing
 
 T = TypeVar("T")
 
@@ -111,7 +112,7 @@ _bases = sa.Table(
     sa.Column("state", sa.LargeBinary, nullable=False),
     sa.Column("state_digest", sa.Text, nullable=False),
 )
-_names = tuple(field.name for field in attrs.fields(Row))
+_names = COLUMNS
 # Bytes are read as the driver returns them: a row that was changed by hand may hold text instead,
 # and must be reported as a broken chain, not as a type error of the database layer.
 _columns: tuple[Any, ...] = tuple(
@@ -161,8 +162,15 @@ class SqlStore:
     A thread other than the one that opened it may use it; one thread at a time.
     """
 
-    def __init__(self, connection: sa.Connection, place: str, file: Path | None) -> None:
+    def __init__(
+        self,
+        connection: sa.Connection,
+        place: str,
+        file: Path | None,
+        keys: KeyRing | None = None,
+    ) -> None:
         self._connection = connection
+        self._keys = keys
         self._place = place
         self._file = file
         self._known_by = _known_by(file)
@@ -170,7 +178,14 @@ class SqlStore:
         self._log = None if file is None else _log_of(file.resolve())
 
     @classmethod
-    def open(cls, url: str, *, read_only: bool = False, sync: Sync = "full") -> SqlStore:
+    def open(
+        cls,
+        url: str,
+        *,
+        read_only: bool = False,
+        sync: Sync = "full",
+        keys: KeyRing | None = None,
+    ) -> SqlStore:
         """
         Open an existing journal. Changes nothing in it, and runs no migration.
 
@@ -178,6 +193,7 @@ class SqlStore:
             read_only: for every process except the server: can read while another process writes,
                 and cannot write.
             sync: for a writer: see ``Sync``.
+            keys: open the sealed payloads of the rows; new ones are stored before rows are.
 
         Raises:
             StoreError: there is no journal, it is not a Cairn journal, its schema is not this
@@ -194,7 +210,7 @@ class SqlStore:
         if revision != REVISION:
             raise StoreError(_other_revision(place, revision))
         connection = _connected(parsed, mode="ro" if read_only else "rw", sync=sync)
-        return cls(connection, place, path)
+        return cls(connection, place, path, keys)
 
     @property
     def place(self) -> str:
@@ -205,6 +221,8 @@ class SqlStore:
         """See ``Store.append``."""
         if not rows:
             return
+        if self._keys is not None:
+            self._keys.commit()
         self._lasting(lambda: self._commit(rows))
         self._require_own_file()
 
@@ -265,6 +283,8 @@ class SqlStore:
 
     def cut(self, base: Base, rows: Sequence[Row]) -> None:
         """See ``Store.cut``."""
+        if self._keys is not None:
+            self._keys.commit()
         self._lasting(lambda: self._cut(base, rows))
         self._require_own_file()
 
@@ -442,7 +462,7 @@ class SqlStore:
         while True:
             batch = self._found(query if after is None else query.where(_events.c.position > after))
             for values in batch:
-                yield _row(values)
+                yield self.opened(_row(values))
             if len(batch) < BATCH_ROWS:
                 return
             after = batch[-1][0]
@@ -451,7 +471,11 @@ class SqlStore:
         """See ``Store.row``."""
         query = sa.select(*_columns).where(_events.c.position == position, _AFTER_BASE)
         found = self._lasting(lambda: self._found(query))
-        return _row(found[0]) if found else None
+        return self.opened(_row(found[0])) if found else None
+
+    def opened(self, row: Row) -> Row:
+        """See ``Store.opened``."""
+        return row if self._keys is None else opened(row, self._keys)
 
     def last(self, count: int, *, stream: str | None = None) -> list[Row]:
         """The last ``count`` rows in order, of one stream if one is named."""
@@ -459,7 +483,7 @@ class SqlStore:
         query = query.where(_AFTER_BASE)
         if stream is not None:
             query = query.where(_events.c.stream == stream)
-        return [_row(values) for values in reversed(self._found(query))]
+        return [self.opened(_row(values)) for values in reversed(self._found(query))]
 
     def streams(self) -> set[str]:
         """The names of all streams that have a row."""

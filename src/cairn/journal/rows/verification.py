@@ -43,6 +43,7 @@ from cairn.journal.rows.codec import (
 )
 from cairn.journal.rows.export import Excerpt, read_base, read_excerpt, read_export
 from cairn.journal.rows.heads import BEGINNING, Head
+from cairn.journal.unread import NotChecked
 
 Standing = Literal["present", "replaced", "missing", "accepted", "pruned", "unseen"]
 """
@@ -130,6 +131,11 @@ class Verification:
     def whole(self) -> bool:
         """Whether everything could be checked."""
         return not self.left_out and not self.excerpt and not self._without_state
+
+    @property
+    def not_checked(self) -> NotChecked:
+        """The rows that could not be checked, because their texts cannot be read here."""
+        return self._replay.report(whole=False).not_checked
 
     def feed(self, row: Row) -> None:
         """

@@ -65,6 +65,11 @@ class HeadFiles:
         """The public half."""
         return self.data_dir / "signing-key.pub"
 
+    @property
+    def keys(self) -> Path:
+        """The keys of the journal's private fields."""
+        return self._named("keys.db")
+
     def _named(self, name: str) -> Path:
         return self.data_dir / (f"{name}-{self.tag}" if self.tag else name)
 

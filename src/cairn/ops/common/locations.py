@@ -23,9 +23,11 @@ from cairn.journal.tenants import session_name
 from cairn.ops.common.output import progress
 
 if TYPE_CHECKING:
+    from cairn.actors.journal_keys import KeyFile
     from cairn.journal.rows.base import Base
     from cairn.journal.rows.codec import Row
     from cairn.journal.rows.export import Excerpt, First, SignedEnd
+    from cairn.journal.rows.sealing import Key, Keys
     from cairn.journal.rows.store_sql import SqlStore
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -36,7 +38,11 @@ PREFIX_MIN = 6
 EXPORT_NAME = "journal.jsonl"
 """The name of the export in a bundle."""
 
+KEYS_NAME = "keys.json"
+"""The name of the keys of that export in a bundle."""
+
 _STDIN = Path("-")
+_KEYS = "cairn.keys"
 _GZIP = b"\x1f\x8b"
 _SQLITE = b"SQLite format 3\0"
 
@@ -145,9 +151,16 @@ class Source:
     _file: Path | None
     _url: str | None
     _lock: Path | None = None
+    _keys: Path | None = None
+    _sealed: Keys | None = None
 
     @classmethod
-    def of(cls, data_dir: Path, journal: str | None, file: Path | None = None) -> Source:
+    def of(
+        cls,
+        data_dir: Path,
+        journal: str | None,
+        file: Path | None = None,
+    ) -> Source:
         """
         The rows that the options of a command name.
 
@@ -161,7 +174,7 @@ class Source:
             name = "standard input" if file == _STDIN else str(file)
             plain = _plain(file, name)
             if _begins(plain, name) != _SQLITE:
-                return cls(name, plain, None)
+                return cls(name, plain, None, sealed=_handed_over(file))
             if plain != file:
                 raise StoreError(
                     f"{name} is a database, and its last rows may be in a file beside it. Give its "
@@ -169,7 +182,10 @@ class Source:
                 )
             journal = str(file)
         url = url_of(data_dir, journal)
-        return cls(journal or str(data_dir), None, url, _lock_of(data_dir, journal, url))
+        from cairn.ops.common.heads import HeadFiles
+
+        lock, sealed = _lock_of(data_dir, journal, url), HeadFiles.of(data_dir, journal).keys
+        return cls(journal or str(data_dir), None, url, lock, sealed)
 
     @property
     def is_export(self) -> bool:
@@ -264,13 +280,14 @@ class Source:
             StoreError: they cannot be read, the base has changed since, or an export has no rows.
         """
         if self._file is not None:
+            from cairn.journal.rows.codec import opened
             from cairn.journal.rows.export import read_export
 
             row = None
             try:
                 for row in progress(read_export(self._file), label):
                     if stream in (None, row.stream):
-                        yield row
+                        yield row if self._sealed is None else opened(row, self._sealed)
             except StoreError as error:
                 raise StoreError(str(error).replace(str(self._file), self.name)) from error
             if row is None and base is None:
@@ -305,12 +322,77 @@ class Source:
             streams |= set(state_of(base).streams) if base is not None else set()
         return {one.removeprefix("session/") for one in streams if one.startswith("session/")}
 
+    def keys_of(self, rows: Iterable[Row]) -> list[Key]:
+        """The keys that are here of those that the rows are sealed with, in order of their ids."""
+        from cairn.journal.rows.sealing import key_id
+
+        keys = self._sealed if self._file is not None else keys_in(self._keys)
+        wanted = {found for row in rows if (found := key_id(row.private)) is not None}
+        held = [keys.get(found) for found in sorted(wanted)] if keys is not None else []
+        return [key for key in held if key is not None]
+
+    def opened(self, row: Row) -> Row:
+        """A row that a base keeps, opened with the keys that are here."""
+        from cairn.journal.rows.codec import opened
+
+        keys = self._sealed if self._file is not None else keys_in(self._keys)
+        return row if keys is None else opened(row, keys)
+
     def open(self) -> SqlStore:
         """The store, read-only."""
         from cairn.journal.rows.store_sql import SqlStore
 
         assert self._url is not None
-        return SqlStore.open(self._url, read_only=True)
+        return SqlStore.open(self._url, read_only=True, keys=keys_in(self._keys))
+
+
+def _handed_over(file: Path) -> Keys | None:
+    """The keys beside an export, or in a bundle; None if there are none."""
+    from cairn.journal.rows.sealing import keys_from_text
+
+    if file == _STDIN:
+        return None
+    beside = keys_beside(file)
+    try:
+        if beside.exists():
+            return keys_from_text(beside.read_bytes())
+        if not tarfile.is_tarfile(file):
+            return None
+        with tarfile.open(file) as bundle:
+            member = bundle.extractfile(KEYS_NAME)
+            return keys_from_text(member.read()) if member is not None else None
+    except KeyError:
+        return None
+    except (OSError, ValueError, tarfile.TarError) as error:
+        raise StoreError(f"The keys of {file} cannot be read: {error}.") from error
+
+
+def keys_beside(file: Path) -> Path:
+    """Where the keys of an export are, if they were handed over with it."""
+    return file.with_name(f"{file.name}.keys")
+
+
+def keys_in(path: Path | None) -> KeyFile | None:
+    """
+    The keys of a journal, for a command that changes nothing. None if there are none, or if they
+    cannot be used, which is printed once: texts then cannot be read.
+    """
+    if path is None or not path.exists():
+        return None
+    from cairn.actors.journal_keys import KeyFile
+
+    context = click.get_current_context(silent=True)
+    known: dict[Path, KeyFile | None] = context.meta.setdefault(_KEYS, {}) if context else {}
+    if path not in known:
+        try:
+            known[path] = found = KeyFile.read(path)
+        except StoreError as error:
+            known[path] = None
+            click.echo(f"Texts cannot be read. {error}", err=True)
+        else:
+            if context is not None and found is not None:
+                context.call_on_close(found.close)
+    return known[path]
 
 
 def named(target: str, known: Iterable[str]) -> str | None:

@@ -14,6 +14,7 @@ from cairn.engine.prompt.template import Message, message_of
 from cairn.engine.prompt.turns import messages_of, parts_of
 from cairn.journal import events as ev
 from cairn.journal.agents import Agent, Agents
+from cairn.journal.errors import StoreError
 from cairn.journal.replay import replay
 from cairn.journal.rows.base import Base, histories_of
 from cairn.journal.rows.codec import decode
@@ -199,9 +200,15 @@ def _chosen(found: _Found, name: str, tenant: str | None) -> Agent:
 def _texts(found: _Found, agent: Agent, places: Sequence[Place]) -> dict[int, ev.Event]:
     """The events with the texts of an agent, by position."""
     wanted = {agent.created, *(place.stored for place in places)}
-    pruned = histories_of(found.base).rows
+    pruned = (found.source.opened(row) for row in histories_of(found.base).rows)
     rows = chain(pruned, found.source.rows("read", base=found.base))
-    return {row.position: decode(row).event for row in rows if row.position in wanted}
+    read = [decode(row) for row in rows if row.position in wanted]
+    if any(recorded.unread is not None for recorded in read):
+        raise StoreError(
+            f"The texts of agent {agent.name} cannot be read: its session was forgotten, or the "
+            "keys are not here."
+        )
+    return {recorded.position: recorded.event for recorded in read}
 
 
 def _context(found: _Found, agent: Agent) -> str:

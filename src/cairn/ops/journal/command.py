@@ -16,7 +16,14 @@ from cairn.journal.retention import Plan, Survey
 from cairn.journal.rows.base import histories_of
 from cairn.journal.rows.codec import Row
 from cairn.journal.state import State
-from cairn.ops.common.locations import bytes_on_disk, example, journal_options, url_of
+from cairn.ops.common.heads import HeadFiles
+from cairn.ops.common.locations import (
+    bytes_on_disk,
+    example,
+    journal_options,
+    keys_in,
+    url_of,
+)
 from cairn.ops.common.output import facts, progress, size_text, table
 from cairn.ops.journal.growth import GROWTH_DAYS, growth
 from cairn.ops.journal.prune import prune
@@ -106,7 +113,8 @@ def size(data_dir: Path, journal: str | None) -> None:
     from cairn.journal.rows.store_sql import SqlStore
 
     url = url_of(data_dir, journal)
-    store = SqlStore.open(url, read_only=True)
+    keys = keys_in(HeadFiles.of(data_dir, journal).keys)
+    store = SqlStore.open(url, read_only=True, keys=keys)
     try:
         size = store.size_bytes() if url.startswith("sqlite") else None
         base = store.base()

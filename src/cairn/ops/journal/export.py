@@ -24,11 +24,13 @@ from cairn.journal.rows.export import (
     to_line,
 )
 from cairn.journal.rows.heads import BEGINNING, Head
+from cairn.journal.rows.sealing import Key, keys_to_text
 from cairn.ops.common.heads import HeadFiles, last_note
 from cairn.ops.common.locations import (
     Source,
     example,
     journal_options,
+    keys_beside,
     named,
     pruned_words,
     too_short_words,
@@ -60,6 +62,12 @@ from cairn.ops.parquet import manifest_of, manifest_path, write_parquet
     help="Only the rows of this session; the beginning of its id is enough.",
 )
 @click.option("--no-private", is_flag=True, help="Leave out texts and token ids.")
+@click.option(
+    "--with-keys",
+    is_flag=True,
+    help="Also write FILE.keys, with which the texts in FILE can be read, also after their "
+    "sessions were forgotten here. Only you can read it.",
+)
 def export(
     data_dir: Path,
     journal: str | None,
@@ -67,6 +75,7 @@ def export(
     output: Path | None,
     session: str | None,
     no_private: bool,
+    with_keys: bool,
 ) -> None:
     """
     Write a journal as lines of JSON, one event on each line.
@@ -75,6 +84,9 @@ def export(
     and token ids, or with one session only, `ops verify` can check only the hashes, and says so;
     the other commands refuse such a file.
 
+    Texts and token ids are sealed, as in the journal: with the file alone the hashes can be checked
+    and what is public can be read. With FILE.keys beside it, commands read the rest.
+
     If the journal was pruned, the first line is the base that replaces the pruned rows. In the
     export of one session, the first line says which base that is and how many of the session's rows
     were pruned.
@@ -82,10 +94,13 @@ def export(
     The last line has the public half of the key that signs the journal's checkpoints, and the last
     checkpoint, unless no server has written the journal from this data directory.
 
-    A Parquet file has the same columns, with `payload` and `private` as texts of JSON. Its
+    A Parquet file has the same columns, with `payload` and `private` as texts of JSON, or of base64
+    if they are sealed. Its
     manifest, FILE.manifest.json, has its SHA-256, the head and the last checkpoint. Other commands
     do not read it.
     """
+    if with_keys and (output is None or no_private or format == "parquet"):
+        raise click.UsageError("--with-keys needs -o FILE, lines of JSON and private contents.")
     if format == "parquet" and output is None:
         raise click.UsageError("A Parquet file needs a name: -o FILE.")
     source = Source.of(data_dir, journal)
@@ -102,7 +117,16 @@ def export(
         count, head = write_rows(file, source, base, files, session, no_private=no_private)
         if session is not None and count == 0:
             raise _not_found(source, base, session)
+    if with_keys:
+        assert output is not None
+        with written(keys_beside(output)) as file:
+            file.write(keys_to_text(_keys_of(source, base, session)))
     click.echo(f"{count} rows, head {head}", err=True)
+
+
+def _keys_of(source: Source, base: Base | None, session: str | None) -> list[Key]:
+    stream = f"session/{session}" if session is not None else None
+    return source.keys_of(source.rows("keys", stream=stream, base=base))
 
 
 def write_rows(

@@ -1,5 +1,5 @@
 """
-Removes the block files that only pruned conversations had: the KV of their blocks, as files.
+Removes the block files that only pruned or forgotten conversations had: the KV of their blocks.
 
 A block may belong to many conversations. Its file stays as long as a row that is left names it
 (``cairn.journal.pruning.orphaned_blocks``).
@@ -18,6 +18,7 @@ import click
 from cairn.actors.clock import clock
 from cairn.engine.block_folder import Named, files_in, place_of, run_of
 from cairn.journal.pruning import files_removed, orphaned_blocks
+from cairn.journal.replay import Report
 from cairn.journal.state import Block
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.output import counted, progress
@@ -48,24 +49,48 @@ def forget_files(store: SqlStore, data_dir: Path, runs: Collection[str]) -> None
         return
     left = store.head()[0] - base.position
     report, orphans = orphaned_blocks(progress(store.read(), "block files", left), base)
+    remove_files(store, data_dir, runs, report, orphans, who="journal prune")
+
+
+def remove_files(
+    store: SqlStore,
+    data_dir: Path,
+    runs: Collection[str],
+    report: Report,
+    orphans: Mapping[str, Block],
+    *,
+    who: str,
+) -> bool:
+    """
+    Remove the files of blocks, and record that. See ``forget_files``.
+
+    Args:
+        report: the replay up to the head.
+        orphans: the blocks.
+        who: this command.
+
+    Returns:
+        Whether no file of them is left that a server could use.
+    """
     if not orphans:
-        return
+        return True
     filed = {key for key, block in orphans.items() if block.file_bytes is not None}
     folder = data_dir / "blocks"
     removal = _Removal(why="it does not exist")
     if folder.is_dir():
         try:
-            with hold_directory(data_dir, "and run the same command again", who="journal prune"):
+            with hold_directory(data_dir, "and run the same command again", who=who):
                 removal = _removed(folder, orphans, runs)
         except Unreadable as error:
             if filed:
                 click.echo(f"{counted(len(filed), 'block file')} not removed. {error}", err=True)
-            return
+            return not filed
     rows = files_removed(report, orphans, removal.gone, clock())
     if rows:
         store.append(rows)
         click.echo(f"{counted(len(rows), 'block file')} removed")
     _report(removal, len(filed - removal.gone), folder)
+    return filed <= removal.gone
 
 
 @attrs.frozen(kw_only=True)

@@ -23,6 +23,7 @@ from cairn.ops.common.locations import (
     bytes_on_disk,
     example,
     journal_options,
+    keys_in,
     snapshot_path,
     url_of,
 )
@@ -126,7 +127,8 @@ def prune(
     options = PruneOptions(
         before_us=before_us, close_idle=close_idle, close_quarantined=close_quarantined
     )
-    store = SqlStore.open(url, read_only=True)
+    keys = keys_in(HeadFiles.of(data_dir, journal).keys)
+    store = SqlStore.open(url, read_only=True, keys=keys)
     if dry_run:
         try:
             _report(_prepared(store, options), options, dry_run=True)
@@ -142,7 +144,7 @@ def prune(
         # A prune could hide that rows were lost since the last stop.
         require_known_head(HeadFiles.of(data_dir, journal), url, accept=False)
         before = sum(bytes_on_disk(url))
-        store = SqlStore.open(url)
+        store = SqlStore.open(url, keys=keys)
         try:
             # An earlier prune may have ended before it gave back what it removed.
             slack = store.has_slack()

@@ -26,6 +26,7 @@ from cairn.journal.rows.export import require_complete
 from cairn.journal.state import Session, State
 from cairn.journal.stories import bug_story, findings_of, pruned_names, request_stories
 from cairn.journal.tenants import AGENT_SESSIONS, session_name
+from cairn.journal.unread import FORGOTTEN
 from cairn.ops.common.locations import (
     Source,
     example,
@@ -232,7 +233,9 @@ def _show_bug(source: Source, finding: Finding) -> int:
     if finding.reproduced:
         click.echo("reproduced: the check failed again at the same row")
         return 0
-    if finding.invariant == "CRASH":
+    if finding.actual == FORGOTTEN:
+        click.echo(f"not checked: {FORGOTTEN.strip('()')}")
+    elif finding.invariant == "CRASH":
         click.echo("not reproduced: a crash of the server's code, which no check can repeat")
     else:
         click.echo("not reproduced: the check passes now, or the event is not in the journal")

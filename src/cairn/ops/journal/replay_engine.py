@@ -129,6 +129,11 @@ def rerun(
         if isinstance(event, ev.ModelLoaded):
             loaded.append(event)
         mine = getattr(event, "session", None) == session_id
+        if mine and recorded.unread is not None:
+            raise StoreError(
+                f"The texts of session {session_id} cannot be read, because it was forgotten or its "
+                "keys are not here, so it cannot be run again."
+            )
         if loaded and (mine or isinstance(event, _ENDS)):
             part = parts.setdefault(loaded[-1].fingerprint, _Part(loaded[-1]))
             ids = _ids_in_part(event, state)

@@ -26,7 +26,9 @@ from cairn.journal.errors import StoreError
 from cairn.journal.events import ALL_EVENTS
 from cairn.journal.rows.codec import Row, shown
 from cairn.journal.rows.export import LINE_FIELDS, to_line
+from cairn.journal.rows.sealing import key_id
 from cairn.journal.tenants import session_name
+from cairn.journal.unread import FORGOTTEN
 from cairn.ops.common.locations import Source, data_dir_option, example, log_path
 from cairn.ops.common.output import abbreviated, printable
 from cairn.ops.common.times import moment_of, time_of
@@ -322,12 +324,15 @@ class Events:
             yield self._entry(row)
 
     def _entry(self, row: Row) -> Entry:
-        line = to_line(row if self._private else attrs.evolve(row, private=None))
+        private = row.opened or row.private if self._private else None
+        line = to_line(attrs.evolve(row, private=private))
         fields = msgspec.json.decode(line, type=dict[str, Any])
         payload = fields.pop("payload")
         payload = payload if isinstance(payload, dict) else {}  # a damaged row has text there
         hidden = fields.pop("private")
         rest = payload | (hidden if isinstance(hidden, dict) else {})
+        if isinstance(hidden, str) and key_id(row.private) is not None:
+            rest |= {"private": FORGOTTEN}
         return Entry(
             cursor=row.position,
             text=line.decode().rstrip("\n"),

@@ -14,6 +14,7 @@ from cairn.journal.rows.base import Base, state_of
 from cairn.journal.rows.heads import Head
 from cairn.journal.rows.signed_notes import PublicKey
 from cairn.journal.rows.verification import Verification, consequences
+from cairn.journal.unread import NotChecked
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import Source, example, file_argument, journal_options
 from cairn.ops.common.output import counted
@@ -117,6 +118,10 @@ def verify(
     checkpoints elsewhere (`ops serve --checkpoints FILE`), and pass them with --checkpoint; or save
     the `head` that is printed, and pass it later with --head.
 
+    Rows whose texts cannot be read are counted: those of sessions that were forgotten (`ops
+    forget`), those whose key is not here, and decisions that were compared with such texts. Of
+    these only the hashes, numbers and order are checked.
+
     If the journal was pruned, the base that replaces the pruned rows is checked against the row
     that names it. What those rows contained cannot be checked.
 
@@ -128,6 +133,8 @@ def verify(
       3  all that can be checked passes, but contents or rows were left out of the export, or what
          you saved is older than the last prune, and may be of a pruned row, or is all of rows
          whose loss an operator accepted
+      4  all that can be checked passes, but the texts of some rows cannot be read, because their
+         sessions were forgotten or their keys are not here
     """
     source = Source.of(data_dir, journal, file)
     files = HeadFiles.of(data_dir, journal) if file is None else None
@@ -181,10 +188,15 @@ def verify(
     click.echo(f"checked: {' '.join(SENTENCES) if checked.whole else 'INV-8'}")
     if not checked.whole:
         click.echo(_not_checked(checked))
+    not_checked = checked.not_checked
+    if not_checked:
+        click.echo(_unread_words(not_checked))
     more = f", and {len(follow)} that may be consequences" if follow else ""
     click.echo(f"broken: {len(findings) - len(follow)}{more}")
     unsure = known.is_unsure(checked)
-    sys.exit(1 if findings or lost else 0 if checked.whole and not unsure else 3)
+    if findings or lost:
+        sys.exit(1)
+    sys.exit(3 if unsure or not checked.whole else 4 if not_checked else 0)
 
 
 def _begins_words(base: Base, checked: Verification) -> str:
@@ -200,6 +212,11 @@ def _violations(base: Base) -> int:
         return len(state_of(base).faults)
     except ValueError:
         return 0  # left out, or damaged, which is a violation of its own
+
+
+def _unread_words(rows: NotChecked) -> str:
+    words = f"not checked: {rows.forgotten} rows (forgotten), {rows.no_key} rows (no key)"
+    return f"{words}, {rows.named} rows (compared with these)" if rows.named else words
 
 
 def _not_checked(checked: Verification) -> str:

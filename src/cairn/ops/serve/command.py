@@ -140,6 +140,13 @@ _option = partial(click.option, show_default=True)
     "journaled.",
 )
 @_option(
+    "--journal-key",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The key that wraps the keys of the journal's texts; may be on another disk. Made at the "
+    "first start. Default: where it was last, else journal-key in the data directory.",
+)
+@_option(
     "--journal-sync",
     type=click.Choice(["full", "normal"]),
     default="full",

@@ -29,6 +29,7 @@ from cairn.actors.boot import (
     booted,
     booted_models,
 )
+from cairn.actors.journal_keys import KeyFile
 from cairn.actors.models.choice import Choice
 from cairn.actors.requests.limits import Limits
 from cairn.actors.server import Server
@@ -70,7 +71,7 @@ ENDED_AT_ONCE = 130
 """The exit code if a signal ended the process before it had finished."""
 
 # Paths of this machine are not journaled.
-_PLACES = ("model", "models", "adapter", "journal", "checkpoints")
+_PLACES = ("model", "models", "adapter", "journal", "checkpoints", "journal_key")
 # After the last answer was cut off, its client still has to get the error.
 _LAST_WORDS_S = 10.0
 
@@ -131,7 +132,8 @@ def run(options: dict[str, Any]) -> None:
         _warn(secret_warning(data_dir))
         if url.startswith("sqlite"):
             _warn(warning(sqlite_path(url), sqlite3.sqlite_version_info))
-        store = SqlStore.open(url, sync=options["journal_sync"])
+        sealed = KeyFile.open(files.keys, options["journal_key"])
+        store = SqlStore.open(url, sync=options["journal_sync"], keys=sealed)
         if url.startswith("sqlite"):
             _warn(
                 readers_warning(sqlite_path(url))
@@ -141,12 +143,13 @@ def run(options: dict[str, Any]) -> None:
                 raise Unreadable(strange_words(store.place, faults))
             with head_keeper(files, options["checkpoints"], accepted) as heads:
                 served = trio.run(
-                    serve_over, options, store, listener, data_dir, keys, models, heads
+                    serve_over, options, store, listener, data_dir, keys, models, heads, sealed
                 )
         except BaseExceptionGroup as failed:
             raise _reportable(failed, options_of(data_dir, options["journal"])) from failed
         finally:
             store.close()
+            sealed.close()
     with contextlib.suppress(OSError):  # the terminal may be closed
         click.echo("Stopped." if served else "Stopped before the server was ready.", err=True)
     if not served:
@@ -219,6 +222,7 @@ async def serve_over(
     keys: Keys | None,
     models: ModelList | None = None,
     heads: HeadKeeper | None = None,
+    sealed: KeyFile | None = None,
 ) -> bool:
     """
     Serve with the command's options and an open store, until a signal arrives.
@@ -226,6 +230,7 @@ async def serve_over(
     Args:
         models: several models, instead of the option ``--model``.
         heads: keeps the head of the journal outside of it.
+        sealed: the keys of its private fields; None to store these plain.
 
     Returns:
         Whether the server was ready when the signal arrived.
@@ -233,7 +238,7 @@ async def serve_over(
     options = {**options, "tenants": ", ".join(keys.tenants) if keys is not None else None}
     starting = Starting()
     try:
-        await _serve(options, store, listener, data_dir, keys, models, starting, heads)
+        await _serve(options, store, listener, data_dir, keys, models, starting, heads, sealed)
     except* StartGivenUp:
         pass  # already journaled
     return not starting.given_up
@@ -248,6 +253,7 @@ async def _serve(
     models: ModelList | None,
     starting: Starting,
     heads: HeadKeeper | None,
+    sealed: KeyFile | None,
 ) -> None:
     """
     See ``serve_over``.
@@ -260,7 +266,7 @@ async def _serve(
         serving = trio.Event()
         await nursery.start(_signals, stop, serving, starting)
         with ShownProgress() as shown:
-            settings = settings_of(options, data_dir)
+            settings = settings_of(options, data_dir, sealed)
             secret = root_secret(data_dir)
             front = StartingServer()
 
@@ -351,7 +357,7 @@ async def _signals(
             stop.set()
 
 
-def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
+def settings_of(options: dict[str, Any], data_dir: Path, sealed: KeyFile | None = None) -> Settings:
     """The settings that the command's options give."""
     budgets = {
         name: options[option] * 1024 * 1024
@@ -389,9 +395,12 @@ def settings_of(options: dict[str, Any], data_dir: Path) -> Settings:
         self_tests=self_tests_folder(),
         blocks_folder=data_dir / "blocks",
         snapshot=snapshot_path(data_dir),
-        fold_all=options["fold_all"],
+        fold_all=options["fold_all"] or (sealed is not None and sealed.is_new),
+        keys=sealed,
         keep_s=options["keep"],
-        reader=partial(SqlStore.open, url_of(data_dir, options["journal"]), read_only=True),
+        reader=partial(
+            SqlStore.open, url_of(data_dir, options["journal"]), read_only=True, keys=sealed
+        ),
         disk_bytes=options["disk_mb"] * 1024 * 1024,
         speculation=not options["no_speculation"],
         prewarm=not options["no_prewarm"],

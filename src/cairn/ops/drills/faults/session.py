@@ -89,7 +89,12 @@ async def emission_early(damage: Damage) -> None:
             drawn = (one.token for report in batch for one in report.all_drawn)
             ids = (*cache.request.sampled, *drawn)[first : first + emitted]
             sent = ev.TokensEmitted(
-                session=cache.id, request=request, first=first, ids=ids, text=text
+                session=cache.id,
+                request=request,
+                first=first,
+                emitted=len(ids),
+                ids=ids,
+                text=text,
             )
             cache.append(sent)
             return decoded(batch, request, 0, "")

@@ -9,6 +9,7 @@ import contextlib
 import statistics
 from collections.abc import Iterator, Sequence
 
+from cairn.actors.journal_keys import KeyFile
 from cairn.journal import paths
 from cairn.journal.errors import StoreError
 from cairn.journal.events import PathSelected
@@ -184,14 +185,16 @@ def journal_of(server: Running) -> Iterator[Store]:
     """
     if server.data is None:
         raise NoResult("the journal cannot be read from here")
-    try:
-        store = SqlStore.open(journal_url(server.data), read_only=True)
-    except StoreError as error:
-        raise NoResult(f"the journal cannot be read from here: {error}") from error
-    try:
+    with contextlib.ExitStack() as opened:
+        try:
+            keys = KeyFile.read(server.data / "keys.db")
+            if keys is not None:
+                opened.callback(keys.close)
+            store = SqlStore.open(journal_url(server.data), read_only=True, keys=keys)
+        except StoreError as error:
+            raise NoResult(f"the journal cannot be read from here: {error}") from error
+        opened.callback(store.close)
         yield store
-    finally:
-        store.close()
 
 
 def computed_again(store: Store, *, after: int = 0) -> tuple[list[int], int]:

@@ -1,0 +1,159 @@
+"""The keys of a journal's private fields: stored before they are needed, wrapped, and removed."""
+
+import os
+import sqlite3
+import stat
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cairn.actors.journal_keys import KeyFile
+from cairn.journal.errors import StoreError, StoreLocked
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the keys are."""
+    return tmp_path / "keys.db"
+
+
+def test_a_key_lasts_once_it_is_committed(path: Path):
+    """A subject has one key, which another process finds after ``commit`` and not before."""
+    with closing(KeyFile.open(path)) as keys:
+        assert keys.is_new
+        key = keys.key_of("s1")
+        assert key is keys.key_of("s1")
+        assert key is keys.get(key.id)
+        other = KeyFile.read(path)
+        assert other is not None
+        with closing(other):
+            assert None is other.get(key.id)
+            keys.commit()
+            found = other.get(key.id)
+            assert found is not None
+            assert key.secret == found.secret
+        assert key.secret not in path.read_bytes()
+        assert keys.key_of("s2").secret != key.secret
+        keys.commit()
+        keys.commit()  # nothing is new
+    with closing(KeyFile.open(path)) as again:
+        assert not again.is_new
+        assert key.secret == again.key_of("s1").secret
+        assert {"s1", "s2"} == again.subjects()
+        assert (key.id,) == again.ids_of("s1")
+
+
+def test_a_removed_key_is_gone(path: Path):
+    """It is in no cache and not in the file; its subject gets another one."""
+    with closing(KeyFile.open(path)) as keys:
+        key, kept = keys.key_of("s1"), keys.key_of("s2")
+        keys.commit()
+        assert 1 == keys.remove([key.id])
+        assert 0 == keys.remove([key.id])
+        assert None is keys.get(key.id)
+        assert kept is keys.get(kept.id)
+        assert keys.key_of("s1").id != key.id
+        fresh = keys.key_of("s3")
+        assert 0 == keys.remove([fresh.id])  # not stored yet
+        keys.commit()
+        assert () == keys.ids_of("s3")
+
+
+def test_many_keys(path: Path):
+    """More keys than the cache holds are found again, and none is lost before it is stored."""
+    with closing(KeyFile.open(path)) as keys:
+        made = {keys.key_of(f"s{n}").id: n for n in range(5000)}
+        keys.commit()
+        assert 5000 == len(made)
+        for key_id, number in list(made.items())[::500]:
+            found = keys.get(key_id)
+            assert found is not None
+            assert found.secret == keys.key_of(f"s{number}").secret
+
+
+def test_files_are_for_their_owner(path: Path, tmp_path: Path):
+    """Both files are 0600, whatever the umask."""
+    before = os.umask(0)
+    try:
+        KeyFile.open(path).close()
+    finally:
+        os.umask(before)
+    for name in ("keys.db", "journal-key"):
+        assert 0o600 == stat.S_IMODE((tmp_path / name).stat().st_mode), name
+
+
+def test_the_journal_key_may_be_elsewhere(path: Path, tmp_path: Path):
+    """It is found where it was last, and it may be moved."""
+    far = tmp_path / "other disk"
+    far.mkdir()
+    with closing(KeyFile.open(path, far / "key")) as keys:
+        key = keys.key_of("s1")
+        keys.commit()
+    assert not (tmp_path / "journal-key").exists()
+    assert None is not KeyFile.read(path)
+    (far / "key").rename(far / "moved")
+    with pytest.raises(StoreError, match="is missing.*--journal-key"):
+        KeyFile.open(path)
+    with pytest.raises(StoreError, match="is missing"):
+        KeyFile.read(path)
+    with closing(KeyFile.open(path, far / "moved")) as again:
+        assert key.secret == again.key_of("s1").secret
+    found = KeyFile.read(path)
+    assert found is not None
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"), [(bytes(32), "is not the journal key"), (b"short", "is damaged")]
+)
+def test_another_journal_key(path: Path, tmp_path: Path, contents: bytes, words: str):
+    """A wrong one is refused with what to do, and nothing is changed."""
+    KeyFile.open(path).close()
+    before = path.read_bytes()
+    (tmp_path / "journal-key").write_bytes(contents)
+    for open_ in (KeyFile.open, KeyFile.read):
+        with pytest.raises(StoreError, match=words):
+            open_(path)
+    assert before == path.read_bytes()
+
+
+def test_there_are_none(path: Path):
+    """A reader of a journal without keys makes none."""
+    assert None is KeyFile.read(path)
+    assert not path.exists()
+
+
+def test_a_damaged_file(path: Path):
+    """What is no database, is not complete, or has a damaged key is an error in a sentence."""
+    path.write_bytes(b"no database, but long enough for one to be read as such" * 100)
+    for open_ in (KeyFile.open, KeyFile.read):
+        with pytest.raises(StoreError, match="cannot be used"):
+            open_(path)
+    path.unlink()
+    with closing(KeyFile.open(path)) as keys:
+        key = keys.key_of("s1")
+        keys.commit()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE keys SET wrapped = ?", (bytes(40),))
+        database.commit()
+    with closing(KeyFile.open(path)) as keys, pytest.raises(StoreError, match="is damaged"):
+        keys.get(key.id)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DELETE FROM wrapped_by")
+        database.commit()
+    with pytest.raises(StoreError, match="not complete"):
+        KeyFile.read(path)
+
+
+def test_a_lock_of_another_program(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is waited out as that of the journal is: the keys can be stored later."""
+    monkeypatch.setattr("cairn.actors.journal_keys._BUSY_S", 0.0)
+    with closing(KeyFile.open(path)) as keys, closing(sqlite3.connect(path)) as other:
+        key = keys.key_of("s1")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreLocked):
+            keys.commit()
+        other.rollback()
+        keys.commit()
+        assert key is keys.get(key.id)

@@ -1,0 +1,154 @@
+"""Forgetting a session: what is found of it, and the state that follows."""
+
+from collections.abc import Sequence
+
+import attrs
+import pytest
+
+from cairn.journal import events as ev
+from cairn.journal.errors import StoreError
+from cairn.journal.forgetting import Found, find
+from cairn.journal.invariants import check
+from cairn.journal.ledger import Clock, Ledger
+from cairn.journal.replay import replay
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.turns import Turns
+from tests.support.journals import conversation, healthy, stored, tampered
+
+from .model import played, tape
+from .test_unread import key_of, news, sealed, subjects_of, unread
+
+
+def found_in(rows: Sequence[Row], session: str) -> Found:
+    """What is found of a session."""
+    return find(session, rows, rows, None)
+
+
+def ledger_of(rows: Sequence[Row]) -> Ledger:
+    """A ledger at the end of a journal."""
+    report = replay(rows)
+    count = iter(range(10**6))
+    clock = Clock(new_id=lambda: f"f{next(count)}", now_us=lambda: 10**15, version="test")
+    return Ledger(attrs.evolve(clock, key_of=key_of), state=report.state, head=report.head)
+
+
+def forgotten(rows: Sequence[Row], session: str) -> tuple[Ledger, list[Row]]:
+    """A server's ledger after a session was forgotten, and all rows."""
+    ledger = ledger_of(rows)
+    state = ledger.state
+    more: list[ev.Event] = [ev.ServerLost(boot=state.boot)] if state.boot is not None else []
+    if session in state.sessions:
+        more.append(ev.SessionClosed(session=session, reason="forgotten"))
+    event = found_in(rows, session).event([key_of(session).id])
+    outcome = ledger.propose([*more, event])
+    assert outcome.bug is None
+    return ledger, [*rows, *outcome.rows]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 5, 7, 11, 13])
+def test_the_state_is_that_of_a_reader_without_the_key(seed: int):
+    """
+    The state of the server that forgot a session is, to the last field, that of the rows read
+    without its key; and nothing of its rows is called wrong.
+    """
+    rows = sealed(played(tape(seed, 600)).rows)
+    tried = 0
+    for session in subjects_of(rows)[:6]:
+        ledger, longer = forgotten(rows, session)
+        report = replay(unread(longer, [session]))
+        assert ledger.state == report.state
+        assert news(replay(rows)) == news(report)
+        assert report.not_checked.forgotten > 0
+        assert 0 == report.not_checked.no_key
+        # The control: with its key, or before, it can be read.
+        assert not replay(unread(longer, [])).not_checked
+        tried += 1
+    assert tried
+
+
+def test_what_is_found():
+    """Rows, keys and blocks of a session; of its blocks those that no other session names."""
+    rows = sealed(conversation().rows)
+    for session in subjects_of(rows):
+        found = found_in(rows, session)
+        mine = [row for row in rows if row.private is not None and key_of(session).id in str(found)]
+        assert found.rows == sum(
+            decode(row).event.__class__ is not ev.ModelLoaded
+            and getattr(decode(row).event, "session", None) == session
+            for row in mine
+        )
+        assert (key_of(session).id,) == found.key_ids
+        assert 0 == found.plain
+        assert set(found.removed) <= set(found.blocks)
+        others = set[str]()
+        for row in rows:
+            event = decode(row).event
+            if getattr(event, "session", None) not in (None, session):
+                others |= set(getattr(event, "new_keys", ()))
+                others |= {event.key} if isinstance(event, ev.BlockSealed) else set()
+        assert set(found.removed) == set(found.blocks) - others
+        assert bool(found.same_text) == bool(set(found.blocks) & others)
+
+
+def test_rows_that_are_not_sealed_are_counted():
+    """Without keys the texts of a session would stay."""
+    found = found_in(healthy(), "s1")
+    assert (0, ()) == (found.rows, found.key_ids)
+    assert found.plain > 0
+
+
+def test_agents_are_found():
+    """The agent of a session, and those whose history begins with its turns."""
+    rows = stored()
+    sessions = {
+        decode(row).stream.removeprefix("session/") for row in rows if row.stream != "server"
+    }
+    of_agents = [name for name in sessions if "agent/" in name]
+    assert of_agents
+    agents = [found_in(rows, name).agent for name in sessions]
+    assert {one.session for one in agents if one is not None} <= set(of_agents)
+
+
+def test_a_broken_journal_is_refused():
+    """Nothing is forgotten in a journal that does not hold."""
+    with pytest.raises(StoreError, match="Nothing was forgotten"):
+        found_in(tampered(), "s1")
+
+
+def test_an_open_session_is_not_forgotten():
+    """INV-6: it must be closed first."""
+    rows = sealed(healthy())
+    ledger = ledger_of(rows)
+    session = next(iter(ledger.state.sessions))
+    event = found_in(rows, session).event(())
+    recorded = ev.Recorded(
+        position=ledger.state.position + 1,
+        stream="server",
+        seq=ledger.state.streams["server"] + 1,
+        event_id="x",
+        time_us=0,
+        event=event,
+    )
+    (violation,) = check(ledger.state, recorded)
+    assert ("INV-6", "a session was forgotten that is open") == (
+        violation.invariant,
+        violation.message,
+    )
+
+
+def test_stored_turns_are_looked_up_no_more():
+    """The turns of a forgotten session are gone, and those of others stay."""
+    turns = Turns()
+    sessions = dict[str, str]()
+    for row in stored():
+        recorded = decode(row)
+        turns.see(recorded)
+        if isinstance(recorded.event, ev.TurnStored):
+            sessions[recorded.event.request] = recorded.event.session
+    held = {request for request in sessions if turns.held(request) is not None}
+    session = sessions[min(held)]
+    event = found_in(stored(), session).event(())
+    turns.see(attrs.evolve(decode(stored()[-1]), event=event))
+    left = {request for request in sessions if turns.held(request) is not None}
+    assert left == {request for request in held if sessions[request] != session}
+    assert left != held

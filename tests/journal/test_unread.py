@@ -1,0 +1,234 @@
+"""
+Rows whose texts cannot be read: whichever sessions they are of, the rest is checked, and nothing
+that is right is called wrong.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cairn.journal import events as ev
+from cairn.journal.keys import ids_bytes
+from cairn.journal.replay import Report, replay
+from cairn.journal.rows.codec import GENESIS, Row, decode, encode, opened
+from cairn.journal.rows.sealing import SERVER, Key, key_id, subject_of
+from cairn.journal.state import State
+from cairn.journal.unread import is_placeholder, placeholders
+
+from .model import TAPES, played, profile, tape
+from .test_histories import EXPECTED, base_of_history, rows_of
+
+
+def key_of(subject: str) -> Key:
+    """A key that follows from its subject, for tests."""
+    return Key(hashlib.sha256(subject.encode()).digest())
+
+
+def sealed(rows: Sequence[Row]) -> list[Row]:
+    """The same events as a server seals them, chained again."""
+    found: list[Row] = []
+    for row in rows:
+        recorded = decode(row)
+        key = key_of(subject_of(recorded.event))
+        found.append(encode(recorded, found[-1].hash if found else GENESIS, key))
+    return found
+
+
+def stored(rows: Iterable[Row], keys: Iterable[Key]) -> list[Row]:
+    """Rows as they are read from a store with these keys."""
+    held = {key.id: key for key in keys}
+    return [opened(attrs.evolve(row, opened=None), held) for row in rows]
+
+
+def subjects_of(rows: Iterable[Row]) -> list[str]:
+    """Whose private fields the rows have, the server left out."""
+    found = {subject_of(decode(row).event): None for row in rows if row.private is not None}
+    return [subject for subject in found if subject != SERVER]
+
+
+def unread(rows: Sequence[Row], gone: Iterable[str]) -> list[Row]:
+    """The rows without the keys of some subjects."""
+    kept = {*subjects_of(rows), SERVER} - set(gone)
+    return stored(rows, map(key_of, sorted(kept)))
+
+
+def news(report: Report) -> list[tuple[int, str]]:
+    """The violations that are not on record."""
+    return [(f.position, f.message) for f in report.findings if not f.recorded]
+
+
+def public(state: State) -> State:
+    """A state without what follows from texts and token ids."""
+    blocks = state.blocks
+    for key, block in blocks.items():
+        blocks = blocks.set(key, attrs.evolve(block, ids=bytes(len(block.ids))))
+    faults = state.faults
+    for bug_id, fault in faults.items():
+        event = attrs.evolve(fault.event, expected="", actual="", trace="")
+        faults = faults.set(bug_id, attrs.evolve(fault, event=event))
+    sessions = state.sessions
+    for name, session in sessions.items():
+        last, request, prewarm = session.last, session.request, session.prewarm
+        if last is not None:
+            last = attrs.evolve(
+                last,
+                prompt_ids=(0,) * len(last.prompt_ids),
+                answer_ids=(0,) * len(last.answer_ids),
+            )
+        if request is not None:
+            request = attrs.evolve(
+                request,
+                ask=attrs.evolve(request.ask, new_ids=(), grammar=None),
+                prompt_ids=(0,) * len(request.prompt_ids),
+                sampled=(0,) * len(request.sampled),
+                texts=(),
+                path=attrs.evolve(request.path, diverged_text=None) if request.path else None,
+            )
+        if prewarm is not None:
+            prewarm = attrs.evolve(prewarm, ids=(0,) * len(prewarm.ids))
+        slab_ids = tuple((0,) * len(part) for part in session.slab_ids)
+        plain = attrs.evolve(
+            session, last=last, request=request, prewarm=prewarm, slab_ids=slab_ids, texts_at={}
+        )
+        sessions = sessions.set(name, plain)
+    return attrs.evolve(state, blocks=blocks, faults=faults, sessions=sessions)
+
+
+HEALTHY = sorted(
+    name
+    for name in EXPECTED
+    if base_of_history(name) is None and not any(f["invariant"] == "INV-8" for f in EXPECTED[name])
+)
+
+
+# --- nothing is called wrong ----------------------------------------------------------------------
+
+
+@profile(60)
+@given(TAPES, st.integers(0, 2**32 - 1))
+@example(tape(3, 600), 5)
+@example(tape(7, 900), 2**32 - 1)
+def test_any_sessions_unread(data: bytes, chosen: int):
+    """
+    A journal of which the texts of some sessions cannot be read gives the same state but for these,
+    and no finding that it does not give as a whole.
+    """
+    rows = sealed(played(data).rows)
+    whole = replay(rows)
+    subjects = subjects_of(rows)
+    gone = [one for place, one in enumerate(subjects) if chosen >> place % 32 & 1]
+    report = replay(unread(rows, gone))
+
+    assert news(whole) == news(report)
+    assert public(whole.state) == public(report.state)
+    needed = sum(row.private is not None and subject_of(decode(row).event) in gone for row in rows)
+    assert needed == report.not_checked.no_key
+    assert 0 == whole.not_checked.no_key
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_history_with_sessions_unread(name: str):
+    """The recorded histories, with each session unread and with all of them."""
+    rows = sealed(rows_of(name))
+    whole = replay(rows)
+    subjects = subjects_of(rows)
+    for gone in ([], *([one] for one in subjects), subjects):
+        report = replay(unread(rows, gone))
+        new = {found.bug_id for found in whole.findings if found.recorded}
+        assert set(news(report)) <= set(news(whole))
+        assert new == {found.bug_id for found in report.findings if found.recorded}
+        if not news(whole):
+            assert public(whole.state) == public(report.state)
+
+
+def test_with_all_keys_everything_is_checked():
+    """With all keys, sealed rows replay as plain ones do."""
+    driver = played(tape(1, 600))
+    rows = sealed(driver.rows)
+    report = replay(unread(rows, []))
+    assert replay(driver.rows).state == report.state
+    assert not report.not_checked
+    assert any(key_id(row.private) for row in rows)
+
+
+# --- what is wrong is still found -----------------------------------------------------------------
+
+
+def changed(rows: Sequence[Row], place: int, change: Callable[[ev.Event], ev.Event]) -> list[Row]:
+    """The rows with one event changed, sealed and chained as if it had been recorded so."""
+    found = list(rows[:place])
+    for row in rows[place:]:
+        recorded = decode(row)
+        if row is rows[place]:
+            recorded = attrs.evolve(recorded, event=change(recorded.event))
+        key = key_of(subject_of(recorded.event))
+        found.append(encode(recorded, found[-1].hash if found else GENESIS, key))
+    return found
+
+
+def other_ids(event: ev.Event) -> ev.Event:
+    """The event, with other tokens."""
+    assert isinstance(event, ev.TokensEmitted)
+    return attrs.evolve(event, ids=tuple(one + 1 for one in event.ids))
+
+
+def test_a_changed_row_of_a_readable_session_is_found():
+    """Tokens that were changed in a session that can be read are found while others are unread."""
+    rows = sealed(played(tape(7, 900)).rows)
+    subjects = subjects_of(rows)
+    tried = 0
+    for place, row in enumerate(rows):
+        event = decode(row).event
+        if not isinstance(event, ev.TokensEmitted) or not event.ids:
+            continue
+        bad = changed(rows, place, other_ids)
+        gone = [one for one in subjects if one != event.session]
+        assert row.position in [at for at, _ in news(replay(unread(bad, gone)))]
+        # The control: of an unread session it cannot be found, and is counted.
+        assert row.position not in [at for at, _ in news(replay(unread(bad, [event.session])))]
+        tried += 1
+        if tried == 5:
+            break
+    assert 5 == tried
+
+
+def test_numbers_of_an_unread_session_are_checked():
+    """Slabs, blocks and the order of steps are checked whether texts can be read or not."""
+    rows = sealed(played(tape(7, 900)).rows)
+    subjects = subjects_of(rows)
+    kinds: dict[type[ev.Event], Callable[[Any], ev.Event]] = {
+        ev.SlabAcquired: lambda e: attrs.evolve(e, pool_slabs=e.pool_slabs + 1),
+        ev.BlockSealed: lambda e: attrs.evolve(e, memory_bytes=e.memory_bytes + 1),
+        ev.RequestFinished: lambda e: attrs.evolve(e, cached_tokens=e.cached_tokens + 1),
+    }
+    for kind, change in kinds.items():
+        place = next(at for at, row in enumerate(rows) if type(decode(row).event) is kind)
+        bad = changed(rows, place, change)
+        found = news(replay(unread(bad, subjects)))
+        assert rows[place].position in [at for at, _ in found], kind
+
+
+# --- placeholders ---------------------------------------------------------------------------------
+
+
+def test_placeholders_match_nothing():
+    """They are no token's id, and differ in each place between rows."""
+    one, other = placeholders(7, 0, 5000), placeholders(8, 0, 5000)
+    assert 5000 == len(one) == len(set(one))
+    assert all(ids < 0 for ids in one)
+    assert not any(mine == theirs for mine, theirs in zip(one, other, strict=True))
+    assert one[100:] == placeholders(7, 100, 5000)
+    assert is_placeholder(ids_bytes(one))
+    assert not is_placeholder(ids_bytes((1, 2, 3)))
+    assert not is_placeholder(b"")
+
+
+def test_a_length_that_no_server_writes():
+    """A row that claims a prompt of any length takes no memory for it."""
+    assert len(placeholders(1, 0, 10**15)) < 10**7
+    assert () == placeholders(1, 5, 2)
