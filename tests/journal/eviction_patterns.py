@@ -203,6 +203,7 @@ def _selected(session: str, request: str, found: int, decided_at: int) -> ev.Pat
         diverged_part=None,
         diverged_token=None,
         diverged_text=None,
+        diverged_from=None,
     )
 
 

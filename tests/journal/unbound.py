@@ -91,7 +91,10 @@ UNBOUND: dict[str, dict[str, str]] = {
         "grammar": "only `ops replay --engine` draws again",
         "ttl_s": _CLIENT,
     },
-    "path_selected": {"diverged_text": "words around the first token that differs, for people"},
+    "path_selected": {
+        "diverged_text": "words around the first token that differs, for people",
+        "diverged_from": "the words there in the nearest session, for people",
+    },
     "slab_acquired": {
         "slab": _LATER,
         "capacity_tokens": "within its bounds; `ops replay --engine` opens it again",

@@ -93,6 +93,7 @@ def selected(path: Any, reason: str | None, request: str = "r1", reused: int = 0
         diverged_part=None,
         diverged_token=None,
         diverged_text=None,
+        diverged_from=None,
     )
 
 

@@ -7,7 +7,7 @@ when it has waited for these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import attrs
 
@@ -19,6 +19,7 @@ from cairn.actors.sessions.context import SessionContext
 from cairn.actors.sessions.generate import Gone
 from cairn.journal import events as ev
 from cairn.journal import paths
+from cairn.journal.explanations import explain
 from cairn.journal.tenants import session_name
 
 
@@ -83,7 +84,7 @@ class Claim:
                 await self._load(ticket)
                 if self._may_decide(ticket):
                     receipt = context.sequencer.go_on(
-                        cache.id, self._around(ticket), expected_seq=cache.seq + 1
+                        cache.id, self._text, expected_seq=cache.seq + 1
                     )
                     cache.seq += 1
         if bug is not None:
@@ -132,15 +133,13 @@ class Claim:
                 named=self.named,
             )
         cache.opened = True
-        receipt = context.sequencer.begin(self._received(ticket), opened, self._around(ticket))
+        receipt = context.sequencer.begin(self._received(ticket), opened, self._text)
         cache.seq += 2 if opened is None else 3
         ticket.accepted = True
         return receipt
 
-    def _around(self, ticket: Ticket) -> Callable[[int], str]:
-        """A function that returns the text of a prompt around a token."""
-        ids, tokenizer = ticket.prepared.prompt_ids, self.context.tokenizer
-        return lambda token: tokenizer.decode(ids[max(0, token - 8) : token + 8])
+    def _text(self, ids: tuple[int, ...]) -> str:
+        return self.context.tokenizer.decode(ids)
 
     def _accepted(self, ticket: Ticket) -> Accepted:
         context, cache, prepared, path = self.context, self.cache, ticket.prepared, self.cache.path
@@ -156,7 +155,19 @@ class Claim:
             seed=prepared.seed,
             created_s=ticket.created_s,
             context_left=prepared.context_tokens - len(prepared.prompt_ids),
+            explanation=self._explained() if prepared.command.explain else None,
         )
+
+    def _explained(self) -> str:
+        """The path in words."""
+        model = self.context.sequencer.state.model
+        assert model is not None
+        return explain(
+            self.cache.request.ask,
+            self.cache.path,
+            block_tokens=model.block_tokens,
+            min_cache_tokens=model.min_cache_tokens,
+        ).text
 
     def _serves(self, ticket: Ticket) -> bool:
         """Whether a request is still this session's to serve."""
