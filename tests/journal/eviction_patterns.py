@@ -180,6 +180,7 @@ def _received(session: str, request: str, keys: tuple[str, ...]) -> ev.RequestRe
         requested_model="none",
         ttl_s=None,
         grammar=None,
+        words=None,
     )
 
 

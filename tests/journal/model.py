@@ -1611,6 +1611,7 @@ class Driver:
             requested_model="tiny",
             ttl_s=self.lives[self._count("ttl") % len(self.lives)],
             grammar=None,
+            words=None,
         )
 
     def selected(self, session: str) -> ev.PathSelected:

@@ -38,6 +38,7 @@ SAMPLES: dict[str, ev.Event] = {
             seed_given=False,
             requested_model="tiny",
             grammar=None,
+            words=None,
             cache_mode="full",
             ttl_s=None,
         ),

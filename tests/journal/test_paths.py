@@ -75,6 +75,7 @@ def _request(driver: Driver, asked: Talk, max_tokens: int, **how: Any) -> OpenRe
         group=asked.group,
         **{"cache_prompt": True, "cache_mode": "full", **how},
         grammar=None,
+        words=None,
         ttl_s=None,
         base_request=None,
         base_parts=0,

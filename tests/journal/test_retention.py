@@ -34,7 +34,7 @@ from tests.journal.model import FP_A, TAPES, Driver, Talk, Violated, played, pro
 LONG_AGO = 0
 FAR = 2**60
 
-NAME_OF_FIELDS = "b216424c9633838c"
+NAME_OF_FIELDS = "7ba83f1a8a196c92"
 """A digest of the fields in version 10 of what a base holds."""
 
 

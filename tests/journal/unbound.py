@@ -90,6 +90,7 @@ UNBOUND: dict[str, dict[str, str]] = {
         "requested_model": _CLIENT,
         "grammar": "only `ops replay --engine` draws again",
         "ttl_s": _CLIENT,
+        "words": "the prompt's token ids are bound; their words need the tokenizer",
     },
     "path_selected": {
         "diverged_text": "words around the first token that differs, for people",

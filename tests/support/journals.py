@@ -349,6 +349,7 @@ class Builder:
             seed_given=True,
             requested_model="tiny",
             grammar=None,
+            words=messages[-1] if messages else None,
             cache_mode="full",
             ttl_s=None,
         )

@@ -21,7 +21,7 @@ from cairn.http.wire.answers import UnfinishedAnswer
 from cairn.http.wire.json import encode
 from cairn.http.wire.sent import Sent
 
-_STREAM_HEADERS = {
+STREAM_HEADERS = {
     "cache-control": "no-cache",
     "content-type": "text/event-stream; charset=utf-8",
     # A proxy that buffers would turn the stream into one late answer.
@@ -106,7 +106,7 @@ async def streamed_answer(
     first = await anext(replies, None)
     if first is None:
         raise UnfinishedAnswer("there was no reply")
-    headers = {**_STREAM_HEADERS, **stream.headers(first)}
+    headers = {**STREAM_HEADERS, **stream.headers(first)}
     response = Response(_events(first, replies, stream, resources), headers=headers)
     # Quart would cut the stream after a minute, and the client would not know.
     response.timeout = None

@@ -49,6 +49,7 @@ from cairn.http.responses.request import Draft, read_responses_request
 from cairn.http.responses.stored import completed, delete, look_up, look_up_input
 from cairn.http.server.connection import OwningConnection, OwningRequest, with_readable_path
 from cairn.http.service import Server
+from cairn.http.sessions.routes import add_session_routes
 from cairn.http.wire.checks import BODY_BYTES_MAX, ClientError
 from cairn.http.wire.errors import ErrorAnswer, describe
 from cairn.http.wire.not_found import meant_by, nothing_at
@@ -214,6 +215,8 @@ def create_app(
         check_model=check_model,
         answered=lambda read: answered(read, ChatAnswer, ChatStream),
     )
+
+    add_session_routes(app, server, service, keys)
 
     @app.get("/v1/models")
     async def models() -> Response:

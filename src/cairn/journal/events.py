@@ -347,6 +347,8 @@ class RequestReceived(Event):
             no expiry.
         grammar: the grammar that constrains the answer, in llguidance's form; None if there is
             none.
+        words: the first words of the last message of a user, or of a raw prompt, for people; None
+            if there are none.
     """
 
     kind: ClassVar[str] = "request_received"
@@ -372,6 +374,7 @@ class RequestReceived(Event):
     seed_given: bool
     requested_model: str
     grammar: str | None = private()
+    words: str | None = private()
     cache_mode: CacheMode
     ttl_s: int | None = attrs.field(validator=attrs.validators.optional(_natural))
 

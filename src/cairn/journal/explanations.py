@@ -106,7 +106,7 @@ def explain(
         part = _PARTS.get(path.diverged_part or "", "the conversation")
         advice = _ADVICE[habit].format(part=part)
     return Explanation(
-        reused=_reused(received, path, block_tokens),
+        reused=_reused(received, path),
         because=because,
         advice=advice,
         habit=habit,
@@ -152,13 +152,14 @@ def short(session: str) -> str:
     return name[:8] if is_id else name
 
 
-def _reused(received: ev.RequestReceived, path: ev.PathSelected, block_tokens: int) -> str:
+def _reused(received: ev.RequestReceived, path: ev.PathSelected) -> str:
     total, reused = received.prompt_tokens, path.reused_tokens
     if not reused:
         return f"None of the {total} prompt tokens was reused; all were computed."
+    whole = reused - path.tokens_from_slab - path.tokens_from_partial
     sources = (
         (path.tokens_from_slab, "held by the session"),
-        (path.blocks_from_pool * block_tokens, "copied from sealed blocks"),
+        (whole, "copied from sealed blocks"),
         (path.tokens_from_partial, "copied from a part of a block"),
     )
     parts = [f"{tokens} {how}" for tokens, how in sources if tokens]

@@ -67,6 +67,7 @@ def received(request: str = "r1") -> RequestReceived:
         seed_given=False,
         requested_model="",
         grammar=None,
+        words=None,
         cache_mode="full",
         ttl_s=None,
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import attrs
 
 from cairn.actors.errors import Broken
-from cairn.actors.requests.messages import Accepted
+from cairn.actors.requests.messages import Accepted, Generate
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.cache import SessionCache
 from cairn.actors.sessions.context import SessionContext
@@ -20,6 +20,7 @@ from cairn.actors.sessions.generate import Gone
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.explanations import explain
+from cairn.journal.summaries import first_words
 from cairn.journal.tenants import session_name
 
 
@@ -206,10 +207,19 @@ class Claim:
             seed_given=command.seed is not None,
             requested_model=command.requested_model,
             grammar=prepared.grammar,
+            words=_words(command),
             ttl_s=max(self.context.ttl_s, command.least_ttl_s)
             if command.ttl_s is None
             else command.ttl_s,
         )
+
+
+def _words(command: Generate) -> str | None:
+    """The first words of what a request asks."""
+    if command.conversation is None:
+        return first_words(command.prompt) if isinstance(command.prompt, str) else None
+    said = (one.content for one in reversed(command.conversation.messages) if one.role == "user")
+    return next((first_words(text) for text in said), None)
 
 
 def _common_parts(one: Sequence[object], other: Sequence[object]) -> int:

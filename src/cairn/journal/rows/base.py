@@ -191,7 +191,7 @@ def forgotten(state: State, kept: NeededIds) -> State:
             request = attrs.evolve(
                 request,
                 texts=(),
-                ask=attrs.evolve(request.ask, new_ids=(), grammar=None),
+                ask=attrs.evolve(request.ask, new_ids=(), grammar=None, words=None),
                 prompt_ids=(),
                 sampled=(),
                 path=_without_texts(request.path),

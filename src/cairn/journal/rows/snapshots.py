@@ -28,6 +28,7 @@ from cairn.journal.agents import Agents, AgentsContents
 from cairn.journal.rows.codec import Row, chain_fault
 from cairn.journal.runs import Runs
 from cairn.journal.state import State
+from cairn.journal.summaries import Summaries, SummariesContents
 from cairn.journal.turns import Turns, TurnsContents
 
 PIECE_ENTRIES = 64
@@ -64,6 +65,7 @@ class Snapshot:
     state: State
     turns: TurnsContents
     agents: AgentsContents
+    summaries: SummariesContents
     boots: frozenset[str]
     pruned: tuple[int, ev.JournalPruned] | None
 
@@ -81,11 +83,12 @@ class Folds:
         Args:
             begins: what earlier folds held, to go on from there.
         """
-        turns, agents = TurnsContents(), AgentsContents()
+        turns, agents, summaries = TurnsContents(), AgentsContents(), SummariesContents()
         if begins is not None:
-            turns, agents = begins.turns, begins.agents
+            turns, agents, summaries = begins.turns, begins.agents, begins.summaries
         self.turns = Turns(turns)
         self.agents = Agents(self.turns, agents)
+        self.summaries = Summaries(summaries)
         self.runs = Runs(set(begins.boots) if begins is not None else set())
         self.pruned = begins.pruned if begins is not None else None
 
@@ -94,6 +97,7 @@ class Folds:
         self.runs.see(recorded)
         self.turns.see(recorded)
         self.agents.see(recorded)
+        self.summaries.see(recorded)
         if isinstance(recorded.event, ev.JournalPruned):
             self.pruned = recorded.position, recorded.event
 
@@ -111,6 +115,7 @@ class Folds:
             state=state,
             turns=self.turns.contents(),
             agents=self.agents.contents(),
+            summaries=self.summaries.contents(),
             boots=frozenset(self.runs.boots),
             pruned=self.pruned,
         )
@@ -218,6 +223,7 @@ _KINDS: Mapping[str, type[attrs.AttrsInstance]] = {
     "state": State,
     "turns": TurnsContents,
     "agents": AgentsContents,
+    "summaries": SummariesContents,
     "rest": _Rest,
 }
 
@@ -243,6 +249,7 @@ def _parts(snapshot: Snapshot) -> Iterator[tuple[str, attrs.AttrsInstance]]:
     yield "state", snapshot.state
     yield "turns", snapshot.turns
     yield "agents", snapshot.agents
+    yield "summaries", snapshot.summaries
     yield "rest", _Rest(boots=snapshot.boots, pruned=snapshot.pruned)
 
 

@@ -249,6 +249,7 @@ def received(index: Index, keys: Sequence[str], answer_tokens: int) -> ev.Reques
         seed_given=True,
         requested_model="m",
         grammar=None,
+        words=None,
         cache_mode="full",
         ttl_s=None,
     )

@@ -260,6 +260,7 @@ class Conversation:
             requested_model="m",
             ttl_s=_LIFE_S,
             grammar=None,
+            words=None,
             cache_mode="full",
         )
 
