@@ -22,10 +22,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from cairn.actors.journal_start import start_journal
 from cairn.actors.settings import no_progress
 from cairn.actors.snapshots import SnapshotFile
 from cairn.journal import events as ev
+from cairn.journal.keys import fingerprint_of
 from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.ops.common.locations import snapshot_path
 from tests.support import journals
@@ -43,14 +46,12 @@ class LongBuilder(journals.Builder):
     def decoded(
         self, name: str, request: str, prompt: Sequence[int], answer: Sequence[int]
     ) -> Iterator[ev.Event]:
-        """The decode passes of an answer, each with what is emitted of it."""
+        """The decode passes of an answer, each with the token that it releases."""
         for place in range(1, len(answer)):
             at = len(prompt) + place - 1
             span, ran, drawn = (at, at + 1), (answer[place - 1],), (answer[place],)
-            yield self.extended(name, request, "decode", span, ran, drawn)
-            yield ev.TokensEmitted(
-                session=name, request=request, first=place, ids=drawn, text="word "
-            )
+            step = self.extended(name, request, "decode", span, ran, drawn)
+            yield attrs.evolve(step, emitted=1, text="word ")
 
     def steps(
         self,
@@ -62,14 +63,14 @@ class LongBuilder(journals.Builder):
     ) -> Any:
         """See ``Builder.steps``."""
         for event in super().steps(name, request, messages, prompt, answer):
-            later = isinstance(event, ev.TokensEmitted) and event.first == 1
+            later = isinstance(event, ev.TokensEmitted) and event.first > 0
             if isinstance(event, ev.CacheExtended) and event.step == "decode":
                 yield from self.decoded(name, request, prompt, answer)
-            elif not later:
+            elif not later:  # each pass has released its token
                 yield event
 
-    def close(self, name: str) -> None:
-        """The session gives up its slab, and is closed."""
+    def close(self, name: str, *, stays: bool = False) -> None:
+        """The session gives up its slab, and is closed unless it stays open."""
         session, pool = self.ledger.state.session(name), self.ledger.state.pool
         assert session.slab is not None
         self.propose(
@@ -80,14 +81,21 @@ class LongBuilder(journals.Builder):
                 pool_slabs=pool.slabs - 1,
                 pool_bytes=pool.slab_bytes - session.slab.bytes,
                 reason="idle",
-            ),
-            ev.SessionClosed(session=name, reason="closed"),
+            )
         )
+        if not stays:
+            self.propose(ev.SessionClosed(session=name, reason="closed"))
 
 
-def make(directory: Path, rows: int, prompt_tokens: int, answer_tokens: int) -> None:
+def make(
+    directory: Path, rows: int, prompt_tokens: int, answer_tokens: int, *, stays: bool = False
+) -> None:
     """Write a journal of at least this many rows."""
-    journals.CHUNK, journals.CONTEXT = BLOCK_TOKENS, TURNS * (prompt_tokens + answer_tokens) + 1
+    blocks = TURNS * (prompt_tokens + answer_tokens) // BLOCK_TOKENS + 1
+    journals.CHUNK, journals.CONTEXT = BLOCK_TOKENS, blocks * BLOCK_TOKENS
+    shape = {"block_tokens": journals.CHUNK, "context_tokens": journals.CONTEXT}
+    journals.FIELDS = {**journals.FIELDS, **shape}
+    journals.FINGERPRINT = fingerprint_of(journals.FIELDS)
     directory.mkdir(parents=True, exist_ok=True)
     url = journal_url(directory)
     migrate(url)
@@ -110,14 +118,15 @@ def make(directory: Path, rows: int, prompt_tokens: int, answer_tokens: int) -> 
         messages.append("an answer")
         ids.extend(answer)
         if len(messages) >= 2 * TURNS:
-            builder.close(name)
+            builder.close(name, stays=stays)
         else:
             talks.append((name, messages, ids))
         if len(builder.rows) >= BATCH_ROWS:
             store.append(builder.rows)
             builder.rows.clear()
-    for name, _, _ in talks:
-        builder.close(name)
+    for name, messages, _ in talks:
+        if messages:
+            builder.close(name, stays=stays)
     builder.stop()
     store.append(builder.rows)
     store.close()
