@@ -72,8 +72,8 @@ def read(directory: Path) -> tuple[State, Summaries]:
         folds.summaries.see(recorded)
         took += time.process_time() - begins
     print(
-        f"{recorded.position} rows, {len(folds.summaries)} sessions: {mib() - before:.0f} MiB more, "
-        f"{took / recorded.position * 1e6:.1f} us a row"
+        f"{recorded.position} rows, {len(folds.summaries)} sessions: {mib() - before:.0f} MiB "
+        f"more, {took / recorded.position * 1e6:.1f} us a row"
     )
     for which in ("first", "next"):
         begins = time.perf_counter()
