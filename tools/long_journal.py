@@ -88,11 +88,18 @@ class LongBuilder(journals.Builder):
 
 
 def make(
-    directory: Path, rows: int, prompt_tokens: int, answer_tokens: int, *, stays: bool = False
+    directory: Path,
+    rows: int,
+    prompt_tokens: int,
+    answer_tokens: int,
+    *,
+    block_tokens: int = BLOCK_TOKENS,
+    turns: int = TURNS,
+    stays: bool = False,
 ) -> None:
     """Write a journal of at least this many rows."""
-    blocks = TURNS * (prompt_tokens + answer_tokens) // BLOCK_TOKENS + 1
-    journals.CHUNK, journals.CONTEXT = BLOCK_TOKENS, blocks * BLOCK_TOKENS
+    blocks = turns * (prompt_tokens + answer_tokens) // block_tokens + 1
+    journals.CHUNK, journals.CONTEXT = block_tokens, blocks * block_tokens
     shape = {"block_tokens": journals.CHUNK, "context_tokens": journals.CONTEXT}
     journals.FIELDS = {**journals.FIELDS, **shape}
     journals.FINGERPRINT = fingerprint_of(journals.FIELDS)
@@ -117,7 +124,7 @@ def make(
         assert builder.bug is None, (name, len(messages), builder.bug)
         messages.append("an answer")
         ids.extend(answer)
-        if len(messages) >= 2 * TURNS:
+        if len(messages) >= 2 * turns:
             builder.close(name, stays=stays)
         else:
             talks.append((name, messages, ids))
@@ -175,12 +182,23 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--prompt-tokens", type=int, default=200, help="new ones of each turn")
     parser.add_argument("--answer-tokens", type=int, default=100)
+    parser.add_argument("--block-tokens", type=int, default=BLOCK_TOKENS)
+    parser.add_argument("--turns", type=int, default=TURNS, help="of each session")
+    parser.add_argument("--open", action="store_true", help="close no session; for --step make")
     parser.add_argument("--step", choices=["make", "all", "write", "snapshot"], default=None)
     options = parser.parse_args()
     directory: Path = options.directory
     match options.step:
         case "make":
-            make(directory, options.rows, options.prompt_tokens, options.answer_tokens)
+            make(
+                directory,
+                options.rows,
+                options.prompt_tokens,
+                options.answer_tokens,
+                block_tokens=options.block_tokens,
+                turns=options.turns,
+                stays=options.open,
+            )
         case "all" | "write" | "snapshot":
             start(directory, snapshot=options.step == "snapshot", write=options.step == "write")
         case _:
