@@ -39,6 +39,7 @@ from cairn.http.messages import errors as messages_errors
 from cairn.http.messages.answers import MessagesAnswer, MessagesStream
 from cairn.http.messages.objects import TokenCount
 from cairn.http.messages.request import read_count_request, read_messages_request
+from cairn.http.metrics.latencies import Timed
 from cairn.http.metrics.registry import MetricsByTenant
 from cairn.http.models import listed, model_list, model_object, named_model
 from cairn.http.openapi import document as openapi
@@ -166,10 +167,11 @@ def create_app(
     async def answered(
         read: _R, whole: Callable[[_R], AnswerBuilder], stream: Callable[[_R], StreamBuilder]
     ) -> Response:
+        timed = Timed(service(), metrics.latencies_of(g.tenant))
         if not read.stream:
-            return await whole_answer(service(), read.command, whole(read))
+            return await whole_answer(timed, read.command, whole(read))
         resources = cast(OwningRequest, request).resources
-        return await streamed_answer(service(), read.command, stream(read), resources)
+        return await streamed_answer(timed, read.command, stream(read), resources)
 
     @app.post("/v1/chat/completions")
     async def chat_completions() -> Response:
@@ -239,8 +241,8 @@ def create_app(
 
     @app.get("/metrics")
     async def scrape() -> Response:
-        seen = metrics.of(g.tenant)
-        return Response(seen.text(), content_type=seen.content_type)
+        body, kind = metrics.of(g.tenant).text(request.headers.get("accept", ""))
+        return Response(body, content_type=kind)
 
     @app.get(openapi.ADDRESS)
     async def describe_all() -> Response:
