@@ -116,7 +116,7 @@ MISSES: dict[str, tuple[Steps, tuple[str | None, str | None], str | None, str]] 
         "dropped_thinking",
         (
             "It continues session s1, of which 2 tokens are rendered differently now, from token "
-            "12 on: `<|assistant|><think>I` became `<|assistant|>Hello,`. The thinking of an "
+            "12 on: `<think>` became `Hello,`. The thinking of an "
             "earlier answer was dropped"
         ),
     ),
@@ -255,6 +255,7 @@ HABITS = [
     ("x-anthropic-billing-header: cch=1a;", "x-anthropic-billing-header: cch=2b;", "billing_line",
      "`cch=1a` became `cch=2b`"),
     ('{"a":1,"cache_control":{', '{"a":1,"b":{', "moved_cache_hints", "`cache_control` became `b`"),
+    ("it is 14:05.<|im_end|>", "it is 14:06.<|im_end|>", "clock", "`14:05` became `14:06`"),
     ("one two", "one new two", None, "`new` was added"),
     ("one old two", "one two", None, "`old` was removed"),
     ("the same", "the same", None, "from token 5 on."),
@@ -299,6 +300,22 @@ def test_thoughts_that_stay() -> None:
     )
     assert None is found.habit
     assert "3 tokens are rendered differently now, from token 4 on: `ab` became `cd`" in found.text
+
+
+def test_what_was_prewarmed_in_the_meantime() -> None:
+    """Nothing was lost by a thought that the template drops, so there is nothing to advise."""
+    found = sentence(
+        path="continuation",
+        reason=None,
+        rerendered_tokens=3,
+        diverged_token=4,
+        reused_tokens=9,
+        tokens_from_slab=9,
+        was="ab<think>\nx</think>",
+        now="ab",
+    )
+    assert "computed before, while the server was idle" in found.because
+    assert (None, None) == (found.habit, found.advice)
 
 
 def test_short_names() -> None:

@@ -263,3 +263,24 @@ def test_a_journal_of_another_row_each() -> None:
     total = sum(found.row_count(one.id) for one in found.latest_first())
     streams = [row.stream for row in healthy()]
     assert sum(stream != "server" for stream in streams) == total
+
+
+def test_what_a_snapshot_has() -> None:
+    """A fold that goes on from it holds what the first one does, and changes nothing in it."""
+    built = Builder()
+    built.start()
+    built.turn("one", "r1", ["Hello"], range(1, 9), (20, 21))
+    built.turn("two", "r2", ["Hi"], range(1, 9), (20, 21))
+    events = events_of(built)
+    first = folded(events)
+    held = first.contents()
+    assert held == first.contents()
+    assert held.sessions["one"] is first.contents().sessions["one"]
+    rest = Summaries(held)
+    built.turn("one", "r3", ["Hello", "a", "b"], range(1, 13), (20, 21))
+    more = events_of(built)[len(events) :]
+    folded(more, rest)
+    assert folded(more, first).contents() == rest.contents() == folded(events_of(built)).contents()
+    assert 8 * first.row_count("two") == len(held.sessions["two"].rows)
+    assert held.sessions["one"].rows < rest.contents().sessions["one"].rows
+    assert ["two", "one"] == list(rest.contents().sessions)

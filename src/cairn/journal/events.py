@@ -347,8 +347,8 @@ class RequestReceived(Event):
             no expiry.
         grammar: the grammar that constrains the answer, in llguidance's form; None if there is
             none.
-        words: the first words of the last message of a user, or of a raw prompt, for people; None
-            if there are none.
+        words: the first words of the last message of a user, or of a raw prompt, for people; if the
+            session is new, after those of the conversation; None if there are none.
     """
 
     kind: ClassVar[str] = "request_received"

@@ -24,8 +24,8 @@ Habit = Literal["clock", "billing_line", "reordered_tools", "dropped_thinking", 
 QUOTED = 60
 """The most characters of a text that are quoted."""
 
-_PIECES = re.compile(r"\s+|[^\s,{}\[\]\"]+|.")
-"""Words, and the signs between which JSON has its texts."""
+_PIECES = re.compile(r"\s+|<[^<>\s]{1,40}>|(?:(?!<[^<>\s]{1,40}>)[^\s,{}\[\]\"])+|.", re.DOTALL)
+"""Words, markers such as ``<|im_end|>``, and the signs between which JSON has its texts."""
 
 _MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
 _CLOCK = re.compile(
@@ -140,6 +140,11 @@ class _Rules:
         return short(self.path.nearest or self.path.session)
 
     @property
+    def made_up_for(self) -> bool:
+        """Whether what is rendered differently was prewarmed, so that nothing was lost by it."""
+        return _made_up_for(self.path)
+
+    @property
     def place(self) -> str:
         """Where the prompts begin to differ, and what became what."""
         return f"from token {self.path.diverged_token} on{_became(self.change)}"
@@ -163,10 +168,10 @@ def _reused(received: ev.RequestReceived, path: ev.PathSelected) -> str:
         (path.tokens_from_partial, "copied from a part of a block"),
     )
     parts = [f"{tokens} {how}" for tokens, how in sources if tokens]
-    ahead = f", {path.prewarmed_tokens} of them prewarmed" if path.prewarmed_tokens else ""
+    idle = f", {path.prewarmed_tokens} of them prewarmed" if path.prewarmed_tokens else ""
     share = 100 * reused // total
     return (
-        f"{reused} of {total} prompt tokens ({share} %) were reused: {' and '.join(parts)}{ahead}; "
+        f"{reused} of {total} prompt tokens ({share} %) were reused: {' and '.join(parts)}{idle}; "
         f"{total - reused} were computed."
     )
 
@@ -178,6 +183,15 @@ _Because = tuple[str, str | None]
 
 def _continued(of: _Rules) -> _Because:
     session = short(of.path.session)
+    if of.made_up_for:
+        return (
+            (
+                f"It continues session {session}. {of.path.rerendered_tokens} tokens of it are "
+                f"rendered differently now, from token {of.path.diverged_token} on; these were "
+                "computed before, while the server was idle."
+            ),
+            None,
+        )
     if of.path.rerendered_tokens:
         return (
             (
@@ -353,7 +367,8 @@ def _habit(path: ev.PathSelected, change: _Change | None) -> Habit | None:
         return None
     around = (change.around_was, change.around_now)
     if path.reason is None:
-        return "dropped_thinking" if _THOUGHT.search(around[0]) else None
+        lost = not _made_up_for(path) and _THOUGHT.search(around[0])
+        return "dropped_thinking" if lost else None
     if any(map(_BILLING.search, around)):
         return "billing_line"
     if any(_HINTS.search(text) for text in (change.was, change.now)):
@@ -361,6 +376,10 @@ def _habit(path: ev.PathSelected, change: _Change | None) -> Habit | None:
     if all(map(_CLOCK.search, around)) and _could_be_time(change):
         return "clock"
     return None
+
+
+def _made_up_for(path: ev.PathSelected) -> bool:
+    return path.diverged_token is not None and path.reused_tokens > path.diverged_token
 
 
 def _could_be_time(change: _Change) -> bool:

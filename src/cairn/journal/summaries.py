@@ -396,7 +396,12 @@ class Summaries:
         self._removed = deque(left, maxlen=REMOVED_MAX)
 
 
-def first_words(text: str) -> str:
-    """The first words of a text, on one line, as the journal has them."""
-    words = " ".join(text[: 8 * WORDS_MAX].split())
-    return words if len(words) <= WORDS_MAX else f"{words[: WORDS_MAX - 1]}…"
+def first_words(text: str, most: int = WORDS_MAX) -> str:
+    """
+    The first words of a text, on one line, as the journal has them.
+
+    Args:
+        most: how many characters they may have.
+    """
+    words = " ".join(text[: 8 * most].split())
+    return words if len(words) <= most else f"{words[: most - 1]}…"

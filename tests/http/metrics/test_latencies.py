@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from cairn.http.app import create_app
 from cairn.http.metrics.latencies import PROTOCOLS, LatencyMetrics, Timed

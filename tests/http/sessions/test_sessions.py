@@ -182,6 +182,23 @@ async def test_a_session_has_its_turns() -> None:
         assert ([1], False) == ([one["number"] for one in page["turns"]], page["has_more"])
 
 
+async def test_words_of_a_session_that_begins_late() -> None:
+    """They are those of the conversation, and of the question."""
+    async with site() as here:
+        await ask(here.server, generate(chat("Once upon a time", "a", "What then?")))
+        await wait_idle(here.server)
+        (found,) = (await here.get("/v1/sessions"))["data"]
+        assert "Once upon a time … What then?" == found["words"]
+        raw = attrs.evolve(
+            generate(chat("x")), conversation=None, prompt="The path", top_logprobs=None
+        )
+        await ask(here.server, raw)
+        await ask(here.server, attrs.evolve(raw, prompt=(65, 66, 67)))
+        await wait_idle(here.server)
+        page = await here.get("/v1/sessions")
+        assert ["", "The path"] == [one["words"] for one in page["data"][:2]]
+
+
 async def test_a_clock_is_shown() -> None:
     """The habit has its name, and the texts that differ are apart."""
     async with site() as here:

@@ -20,7 +20,7 @@ from cairn.actors.sessions.generate import Gone
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.explanations import explain
-from cairn.journal.summaries import first_words
+from cairn.journal.summaries import WORDS_MAX, first_words
 from cairn.journal.tenants import session_name
 
 
@@ -207,19 +207,25 @@ class Claim:
             seed_given=command.seed is not None,
             requested_model=command.requested_model,
             grammar=prepared.grammar,
-            words=_words(command),
+            words=_words(command, is_new=last is None),
             ttl_s=max(self.context.ttl_s, command.least_ttl_s)
             if command.ttl_s is None
             else command.ttl_s,
         )
 
 
-def _words(command: Generate) -> str | None:
-    """The first words of what a request asks."""
+def _words(command: Generate, *, is_new: bool) -> str | None:
+    """
+    The first words of what a request asks. If its session is new, those of the conversation, too.
+    """
     if command.conversation is None:
         return first_words(command.prompt) if isinstance(command.prompt, str) else None
-    said = (one.content for one in reversed(command.conversation.messages) if one.role == "user")
-    return next((first_words(text) for text in said), None)
+    said = [one.content for one in command.conversation.messages if one.role == "user"]
+    if not said:
+        return None
+    if not is_new or len(said) == 1:
+        return first_words(said[-1])
+    return f"{first_words(said[0], WORDS_MAX // 2)} … {first_words(said[-1], WORDS_MAX // 2)}"
 
 
 def _common_parts(one: Sequence[object], other: Sequence[object]) -> int:
