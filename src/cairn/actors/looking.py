@@ -279,7 +279,7 @@ class Looking:
                 except (trio.ClosedResourceError, trio.BrokenResourceError):
                     pass  # it was closed, or its reader has left
 
-        with self._writer.observed_by(see), put, get:
+        with self._writer.followed(), self._writer.observed_by(see), put, get:
             yield LiveRows(self, name, after, get)
 
     # --- the cache and the bugs ----------------------------------------------------------------
