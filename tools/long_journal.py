@@ -46,12 +46,12 @@ class LongBuilder(journals.Builder):
     def decoded(
         self, name: str, request: str, prompt: Sequence[int], answer: Sequence[int]
     ) -> Iterator[ev.Event]:
-        """The decode passes of an answer, each with what is emitted of it."""
+        """The decode passes of an answer, each with the token that it releases."""
         for place in range(1, len(answer)):
             at = len(prompt) + place - 1
             span, ran, drawn = (at, at + 1), (answer[place - 1],), (answer[place],)
-            passed = self.extended(name, request, "decode", span, ran, drawn)
-            yield attrs.evolve(passed, emitted=1, text="word ")
+            step = self.extended(name, request, "decode", span, ran, drawn)
+            yield attrs.evolve(step, emitted=1, text="word ")
 
     def steps(
         self,
@@ -66,11 +66,11 @@ class LongBuilder(journals.Builder):
             later = isinstance(event, ev.TokensEmitted) and event.first > 0
             if isinstance(event, ev.CacheExtended) and event.step == "decode":
                 yield from self.decoded(name, request, prompt, answer)
-            elif not later:
+            elif not later:  # each pass has released its token
                 yield event
 
-    def close(self, name: str) -> None:
-        """The session gives up its slab, and is closed."""
+    def close(self, name: str, *, stays: bool = False) -> None:
+        """The session gives up its slab, and is closed unless it stays open."""
         session, pool = self.ledger.state.session(name), self.ledger.state.pool
         assert session.slab is not None
         self.propose(
@@ -81,17 +81,27 @@ class LongBuilder(journals.Builder):
                 pool_slabs=pool.slabs - 1,
                 pool_bytes=pool.slab_bytes - session.slab.bytes,
                 reason="idle",
-            ),
-            ev.SessionClosed(session=name, reason="closed"),
+            )
         )
+        if not stays:
+            self.propose(ev.SessionClosed(session=name, reason="closed"))
 
 
-def make(directory: Path, rows: int, prompt_tokens: int, answer_tokens: int) -> None:
+def make(
+    directory: Path,
+    rows: int,
+    prompt_tokens: int,
+    answer_tokens: int,
+    *,
+    block_tokens: int = BLOCK_TOKENS,
+    turns: int = TURNS,
+    stays: bool = False,
+) -> None:
     """Write a journal of at least this many rows."""
-    blocks = TURNS * (prompt_tokens + answer_tokens) // BLOCK_TOKENS + 1
-    journals.CHUNK, journals.CONTEXT = BLOCK_TOKENS, blocks * BLOCK_TOKENS
-    sizes = {"block_tokens": journals.CHUNK, "context_tokens": journals.CONTEXT}
-    journals.FIELDS = {**journals.FIELDS, **sizes}
+    blocks = turns * (prompt_tokens + answer_tokens) // block_tokens + 1
+    journals.CHUNK, journals.CONTEXT = block_tokens, blocks * block_tokens
+    shape = {"block_tokens": journals.CHUNK, "context_tokens": journals.CONTEXT}
+    journals.FIELDS = {**journals.FIELDS, **shape}
     journals.FINGERPRINT = fingerprint_of(journals.FIELDS)
     directory.mkdir(parents=True, exist_ok=True)
     url = journal_url(directory)
@@ -114,15 +124,16 @@ def make(directory: Path, rows: int, prompt_tokens: int, answer_tokens: int) -> 
         assert builder.bug is None, (name, len(messages), builder.bug)
         messages.append("an answer")
         ids.extend(answer)
-        if len(messages) >= 2 * TURNS:
-            builder.close(name)
+        if len(messages) >= 2 * turns:
+            builder.close(name, stays=stays)
         else:
             talks.append((name, messages, ids))
         if len(builder.rows) >= BATCH_ROWS:
             store.append(builder.rows)
             builder.rows.clear()
-    for name, _, _ in talks:
-        builder.close(name)
+    for name, messages, _ in talks:
+        if messages:
+            builder.close(name, stays=stays)
     builder.stop()
     store.append(builder.rows)
     store.close()
@@ -171,12 +182,23 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--prompt-tokens", type=int, default=200, help="new ones of each turn")
     parser.add_argument("--answer-tokens", type=int, default=100)
+    parser.add_argument("--block-tokens", type=int, default=BLOCK_TOKENS)
+    parser.add_argument("--turns", type=int, default=TURNS, help="of each session")
+    parser.add_argument("--open", action="store_true", help="close no session; for --step make")
     parser.add_argument("--step", choices=["make", "all", "write", "snapshot"], default=None)
     options = parser.parse_args()
     directory: Path = options.directory
     match options.step:
         case "make":
-            make(directory, options.rows, options.prompt_tokens, options.answer_tokens)
+            make(
+                directory,
+                options.rows,
+                options.prompt_tokens,
+                options.answer_tokens,
+                block_tokens=options.block_tokens,
+                turns=options.turns,
+                stays=options.open,
+            )
         case "all" | "write" | "snapshot":
             start(directory, snapshot=options.step == "snapshot", write=options.step == "write")
         case _:

@@ -35,8 +35,11 @@ def fields(line):
         if key in found:
             raise ValueError(f"the key {key} is there twice")
         found[key] = line[begin:at]
-        if not line[at:].lstrip().startswith(","):
+        rest = line[at:].strip()
+        if rest == "}":
             return found
+        if not rest.startswith(","):
+            raise ValueError(f"{rest[:20]!r} is not the end of an object")
 
 
 def stored(text):

@@ -106,7 +106,10 @@ def assert_apart(store: MemoryStore) -> None:
     assert () == replay(store.read()).findings
     named: dict[str, str] = {}
     for request in events_of(store, ev.RequestReceived):
-        for name in (*request.new_keys, *(name for _, name in request.new_parts)):
+        for name in (
+            *request.new_keys,
+            *(name for _, *names in request.new_parts for name in names),
+        ):
             assert request.tenant == named.setdefault(name, request.tenant)
 
 

@@ -61,7 +61,7 @@ def endpoint(command: str) -> tuple[str, str]:
     (url,) = [word for word in words if word.startswith(_HOST)]
     default = "POST" if "-d" in words else "GET"
     method = words[words.index("-X") + 1] if "-X" in words else default
-    return method, url.removeprefix(_HOST)
+    return method, url.removeprefix(_HOST).partition("?")[0]
 
 
 def has_shape(answer: Any, shown: Any) -> bool:

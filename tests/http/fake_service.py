@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import trio
 
+from cairn.actors.looking import Looking
 from cairn.actors.requests.messages import (
     Accepted,
     ContextUse,
@@ -26,6 +28,8 @@ from cairn.actors.requests.messages import (
 )
 from cairn.engine.answer.parts import Said
 from cairn.journal.events import Event, Recorded
+from cairn.journal.state import EMPTY
+from cairn.journal.summaries import Summaries
 from tests.http.agents.fake_agents import FakeAgents, FakeTenantAgents
 
 FACTS = ServerFacts(
@@ -222,6 +226,18 @@ class FakeTenantService:
     def agents(self) -> FakeTenantAgents:
         """The tenant's agents."""
         return self._server.agents.for_tenant(self._tenant)
+
+    def looking(self, *, of_all: bool, texts: bool) -> Looking:
+        """There is nothing to look at."""
+        empty: Any = SimpleNamespace(state=EMPTY, stalled=False)
+        return Looking(
+            tenant=self._tenant,
+            of_all=of_all,
+            texts=texts,
+            summaries=Summaries(),
+            sequencer=empty,
+            writer=empty,
+        )
 
     def facts_of(self, requested_model: str) -> ServerFacts:
         """The facts of the model with this name, or of the first model."""

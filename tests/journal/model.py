@@ -28,7 +28,14 @@ from hypothesis import strategies as st
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.cache.short_blocks import rest_to_seal, superseded
-from cairn.journal.keys import block_keys, fingerprint_of, ids_hash, part_hash, short_block_key
+from cairn.journal.keys import (
+    block_keys,
+    fingerprint_of,
+    ids_hash,
+    part_alone,
+    part_hash,
+    short_block_key,
+)
 from cairn.journal.ledger import Clock, Ledger, Outcome
 from cairn.journal.rows.codec import Row
 from cairn.journal.state import OpenRequest, Session, SessionId, State, Turn, slab_ids
@@ -67,7 +74,7 @@ def plain(state: State) -> dict[str, Any]:
     _spread(shown["sessions"], shown["blocks"], shown.pop("uses"), shown.pop("pins"))
     shown["children"] = dict(shown["children"].items())
     shown["faults"] = {bug: (f.position, f.event) for bug, f in state.faults.items()}
-    for index in ("streams", "requests", "tips", "parts", "self_tests", "lost"):
+    for index in ("streams", "requests", "tips", "parts", "ends", "self_tests", "lost"):
         shown[index] = dict(shown[index].items())
     for index in ("turns", "agents"):
         shown[index] = {name: attrs.asdict(one) for name, one in shown[index].items()}
@@ -147,12 +154,14 @@ class World:
         found = [n for n in self.ended if n in self.sessions and not self.sessions[n]["named"]]
         tips: dict[str, tuple[str, ...]] = {}
         parts: dict[str, tuple[str, ...]] = {}
+        ends: dict[str, tuple[str, ...]] = {}
         for name in found:
             chain = self.sessions[name]["last"]["chain"]
-            for _, part in chain:
+            for _, part, _ in chain:
                 parts[part] = (*parts.get(part, ()), name)
             if chain:
                 tips[chain[-1][1]] = (*tips.get(chain[-1][1], ()), name)
+                ends[chain[-1][2]] = (*ends.get(chain[-1][2], ()), name)
         return {
             "position": self.position,
             "time_us": self.time_us,
@@ -165,6 +174,7 @@ class World:
             },
             "tips": tips,
             "parts": parts,
+            "ends": ends,
             "blocks": self.blocks,
             "children": self.children,
             "faults": self.faults,
@@ -235,6 +245,8 @@ class World:
             if session["state"] not in ("quarantined", "closed"):
                 session["state"] = "cold" if session["last"] is None else "idle"
         for block in self.blocks.values():
+            if block["present"]:
+                block["gone"] = None
             block.update(present=False, pins=0)
             _forget_ids(block)
 
@@ -486,6 +498,7 @@ class World:
             "ids": b"",
             "prewarmed": known["prewarmed"] if known["present"] else prewarmed,
             "file_bytes": known["file_bytes"],
+            "gone": None,
             "pins": known["pins"],
             "last_used": self.position,
             "previous_use": None,
@@ -502,7 +515,7 @@ class World:
             self._latest_child(session, event.key)
 
     def _block_evicted(self, event: ev.BlockEvicted) -> None:
-        self.blocks[event.key]["present"] = False
+        self.blocks[event.key].update(present=False, gone=event.reason)
         _forget_ids(self.blocks[event.key])
 
     def _block_files_scanned(self, event: ev.BlockFilesScanned) -> None:
@@ -520,6 +533,8 @@ class World:
 
     def _block_file_rejected(self, event: ev.BlockFileRejected | ev.BlockFileRemoved) -> None:
         self.blocks[event.key]["file_bytes"] = None
+        if isinstance(event, ev.BlockFileRemoved):
+            self.blocks[event.key]["gone"] = event.reason
         _forget_ids(self.blocks[event.key])
 
     _block_file_removed = _block_file_rejected
@@ -654,7 +669,7 @@ def _working_on(session: dict[str, Any]) -> tuple[int, ...]:
 # --- path selection, a second time ----------------------------------------------------------------
 
 
-def _goes_on(last: dict[str, Any], chain: Sequence[tuple[str, str]]) -> bool:
+def _goes_on(last: dict[str, Any], chain: Sequence[tuple[str, str, str]]) -> bool:
     """
     Whether the conversation is the last one, followed by what its answer became, if it had one.
     """
@@ -790,12 +805,18 @@ def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
     tokens, kept, shared, partial, rows = _stones(world, mine, request)
     last = nearest["last"] if nearest is not None else None
     reason = _why(world, mine, nearest, ask, tokens + shared + rows)
+    if reason == "cold_start" or (
+        reason == "diverged" and last and not _has_a_message(last, ask.chain)
+    ):
+        following = request.prompt_keys[kept + shared : kept + shared + 1]
+        reason = "expired" if _all_expired(world, following) else reason
     held = (*last["prompt_ids"], *last["answer_ids"]) if last else ()
     prewarmed = sum(world.blocks[key]["prewarmed"] for key in request.prompt_keys[: kept + shared])
     first_ahead = mine["canonical_tokens"] - mine["prewarmed_rows"]
     prewarmed += sum(1 for row in range(tokens) if row >= first_ahead)
     chunk = world.model["block_tokens"] if world.model else 0
     same = _same(held, request.prompt_ids)
+    rerendered = len(held) - same if reason is None else 0
     part = None
     if last is not None and reason == "diverged":
         part = _changed_part(last["chain"], ask.chain)
@@ -809,10 +830,10 @@ def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
         "tokens_from_partial": rows,
         "reused_tokens": tokens + shared * chunk + rows,
         "prewarmed_tokens": prewarmed,
-        "rerendered_tokens": len(held) - same if reason is None else 0,
+        "rerendered_tokens": rerendered,
         "nearest": nearest["id"] if nearest is not None else None,
         "diverged_part": part,
-        "diverged_token": same if reason == "diverged" else None,
+        "diverged_token": same if reason == "diverged" or rerendered else None,
     }
 
 
@@ -837,7 +858,43 @@ def _nearest(world: World, mine: dict[str, Any], ask: paths.Ask) -> dict[str, An
         common = _same(session["last"]["chain"], ask.chain)
         if common and common >= most:
             best, most = session, common
-    return best
+    if any(label not in FRONT for label, *_ in ask.chain[:most]):
+        return best
+    return _meant(visible, ask.chain) or best
+
+
+FRONT = ("tools", "system")
+
+
+def _meant(visible: list[dict[str, Any]], chain: tuple[tuple[str, ...], ...]) -> Any:
+    """A conversation that ends with a message of this one, and agrees with it before that."""
+    said = [part[2] for part in chain if part[0] not in FRONT]
+    ranked = []
+    for age, session in enumerate(visible):
+        theirs = [part[2] for part in session["last"]["chain"] if part[0] not in FRONT]
+        for end in range(1, len(said) + 1):
+            back = 0
+            while back < min(end, len(theirs)) and theirs[-1 - back] == said[end - 1 - back]:
+                back += 1
+            if back > 1 or (back and back == end == len(theirs)):
+                ranked.append((end, back, age))
+    return visible[max(ranked)[2]] if ranked else None
+
+
+def _has_a_message(last: dict[str, Any], chain: tuple[tuple[str, ...], ...]) -> bool:
+    """Whether a conversation shares more than what comes before its messages with a nearest one."""
+    shared = chain[: _same(last["chain"], chain)]
+    return any(part[0] not in FRONT for part in shared) or _ends_within(last, chain)
+
+
+def _ends_within(last: dict[str, Any], chain: tuple[tuple[str, ...], ...]) -> bool:
+    return last["chain"][-1][2] in {part[2] for part in chain}
+
+
+def _all_expired(world: World, keys: Sequence[str]) -> bool:
+    known = [world.blocks[key] for key in keys if key in world.blocks]
+    left = [b for b in known if b["present"] or b["file_bytes"] or b["gone"] != "expired"]
+    return bool(known) and not left
 
 
 def _why(
@@ -869,7 +926,9 @@ def _why(
     if not reused and not sealed and 0 < len(last["prompt_keys"]) * chunk < least:
         return "too_short"
     there = [block for block in sealed if block["present"] and block["bug_id"] is None]
-    return "evicted" if sealed and not there and reused < chunk else None
+    if not sealed or there or reused >= chunk:
+        return None
+    return "expired" if _all_expired(world, last["prompt_keys"]) else "evicted"
 
 
 Stones = tuple[int, int, int, str | None, int]
@@ -994,7 +1053,9 @@ def _lying(world: World, slab_keys: tuple[str, ...], keys: Sequence[str]) -> tup
     return kept, shared
 
 
-def _changed_part(held: Sequence[tuple[str, str]], chain: Sequence[tuple[str, str]]) -> str:
+def _changed_part(
+    held: Sequence[tuple[str, str, str]], chain: Sequence[tuple[str, str, str]]
+) -> str:
     common = _same(held, chain)
     labels = [part[0] for one in (held, chain) for part in one[common : common + 1]]
     if common < len(held) and common < len(chain):
@@ -1450,7 +1511,7 @@ class Driver:
             if key not in self.store:
                 return
 
-    def chain(self, talk: Talk) -> tuple[tuple[str, str], ...]:
+    def chain(self, talk: Talk) -> tuple[tuple[str, str, str], ...]:
         """The chain of a conversation."""
         chain, parent = [], ""
         for label, content in talk.parts:
@@ -1461,7 +1522,13 @@ class Driver:
                 label=label,
                 content=repr(content).encode(),
             )
-            chain.append((label, parent))
+            alone = part_alone(
+                secret=SECRETS[talk.tenant],
+                tenant=talk.tenant,
+                label=label,
+                content=repr(sorted(content) if label == "tools" else content).encode(),
+            )
+            chain.append((label, parent, alone))
         return tuple(chain)
 
     def asked(
@@ -1516,7 +1583,7 @@ class Driver:
         request: str,
         talk: Talk,
         ask: paths.Ask,
-        chain: tuple[tuple[str, str], ...],
+        chain: tuple[tuple[str, str, str], ...],
         ids: tuple[int, ...],
         max_tokens: int,
         based: bool,
@@ -1551,6 +1618,7 @@ class Driver:
             requested_model="tiny",
             ttl_s=self.lives[self._count("ttl") % len(self.lives)],
             grammar=None,
+            words=None,
         )
 
     def selected(self, session: str) -> ev.PathSelected:
@@ -1564,6 +1632,7 @@ class Driver:
             rules_version=paths.RULES_VERSION,
             decided_at=self.state.position,
             diverged_text=None if decision.diverged_token is None else "around it",
+            diverged_from=None if decision.diverged_token is None else "around it before",
             **attrs.asdict(decision),
         )
 
@@ -1595,13 +1664,13 @@ class Driver:
     def _kept(self) -> dict[str, Any]:
         return {"memory_blocks": len(self.store), "memory_bytes": len(self.store) * BLOCK_BYTES}
 
-    def evict(self, key: str) -> None:
+    def evict(self, key: str, reason: ev.RemovalReason = "space") -> None:
         """A block is evicted from memory, and may be written to a file before."""
         if key not in self.files and self.tape.below(2):
             self.spill(key)
         block = self.store.pop(key)
         self.propose(
-            ev.BlockEvicted(key=key, bytes=BLOCK_BYTES, **self._kept(), reason="space"),
+            ev.BlockEvicted(key=key, bytes=BLOCK_BYTES, **self._kept(), reason=reason),
             undo=lambda: self.store.setdefault(key, block),
         )
 
@@ -1614,7 +1683,7 @@ class Driver:
             self.propose(ev.BlockSpillFailed(key=key, reason="No space left on device"))
             return
         if len(self.files) >= self._files_kept:
-            self.drop(self.tape.one_of(sorted(self.files)))
+            self.drop(self.tape.one_of(sorted(self.files)), self._why_removed())
         self.files[key] = self.store[key]
         self.propose(
             ev.BlockSpilled(
@@ -1627,13 +1696,16 @@ class Driver:
         """The blocks in memory that have no file."""
         return [key for key in sorted(self.store) if key not in self.files]
 
-    def drop(self, key: str) -> None:
+    def drop(self, key: str, reason: ev.RemovalReason = "space") -> None:
         """A block's file is dropped."""
         block = self.files.pop(key)
         self.propose(
-            ev.BlockFileRemoved(key=key, bytes=FILE_BYTES, **self._filed(), reason="space"),
+            ev.BlockFileRemoved(key=key, bytes=FILE_BYTES, **self._filed(), reason=reason),
             undo=lambda: self.files.setdefault(key, block),
         )
+
+    def _why_removed(self) -> ev.RemovalReason:
+        return "space" if self.state.position % 2 else "expired"
 
     def reject(self, key: str, reason: ev.FileFault) -> None:
         """A block's file is not what was written."""
@@ -2335,7 +2407,7 @@ class Driver:
         elif move == 24 and self.work:
             self.cancelled.add(self.tape.one_of(sorted(self.work)))
         elif move in (25, 26) and self.evictable():
-            self.evict(self.tape.one_of(self.evictable()))
+            self.evict(self.tape.one_of(self.evictable()), self._why_removed())
         elif move == 27 and self.releasable():
             self.release(self.tape.one_of(self.releasable()))
         elif move == 28:

@@ -205,7 +205,7 @@ def state(*, slab: bool = False, present: bool = False, file: bool = False) -> S
     last = Turn(
         request="r1",
         fingerprint="fp",
-        chain=(("user", "h"),),
+        chain=(("user", "h", "alone"),),
         prompt_ids=(1,),
         prompt_keys=("k1",),
         answered=True,

@@ -26,7 +26,7 @@ SAMPLES: dict[str, ev.Event] = {
             cache_prompt=True,
             base_request=None,
             base_parts=0,
-            new_parts=(("user", "x"),),
+            new_parts=(("user", "x", "y"),),
             base_tokens=0,
             new_ids=(1,),
             base_keys=0,
@@ -38,6 +38,7 @@ SAMPLES: dict[str, ev.Event] = {
             seed_given=False,
             requested_model="tiny",
             grammar=None,
+            words=None,
             cache_mode="full",
             ttl_s=None,
         ),
@@ -69,6 +70,7 @@ SAMPLES: dict[str, ev.Event] = {
             diverged_part=None,
             diverged_token=None,
             diverged_text=None,
+            diverged_from=None,
         ),
         ev.SlabAcquired(
             session="s1", slab=1, capacity_tokens=1, bytes=1, pool_slabs=1, pool_bytes=1

@@ -75,6 +75,7 @@ def _request(driver: Driver, asked: Talk, max_tokens: int, **how: Any) -> OpenRe
         group=asked.group,
         **{"cache_prompt": True, "cache_mode": "full", **how},
         grammar=None,
+        words=None,
         ttl_s=None,
         base_request=None,
         base_parts=0,
@@ -338,6 +339,80 @@ def _evicted(driver: Driver) -> str | None:
     return driver.ask(talk(*FOLLOWED))
 
 
+def _expired(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    driver.release("s1")
+    for key in driver.evictable():
+        driver.evict(key, "expired")
+    return driver.ask(talk(*FOLLOWED))
+
+
+def _expired_and_closed(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    driver.release("s1")
+    driver.propose(ev.SessionClosed(session="s1", reason="expired"))
+    for key in driver.evictable():
+        driver.evict(key, "expired")
+    return driver.ask(talk(*FOLLOWED))
+
+
+def _expired_beside_another(driver: Driver) -> str | None:
+    driver.serve(talk(SYSTEM, OTHER))
+    driver.serve(talk(*PARTS))
+    driver.release("s2")
+    driver.propose(ev.SessionClosed(session="s2", reason="expired"))
+    mine = set(driver.keys("t1", rendered(PARTS))) - set(
+        driver.keys("t1", rendered((SYSTEM, OTHER)))
+    )
+    for key in driver.evictable():
+        if key in mine:
+            driver.evict(key, "expired")
+    return driver.ask(talk(*FOLLOWED))
+
+
+def _clock(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    return driver.ask(talk(("system", (39, *SYSTEM[1][1:])), *FOLLOWED[1:]))
+
+
+def _clock_among_others(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    driver.serve(talk(SYSTEM, OTHER))
+    return driver.ask(talk(("system", (30, 39, *SYSTEM[1][2:])), *FOLLOWED[1:]))
+
+
+def _clock_and_same_tools(driver: Driver) -> str | None:
+    driver.serve(talk(TOOLS, *PARTS))
+    driver.serve(talk(TOOLS, SYSTEM, OTHER))
+    return driver.ask(talk(TOOLS, ("system", (39, 31)), *FOLLOWED[1:]))
+
+
+def _clock_in_the_first_message(driver: Driver) -> str | None:
+    driver.serve(talk(*FOLLOWED[1:]))
+    return driver.ask(talk(OTHER, *FOLLOWED[2:], SAID, HELLO))
+
+
+def _one_message_in_common(driver: Driver) -> str | None:
+    driver.serve(talk(SYSTEM, OTHER, SAID, HELLO))
+    return driver.ask(talk(("system", (39,)), MORE, ("assistant", (51,)), HELLO))
+
+
+def _the_longer_of_two(driver: Driver) -> str | None:
+    driver.serve(talk(("system", (38,)), *FOLLOWED[1:]))
+    driver.serve(talk(("system", (37,)), OTHER, *FOLLOWED[2:]))
+    return driver.ask(talk(("system", (39,)), *FOLLOWED[1:]))
+
+
+def _a_clock_of_another_group(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS, group="g1"))
+    return driver.ask(talk(("system", (39,)), *FOLLOWED[1:], group="g2"))
+
+
+def _reordered(driver: Driver) -> str | None:
+    driver.serve(talk(TOOLS, *PARTS))
+    return driver.ask(talk(("tools", tuple(reversed(TOOLS[1]))), *FOLLOWED))
+
+
 def _busy(driver: Driver) -> str | None:
     driver.serve(talk(*PARTS))
     driver.ask(talk(*FOLLOWED))
@@ -427,7 +502,12 @@ PATHS: dict[str, tuple[Callable[[Driver], str | None], str, str | None, dict[str
     # how it comes about: (steps, session, reason, other fields of the event)
     "first request": (_cold, "s1", "cold_start", {"nearest": None, "reused_tokens": 0}),
     "the next turn": (_continued, "s1", None, {"blocks_from_slab": 3, "rerendered_tokens": 0}),
-    "another answer than was given": (_reworded, "s1", None, {"rerendered_tokens": 2}),
+    "another answer than was given": (
+        _reworded,
+        "s1",
+        None,
+        {"rerendered_tokens": 2, "diverged_token": 12},
+    ),
     "cut off and sent again": (_sent_again, "s1", None, {"blocks_from_slab": 2}),
     "cut off, then with more": (_sent_again_and_more, "s1", None, {"nearest": "s1"}),
     "fewer messages": (_shorter, "s2", "shorter_history", {"blocks_from_pool": 2}),
@@ -465,6 +545,67 @@ PATHS: dict[str, tuple[Callable[[Driver], str | None], str, str | None, dict[str
     "no tools any more": (_tools_gone, "n", "diverged", {"diverged_part": "tools_changed"}),
     "tools for the first time": (_tools_new, "n", "diverged", {"diverged_part": "tools_changed"}),
     "nothing is left": (_evicted, "s1", "evicted", {"reused_tokens": 0, "nearest": "s1"}),
+    "all of it expired": (_expired, "s1", "expired", {"reused_tokens": 0, "nearest": "s1"}),
+    "all of it expired, and its session was closed": (
+        _expired_and_closed,
+        "s2",
+        "expired",
+        {"reused_tokens": 0, "nearest": None},
+    ),
+    "it expired, and another has the same system prompt": (
+        _expired_beside_another,
+        "s3",
+        "expired",
+        {"nearest": "s1", "diverged_part": None, "blocks_from_pool": 1},
+    ),
+    "a clock in the system prompt": (
+        _clock,
+        "s2",
+        "diverged",
+        {"diverged_part": "system_changed", "diverged_token": 1, "nearest": "s1"},
+    ),
+    "a clock, and another with the system prompt of before": (
+        _clock_among_others,
+        "s3",
+        "diverged",
+        {"diverged_part": "system_changed", "diverged_token": 2, "nearest": "s1"},
+    ),
+    "a clock, and another with the same tools": (
+        _clock_and_same_tools,
+        "s3",
+        "diverged",
+        {"diverged_part": "system_changed", "nearest": "s1"},
+    ),
+    "a clock in the first message": (
+        _clock_in_the_first_message,
+        "s2",
+        "diverged",
+        {"diverged_part": "messages_changed", "diverged_token": 1, "nearest": "s1"},
+    ),
+    "one message in common, which says little": (
+        _one_message_in_common,
+        "s2",
+        "cold_start",
+        {"nearest": None},
+    ),
+    "the same messages, and fewer of them": (
+        _the_longer_of_two,
+        "s3",
+        "diverged",
+        {"nearest": "s1"},
+    ),
+    "a clock, in another group": (
+        _a_clock_of_another_group,
+        "s2",
+        "cold_start",
+        {"nearest": None},
+    ),
+    "the same tools in another order": (
+        _reordered,
+        "s2",
+        "diverged",
+        {"diverged_part": "tools_reordered", "diverged_token": 1, "nearest": "s1"},
+    ),
     "after a restart": (_after_a_restart, "s1", "evicted", {"nearest": "s1"}),
     "the session works": (_busy, "s2", "session_busy", {"nearest": "s1", "blocks_from_pool": 5}),
     "the session broke": (_quarantined, "s2", "quarantined", {"nearest": "s1"}),
@@ -528,6 +669,26 @@ def test_a_conversation_without_sealed_blocks(least: int, reason: str | None):
     path = path_of(driver, driver.ask(talk(*PARTS, ("assistant", (50,)), MORE)))
     assert (reason, reason is None) == (path.reason, path.reused_tokens > 0)
     assert "s1" == path.nearest == path.session
+
+
+def test_what_people_are_shown_of_a_difference():
+    """The tokens around the first one that differs, of the prompt and of the nearest session."""
+    driver = started()
+    name = _clock(driver)
+    path = path_of(driver, name)
+    request = driver.state.session(path.session).request
+    assert request is not None
+    decision = paths.Decision(
+        **{f.name: getattr(path, f.name) for f in attrs.fields(paths.Decision)}
+    )
+    last = driver.state.session("s1").last
+    assert last is not None
+    assert (request.prompt_ids, last.sequence) == paths.around(driver.state, request, decision)
+    far = attrs.evolve(decision, diverged_token=26)
+    start = rendered(FOLLOWED)[2:]
+    assert (start, last.sequence[2:]) == paths.around(driver.state, request, far)
+    same = attrs.evolve(decision, diverged_token=None)
+    assert (None, None) == paths.around(driver.state, request, same)
 
 
 # --- which session --------------------------------------------------------------------------------

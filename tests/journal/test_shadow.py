@@ -121,7 +121,7 @@ def state_of_two(**changes: Any) -> State:
     turn = Turn(
         request="r1",
         fingerprint="fp",
-        chain=(("user", "part"),),
+        chain=(("user", "part", "alone"),),
         prompt_ids=tuple(range(9)),
         prompt_keys=("a", "b"),
         answered=True,

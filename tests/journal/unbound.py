@@ -94,8 +94,12 @@ UNBOUND: dict[str, dict[str, str]] = {
         "requested_model": _CLIENT,
         "grammar": "only `ops replay --engine` draws again",
         "ttl_s": _CLIENT,
+        "words": "the prompt's token ids are bound; their words need the tokenizer",
     },
-    "path_selected": {"diverged_text": "words around the first token that differs, for people"},
+    "path_selected": {
+        "diverged_text": "words around the first token that differs, for people",
+        "diverged_from": "the words there in the nearest session, for people",
+    },
     "slab_acquired": {
         "slab": _LATER,
         "capacity_tokens": "within its bounds; `ops replay --engine` opens it again",

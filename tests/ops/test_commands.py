@@ -37,7 +37,7 @@ from cairn.ops.common.locations import bytes_on_disk, default_data_dir, self_tes
 from cairn.ops.common.output import table
 from cairn.ops.doctor import Found
 from cairn.ops.journal.growth import Growth, growth
-from cairn.ops.journal.sessions import time_text, used
+from cairn.ops.journal.sessions import age, time_text, used
 from cairn.ops.serve.data_dir import hold_journal
 from cairn.ops.serve.recorded_heads import head_keeper
 from tests.support import journals
@@ -400,9 +400,54 @@ TALK = "f221b9a8-dec4-4006-b7c0-1964353c27be"
 def test_sessions_on_a_terminal(talk: Path):
     """One line each, with short ids."""
     head, line = on_a_terminal(80, "sessions", "--data-dir", talk)
-    assert ["id", "state", "requests", "in", "slab", "blocks"] == head.split()[:6]
-    assert line.startswith("f221b9a8  ")
+    assert "id state first words turns tokens reused last used" == " ".join(head.split()[:9])
+    assert ["f221b9a8", "idle", "hello", "1", "10", "0", "%"] == line.split()[:7]
+    assert " d ago " in line
     assert max(map(len, (head, line))) <= 80
+
+
+def test_sessions_for_people(run, stored):
+    """The last one first; a terminal shows twenty and how many more there are."""
+    builder = Builder()
+    builder.start()
+    for number in range(1, 24):
+        builder.turn(f"s{number}", f"r{number}", [f"word {number}"], range(1, 9), [21, 22])
+    builder.turn("s1", "again", ["word 1", "a", "And?"], range(1, 13), [21])
+    folder = stored(builder.rows)
+    shown = [line.split() for line in on_a_terminal(200, "sessions", "--data-dir", folder)]
+    assert ["s1", "s23"] == [line[0] for line in shown[1:3]]
+    assert ["s1", "idle", "word", "1", "2", "13", "40", "%"] == shown[1][:8]
+    assert "(3 more: ops sessions --all)" == " ".join(shown[-1])
+    assert 20 == sum(line[0].startswith("s") for line in shown)
+    every = on_a_terminal(200, "sessions", "--all", "--data-dir", folder)
+    assert 23 == sum(line.startswith("s") for line in every)
+    assert 24 == len(run("sessions").stdout.splitlines())
+
+
+def test_sessions_for_programs(run, stored):
+    """An object for each, one a line."""
+    stored(healthy())
+    objects = [json.loads(line) for line in run("sessions", "--json").stdout.splitlines()]
+    first = {one["id"]: one for one in objects}["s1"]
+    assert {"first_words", "turns", "tokens", "last_used", "bug_id"} < set(first)
+    assert 0 <= first["reused"] <= 1
+    assert first["last_used"].startswith("2026-")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (-5, "now"),
+        (0, "now"),
+        (59, "59 s ago"),
+        (60, "1 min ago"),
+        (7200, "2 h ago"),
+        (3e5, "3 d ago"),
+    ],
+)
+def test_ages(seconds: float, words: str):
+    """In the largest unit; a clock that went back shows no negative age."""
+    assert words == age(round(seconds * 1_000_000))
 
 
 def test_a_session_on_a_terminal(talk: Path):

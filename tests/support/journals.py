@@ -17,7 +17,14 @@ import attrs
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.errors import BugError
-from cairn.journal.keys import block_keys, fingerprint_of, ids_hash, part_hash, tested_fields
+from cairn.journal.keys import (
+    block_keys,
+    fingerprint_of,
+    ids_hash,
+    part_alone,
+    part_hash,
+    tested_fields,
+)
 from cairn.journal.ledger import Clock, Ledger
 from cairn.journal.rows.codec import Row, decode
 from cairn.journal.state import Model
@@ -309,7 +316,8 @@ class Builder:
             parent = part_hash(
                 secret=SECRET, tenant=TENANT, parent=parent, label=label, content=text.encode()
             )
-            parts.append((label, parent))
+            alone = part_alone(secret=SECRET, tenant=TENANT, label=label, content=text.encode())
+            parts.append((label, parent, alone))
         keys = block_keys(
             secret=SECRET, fingerprint=FINGERPRINT, tenant=TENANT, ids=prompt, block_tokens=CHUNK
         )
@@ -344,6 +352,7 @@ class Builder:
             seed_given=True,
             requested_model="tiny",
             grammar=None,
+            words=messages[-1] if messages else None,
             cache_mode="full",
             ttl_s=None,
         )
@@ -358,6 +367,7 @@ class Builder:
             rules_version=paths.RULES_VERSION,
             decided_at=state.position,
             diverged_text=None,
+            diverged_from=None,
             **attrs.asdict(decision),
         )
 

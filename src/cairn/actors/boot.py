@@ -370,6 +370,7 @@ async def _run(
                 writer=writer,
                 sequencer=sequencer,
             ),
+            summaries=folds.summaries,
             stalls=stalls,
             admission=Admission(sequencer, writer, stalls),
             activity=activity,

@@ -21,6 +21,7 @@ class _Line:
     session: str
     began_us: int
     prompt_tokens: int
+    words: str | None
     path: str | None = None
     reason: str | None = None
     reused_tokens: int = 0
@@ -28,6 +29,13 @@ class _Line:
     prefilled_tokens: int = 0
     generated_tokens: int = 0
     first_token_us: int | None = None
+
+    def rate(self, now_us: int) -> float | None:
+        """Tokens a second after the first one; None if that says nothing."""
+        if self.first_token_us is None or now_us <= self.first_token_us:
+            return None
+        more = self.generated_tokens - 1
+        return round(more * 1e6 / (now_us - self.first_token_us), 1) if more > 0 else None
 
 
 class RequestLog:
@@ -45,6 +53,7 @@ class RequestLog:
                     session=event.session,
                     began_us=recorded.time_us,
                     prompt_tokens=event.prompt_tokens,
+                    words=event.words,
                 )
             case ev.RequestRejected():
                 log.warning(
@@ -115,7 +124,9 @@ class RequestLog:
             generated_tokens=line.generated_tokens,
             first_token_ms=None if first is None else (first - line.began_us) // 1000,
             total_ms=(recorded.time_us - line.began_us) // 1000,
+            tokens_a_second=line.rate(recorded.time_us),
             ended=how,
+            words=line.words,  # shown on a terminal, and in no file
         )
 
 

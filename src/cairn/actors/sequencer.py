@@ -97,7 +97,7 @@ class Sequencer:
         self,
         received: ev.RequestReceived,
         opened: ev.SessionOpened | None,
-        around: Callable[[int], str],
+        text: Callable[[tuple[int, ...]], str],
     ) -> int:
         """
         Have a session take a request, and decide: it joins another one, or its path is selected.
@@ -105,7 +105,7 @@ class Sequencer:
 
         Args:
             opened: the opening of its session, if that is new.
-            around: returns the prompt's text around a token, to show people where prompts differ.
+            text: returns the text of tokens, to show people where prompts differ.
 
         Returns:
             The receipt. The decision is in ``state``.
@@ -117,7 +117,7 @@ class Sequencer:
         outcome = self._ledger.propose(first)
         try:
             if outcome.bug is None:
-                decided = self._decided(received.session, around)
+                decided = self._decided(received.session, text)
                 outcome = _joined(outcome, self._ledger.propose((decided,)))
         except BaseException:
             # What the ledger has taken in must reach the store, whatever comes after it.
@@ -125,14 +125,14 @@ class Sequencer:
             raise
         return self._submit(outcome)
 
-    def go_on(self, session: str, around: Callable[[int], str], expected_seq: int) -> int:
+    def go_on(self, session: str, text: Callable[[tuple[int, ...]], str], expected_seq: int) -> int:
         """
         Decide again for a request that waits no longer for the one that it joined. As ``begin``.
 
         Args:
             expected_seq: as for ``append``.
         """
-        return self.append(self._decided(session, around), expected_seq=expected_seq)
+        return self.append(self._decided(session, text), expected_seq=expected_seq)
 
     def waits(self, session: str) -> bool:
         """
@@ -164,7 +164,7 @@ class Sequencer:
         return self._ledger.state.session(session)
 
     def _decided(
-        self, name: str, around: Callable[[int], str]
+        self, name: str, text: Callable[[tuple[int, ...]], str]
     ) -> ev.PrefixJoined | ev.PathSelected:
         state = self._ledger.state
         session = state.session(name)
@@ -179,13 +179,14 @@ class Sequencer:
                 decided_at=state.position,
                 **attrs.asdict(decision),
             )
-        token = decision.diverged_token
+        now, was = paths.around(state, session.request, decision)
         return ev.PathSelected(
             session=name,
             request=request,
             rules_version=paths.RULES_VERSION,
             decided_at=state.position,
-            diverged_text=None if token is None else around(token),
+            diverged_text=None if now is None else text(now),
+            diverged_from=None if was is None else text(was),
             **attrs.asdict(decision),
         )
 

@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from cairn.actors.agents.agents import TenantAgents
+from cairn.actors.looking import Looking
 from cairn.actors.requests.messages import (
     ContextUse,
     Generate,
@@ -107,6 +108,24 @@ class TenantServer:
         """The tenant's agents."""
         models = self._models
         return TenantAgents(self._run.agents, self._tenant, models.context_of, models.close_session)
+
+    def looking(self, *, of_all: bool, texts: bool) -> Looking:
+        """
+        What the tenant may look at.
+
+        Args:
+            of_all: whether it may see the sessions of all tenants.
+            texts: whether it asks for their texts.
+        """
+        run = self._run
+        return Looking(
+            tenant=self._tenant,
+            of_all=of_all,
+            texts=texts,
+            summaries=run.summaries,
+            sequencer=run.sequencer,
+            writer=run.writer,
+        )
 
     def facts_of(self, requested_model: str) -> ServerFacts:
         """Facts about the model that answers a request for this name."""

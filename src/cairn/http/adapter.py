@@ -16,12 +16,12 @@ from typing import Protocol
 from quart import Response
 
 from cairn.actors.requests.messages import Generate, Reply
-from cairn.http.service import Service
+from cairn.http.metrics.latencies import Generating
 from cairn.http.wire.answers import UnfinishedAnswer
 from cairn.http.wire.json import encode
 from cairn.http.wire.sent import Sent
 
-_STREAM_HEADERS = {
+STREAM_HEADERS = {
     "cache-control": "no-cache",
     "content-type": "text/event-stream; charset=utf-8",
     # A proxy that buffers would turn the stream into one late answer.
@@ -68,7 +68,7 @@ class StreamBuilder(Protocol):
         """The end of a stream that broke off, so that the client sees it is incomplete."""
 
 
-async def whole_answer(service: Service, command: Generate, whole: AnswerBuilder) -> Response:
+async def whole_answer(service: Generating, command: Generate, whole: AnswerBuilder) -> Response:
     """
     Answer with one JSON object.
 
@@ -91,7 +91,7 @@ def json_response(
 
 
 async def streamed_answer(
-    service: Service, command: Generate, stream: StreamBuilder, resources: AsyncExitStack
+    service: Generating, command: Generate, stream: StreamBuilder, resources: AsyncExitStack
 ) -> Response:
     """
     Answer with server-sent events, beginning with the first reply.
@@ -106,7 +106,7 @@ async def streamed_answer(
     first = await anext(replies, None)
     if first is None:
         raise UnfinishedAnswer("there was no reply")
-    headers = {**_STREAM_HEADERS, **stream.headers(first)}
+    headers = {**STREAM_HEADERS, **stream.headers(first)}
     response = Response(_events(first, replies, stream, resources), headers=headers)
     # Quart would cut the stream after a minute, and the client would not know.
     response.timeout = None

@@ -39,6 +39,7 @@ from cairn.http.messages import errors as messages_errors
 from cairn.http.messages.answers import MessagesAnswer, MessagesStream
 from cairn.http.messages.objects import TokenCount
 from cairn.http.messages.request import read_count_request, read_messages_request
+from cairn.http.metrics.latencies import Timed
 from cairn.http.metrics.registry import MetricsByTenant
 from cairn.http.models import listed, model_list, model_object, named_model
 from cairn.http.openapi import document as openapi
@@ -49,6 +50,7 @@ from cairn.http.responses.request import Draft, read_responses_request
 from cairn.http.responses.stored import completed, delete, look_up, look_up_input
 from cairn.http.server.connection import OwningConnection, OwningRequest, with_readable_path
 from cairn.http.service import Server
+from cairn.http.sessions.routes import add_session_routes
 from cairn.http.wire.checks import BODY_BYTES_MAX, ClientError
 from cairn.http.wire.errors import ErrorAnswer, describe
 from cairn.http.wire.not_found import meant_by, nothing_at
@@ -165,10 +167,11 @@ def create_app(
     async def answered(
         read: _R, whole: Callable[[_R], AnswerBuilder], stream: Callable[[_R], StreamBuilder]
     ) -> Response:
+        timed = Timed(service(), metrics.latencies_of(g.tenant))
         if not read.stream:
-            return await whole_answer(service(), read.command, whole(read))
+            return await whole_answer(timed, read.command, whole(read))
         resources = cast(OwningRequest, request).resources
-        return await streamed_answer(service(), read.command, stream(read), resources)
+        return await streamed_answer(timed, read.command, stream(read), resources)
 
     @app.post("/v1/chat/completions")
     async def chat_completions() -> Response:
@@ -215,6 +218,8 @@ def create_app(
         answered=lambda read: answered(read, ChatAnswer, ChatStream),
     )
 
+    add_session_routes(app, server, service, keys)
+
     @app.get("/v1/models")
     async def models() -> Response:
         return json_response(model_list(server.models))
@@ -236,8 +241,8 @@ def create_app(
 
     @app.get("/metrics")
     async def scrape() -> Response:
-        seen = metrics.of(g.tenant)
-        return Response(seen.text(), content_type=seen.content_type)
+        body, kind = metrics.of(g.tenant).text(request.headers.get("accept", ""))
+        return Response(body, content_type=kind)
 
     @app.get(openapi.ADDRESS)
     async def describe_all() -> Response:

@@ -159,17 +159,15 @@ def health(
     return found
 
 
-def _add_shared(found: Health, now: Statistics) -> None:
-    """Add what all tenants have a part in."""
-    found.sessions = dict(now.sessions)
-    found.queue = QueueObject(queued=now.queued, running=now.running)
-    found.pool = PoolObject(
+def shared_objects(now: Statistics) -> tuple[PoolObject, BlocksObject]:
+    """The slabs and blocks of all tenants."""
+    pool = PoolObject(
         slabs=now.slabs,
         slabs_total=now.slabs_total,
         bytes=now.slab_bytes,
         bytes_total=now.slab_bytes_total,
     )
-    found.blocks = BlocksObject(
+    blocks = BlocksObject(
         count=now.blocks,
         bytes=now.block_bytes,
         bytes_total=now.block_bytes_total,
@@ -177,6 +175,14 @@ def _add_shared(found: Health, now: Statistics) -> None:
         disk_bytes=now.disk_bytes,
         disk_bytes_total=now.disk_bytes_total,
     )
+    return pool, blocks
+
+
+def _add_shared(found: Health, now: Statistics) -> None:
+    """Add what all tenants have a part in."""
+    found.sessions = dict(now.sessions)
+    found.queue = QueueObject(queued=now.queued, running=now.running)
+    found.pool, found.blocks = shared_objects(now)
     found.memory = MemoryObject(
         kv_live_bytes=now.kv_live_bytes,
         kv_expected_bytes=now.kv_expected_bytes,

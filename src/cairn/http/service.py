@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from cairn.actors.agents.messages import AgentService
+from cairn.actors.looking import Looking
 from cairn.actors.requests.messages import (
     ContextUse,
     Generate,
@@ -61,6 +62,15 @@ class Service(Protocol):
     @property
     def agents(self) -> AgentService:
         """The tenant's agents."""
+
+    def looking(self, *, of_all: bool, texts: bool) -> Looking:
+        """
+        What the tenant may look at. Changes nothing.
+
+        Args:
+            of_all: whether it may see the sessions of all tenants.
+            texts: whether it asks for their texts, which is journaled before it reads them.
+        """
 
     def facts_of(self, requested_model: str) -> ServerFacts:
         """Facts about the model that answers a request for this name, whatever the name is."""

@@ -378,8 +378,9 @@ class RequestReceived(Event):
     its block keys likewise. So a turn adds to the journal only what is new in it.
 
     Attributes:
-        chain: (name of the part, its hash over all before it) from the first part on. Parts that
-            the session's last request had in the same place are only counted, in ``base_parts``.
+        new_parts: (name of the part, its hash over all before it, its hash alone) of the parts that
+            the session's last request did not have in the same place. Those before are only
+            counted, in ``base_parts``.
         sampling: the sampling parameters as they are used, defaults filled in.
         seed: the seed in use; ``seed_given`` says whether the client chose it.
         cache_mode: ``prefix`` if it continues no session and reuses only blocks from the pool.
@@ -387,6 +388,8 @@ class RequestReceived(Event):
             no expiry.
         grammar: the grammar that constrains the answer, in llguidance's form; None if there is
             none.
+        words: the first words of the last message of a user, or of a raw prompt, for people; if the
+            session is new, after those of the conversation; None if there are none.
     """
 
     kind: ClassVar[str] = "request_received"
@@ -400,7 +403,7 @@ class RequestReceived(Event):
     cache_prompt: bool
     base_request: str | None
     base_parts: int = natural()
-    new_parts: tuple[tuple[str, str], ...]
+    new_parts: tuple[tuple[str, str, str], ...]
     base_tokens: int = natural()
     new_ids: tuple[int, ...] = private()
     base_keys: int = natural()
@@ -412,6 +415,7 @@ class RequestReceived(Event):
     seed_given: bool
     requested_model: str
     grammar: str | None = private()
+    words: str | None = private()
     cache_mode: CacheMode
     ttl_s: int | None = attrs.field(validator=attrs.validators.optional(_natural))
 
@@ -459,9 +463,12 @@ class PathSelected(Event):
             time.
         rerendered_tokens: tokens of the session that the template now renders differently.
         nearest: the session that the request was compared with, if any.
-        diverged_part: for ``diverged``: which part changed, by Anthropic's names.
-        diverged_token: the first token that differs from the nearest session's.
+        diverged_part: for ``diverged``: which part changed, by Anthropic's names; or
+            ``tools_reordered``.
+        diverged_token: for ``diverged``, and if tokens are rendered differently: the first token
+            that differs from the nearest session's.
         diverged_text: the text around it.
+        diverged_from: the text around it in the nearest session.
     """
 
     kind: ClassVar[str] = "path_selected"
@@ -483,6 +490,7 @@ class PathSelected(Event):
     diverged_part: str | None
     diverged_token: int | None
     diverged_text: str | None = private()
+    diverged_from: str | None = private()
 
 
 @attrs.frozen(kw_only=True)

@@ -121,3 +121,9 @@ def part_hash(*, secret: bytes, tenant: str, parent: str, label: str, content: b
     """
     fields = (b"cairn part", tenant.encode(), parent.encode(), label.encode(), content)
     return hmac.new(secret, framed(fields), hashlib.sha256).hexdigest()[:32]
+
+
+def part_alone(*, secret: bytes, tenant: str, label: str, content: bytes) -> str:
+    """The name of one part by itself, wherever it is. Arguments as for ``part_hash``."""
+    fields = (b"cairn part alone", tenant.encode(), label.encode(), content)
+    return hmac.new(secret, framed(fields), hashlib.sha256).hexdigest()[:32]

@@ -61,6 +61,7 @@ Reason = Literal[
     "shorter_history",
     "diverged",
     "evicted",
+    "expired",
     "too_short",
     "session_busy",
     "quarantined",
@@ -69,6 +70,10 @@ Reason = Literal[
     "cache_mode_prefix",
 ]
 
+_AROUND = 24
+"""How many tokens before and after the first one that differs people are shown."""
+_MEANT = 16
+"""The most conversations with the same last message that are compared, the most recent ones."""
 _CHANGED = {"model": "model_changed", "tools": "tools_changed", "system": "system_changed"}
 
 
@@ -323,9 +328,13 @@ def select(state: State, session: Session, request: OpenRequest) -> Decision:
     nearest = session if goes_on else _nearest(state, session, ask)
     reason = _reason(state, nearest, ask, goes_on, reused)
     last = nearest.last if nearest is not None else None
+    found = reuse.blocks + reuse.shared
+    if _is_new(reason, last, ask.chain) and _expired(state, request.prompt_keys[found : found + 1]):
+        reason = "expired"
     held = last.sequence if last else ()
     differs = common_length(held, request.prompt_ids)
     diverged = reason == "diverged" and last is not None
+    rerendered = 0 if reason else len(held) - differs
     return Decision(
         path="new_session" if reason else "continuation",
         reason=reason,
@@ -337,10 +346,10 @@ def select(state: State, session: Session, request: OpenRequest) -> Decision:
         reused_tokens=reused,
         prewarmed_tokens=_first_used(state, request.prompt_keys[: reuse.blocks + reuse.shared])
         + prewarmed_rows_before(session, reuse.tokens),
-        rerendered_tokens=0 if reason else len(held) - differs,
+        rerendered_tokens=rerendered,
         nearest=nearest.id if nearest is not None else None,
         diverged_part=_diverged_part(last.chain, ask.chain) if last and diverged else None,
-        diverged_token=differs if diverged else None,
+        diverged_token=differs if diverged or rerendered else None,
     )
 
 
@@ -367,7 +376,7 @@ def _comparable(session: Session, ask: Ask) -> bool:
 
 def _continued(state: State, ask: Ask) -> Iterator[Session]:
     """The sessions that this request continues: longest chain first, then most recently used."""
-    for _, name in reversed(ask.chain):
+    for _, name, _ in reversed(ask.chain):
         found = [state.sessions[session] for session in state.tips.get(name, ())]
         for session in sorted(found, key=lambda s: s.last_used, reverse=True):
             assert session.last is not None
@@ -386,10 +395,49 @@ def _nearest(state: State, session: Session, ask: Ask) -> Session | None:
         return None
     for found in _continued(state, ask):
         return found
-    for _, name in reversed(ask.chain):
+    front = _front(ask.chain)
+    return (
+        _with_part(state, ask, ask.chain[front:])
+        or _meant(state, ask, front)
+        or _with_part(state, ask, ask.chain[:front])
+    )
+
+
+def _front(chain: tuple[Part, ...]) -> int:
+    """How many parts come before the messages of a conversation: tools and system prompts."""
+    return next((at for at, part in enumerate(chain) if part[0] not in _CHANGED), len(chain))
+
+
+def _with_part(state: State, ask: Ask, parts: tuple[Part, ...]) -> Session | None:
+    """The conversation that has the last of these parts, after the same beginning."""
+    for _, name, _ in reversed(parts):
         for known in reversed(state.parts.get(name, ())):
             if _comparable(state.sessions[known], ask):
                 return state.sessions[known]
+    return None
+
+
+def _meant(state: State, ask: Ask, front: int) -> Session | None:
+    """
+    The conversation that a request was meant to continue although its beginning is different: its
+    last message is one of the request's, and so is all that comes before that after tools and
+    system prompts, or at least the message before. Of several, the one whose last message comes
+    latest, then the one with the most in common, then the most recent.
+    """
+    names = [alone for _, _, alone in ask.chain]
+    for end in range(len(names), front, -1):
+        found: list[tuple[int, Session]] = []
+        for known in reversed(state.ends.get(names[end - 1], ())[-_MEANT:]):
+            session = state.sessions[known]
+            assert session.last is not None
+            if _comparable(session, ask):
+                theirs = [alone for _, _, alone in session.last.chain]
+                same = common_length(tuple(reversed(theirs)), tuple(reversed(names[front:end])))
+                whole = same == len(theirs) - _front(session.last.chain) == end - front
+                if whole or same > 1:
+                    found.append((same, session))
+        if found:
+            return max(found, key=lambda one: one[0])[1]
     return None
 
 
@@ -415,7 +463,9 @@ def _reason(
         if not reused and _too_short(state, nearest.last):
             return "too_short"
         # Less than a block may be of another conversation that begins with the same words.
-        return "evicted" if _all_gone(state, nearest.last) else None
+        if not _all_gone(state, nearest.last):
+            return None
+        return "expired" if _expired(state, nearest.last.prompt_keys) else "evicted"
     if nearest.last.chain[: len(ask.chain)] == ask.chain:
         return "shorter_history"
     return "diverged"
@@ -425,6 +475,39 @@ def _all_gone(state: State, last: Turn) -> bool:
     """Whether blocks of this conversation were sealed, and none of them is available any more."""
     sealed = [state.blocks[key] for key in last.prompt_keys if key in state.blocks]
     return bool(sealed) and not any(block.usable for block in sealed)
+
+
+def _is_new(reason: Reason | None, last: Turn | None, chain: tuple[Part, ...]) -> bool:
+    """Whether a request has no message of the nearest conversation, or there is none."""
+    if reason != "diverged" or last is None:
+        return reason == "cold_start"
+    return common_length(last.chain, chain) <= _front(chain) and last.end not in [
+        alone for _, _, alone in chain
+    ]
+
+
+def _expired(state: State, keys: tuple[str, ...]) -> bool:
+    """Whether blocks of these were sealed, and all are gone because their TTL was over."""
+    sealed = [state.blocks[key] for key in keys if key in state.blocks]
+    gone = [block for block in sealed if not block.there and block.gone == "expired"]
+    return bool(sealed) and len(gone) == len(sealed)
+
+
+def around(
+    state: State, request: OpenRequest, decision: Decision
+) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """
+    The tokens of a prompt around the first one that differs, and those of the nearest session
+    there, to show to people; None if nothing differs.
+    """
+    token = decision.diverged_token
+    if token is None or decision.nearest is None:
+        return None, None
+    last = state.session(decision.nearest).last
+    assert last is not None
+    held = last.sequence
+    start, end = max(0, token - _AROUND), token + _AROUND
+    return request.prompt_ids[start:end], held[start:end]
 
 
 def _too_short(state: State, last: Turn) -> bool:
@@ -676,7 +759,7 @@ def _same_beginning(state: State, ask: Ask) -> Turn | None:
     if ask.session_name is not None:
         names: Iterator[SessionId] = iter((SessionId(ask.session_name),))
     else:
-        deepest_first = (name for _, name in reversed(ask.chain))
+        deepest_first = (name for _, name, _ in reversed(ask.chain))
         names = (known for part in deepest_first for known in reversed(state.parts.get(part, ())))
     for name in names:
         held = state.sessions.get(name)
@@ -748,6 +831,8 @@ def _diverged_part(held: tuple[Part, ...], chain: tuple[Part, ...]) -> str:
     before the system prompt.
     """
     for mine, theirs in zip(held, chain, strict=False):
+        if mine[1] != theirs[1] and mine[2] == theirs[2] and mine[0] == "tools":
+            return "tools_reordered"
         if mine != theirs:
             found = (_CHANGED[name] for name in _CHANGED if name in (mine[0], theirs[0]))
             return next(found, "messages_changed")

@@ -31,8 +31,8 @@ from cairn.journal.lifecycle import SessionState, next_state, trigger
 from cairn.journal.tenants import agent_session
 
 SessionId = NewType("SessionId", str)
-Part = tuple[str, str]
-"""(name of the part, its hash over all parts up to it)"""
+Part = tuple[str, str, str]
+"""(name of the part, its hash over all parts up to it, its hash alone)"""
 Pins = Map[SessionId, tuple[str, ...]]
 
 ACCEPTED_UNSTABLE = "accept_unstable"
@@ -121,6 +121,11 @@ class Turn:
     def tip(self) -> str:
         """The hash of the last part, which names the whole chain."""
         return self.chain[-1][1]
+
+    @property
+    def end(self) -> str:
+        """The hash of the last part alone."""
+        return self.chain[-1][2]
 
     @property
     def sequence(self) -> tuple[int, ...]:
@@ -316,6 +321,8 @@ class Block:
         previous_use: position of the use before that, see ``Use``; None if there was none.
         expires_us: the latest expiry that a session sealed it with, in microseconds since 1970;
             None for never.
+        gone: why it last left memory or disk since it was sealed; None if it never did, or if the
+            model was unloaded since.
         tokens: C, or fewer in a short block, see ``cache/short_blocks``.
         ids: its token ids, see ``keys.ids_bytes``, while it can be matched in part; private. Empty
             if it is neither in memory nor in a file, with the grain C, and if a prune removed them.
@@ -334,6 +341,7 @@ class Block:
     last_used: int = 0
     previous_use: int | None = None
     expires_us: int | None = None
+    gone: ev.RemovalReason | None = None
     bug_id: str | None = None
 
     @property
@@ -429,9 +437,11 @@ class State:
         streams: last sequence number of each stream.
         model: what is loaded in this run of the server.
         tips: tip of a chain to the sessions whose last request had this chain. Named sessions are
-            neither here nor in ``parts``, because they are never matched by content.
+            neither here nor in ``parts`` and ``ends``, because they are never matched by content.
         parts: hash of a part to the sessions whose last request had it, the most recent last; finds
             the nearest conversation.
+        ends: hash of a part alone to the sessions whose last request ended with it, the most recent
+            last; finds a conversation whose beginning changed.
         blocks: the prefix cache: every block that was sealed, by its key, because a key has one
             digest, also when it comes again. A prune removes those that are gone everywhere, see
             ``gone_blocks``.
@@ -466,6 +476,7 @@ class State:
     requests: Map[str, SessionId] = Map()
     tips: Map[str, tuple[SessionId, ...]] = Map()
     parts: Map[str, tuple[SessionId, ...]] = Map()
+    ends: Map[str, tuple[SessionId, ...]] = Map()
     blocks: Map[str, Block] = Map()
     uses: Map[str, Use] = Map()
     children: Map[str, tuple[str, ...]] = Map()
@@ -610,7 +621,11 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return state  # only on record; the block is as it was
         case ev.BlockLoaded():
             return _block_loaded(state, event)
-        case ev.BlockFileRejected() | ev.BlockFileRemoved():
+        case ev.BlockFileRejected():
+            return _with_file(state, event.key, None)
+        case ev.BlockFileRemoved():
+            block = attrs.evolve(state.blocks[event.key], gone=event.reason)
+            state = attrs.evolve(state, blocks=state.blocks.set(event.key, block))
             return _with_file(state, event.key, None)
         case ev.TokensEmitted():
             return _tokens_emitted(state, event)
@@ -797,24 +812,26 @@ def _with_last(index: _Sessions, name: str, session: SessionId) -> _Sessions:
 
 
 def _with_tip(state: State, session: Session, new: Turn | None) -> State:
-    """The state with ``new`` as the session's last turn in ``tips`` and ``parts``."""
+    """The state with ``new`` as the session's last turn in ``tips``, ``parts`` and ``ends``."""
     if session.named:
         return state
-    tips, parts = state.tips, state.parts
+    tips, parts, ends = state.tips, state.parts, state.ends
     old_chain = session.last.chain if session.last is not None else ()
     new_chain = new.chain if new is not None else ()
     if old_chain:
         assert session.last is not None
         tips = _without(tips, session.last.tip, session.id)
+        ends = _without(ends, session.last.end, session.id)
     if new_chain:
         tips = _with_last(tips, new_chain[-1][1], session.id)
-    still_there = {name for _, name in new_chain}
-    for _, name in old_chain:
+        ends = _with_last(ends, new_chain[-1][2], session.id)
+    still_there = {name for _, name, _ in new_chain}
+    for _, name, _ in old_chain:
         if name not in still_there:
             parts = _without(parts, name, session.id)
-    for _, name in new_chain:
+    for _, name, _ in new_chain:
         parts = _with_last(parts, name, session.id)
-    return attrs.evolve(state, tips=tips, parts=parts)
+    return attrs.evolve(state, tips=tips, parts=parts, ends=ends)
 
 
 def _memory_gone(state: State) -> State:
@@ -843,7 +860,8 @@ def _memory_gone(state: State) -> State:
     blocks = state.blocks
     for block in state.blocks.values():
         if block.present:
-            blocks = blocks.set(block.key, _forgotten_ids(attrs.evolve(block, present=False)))
+            left = attrs.evolve(block, present=False, gone=None)
+            blocks = blocks.set(block.key, _forgotten_ids(left))
     pool = Pool(disk_blocks=state.pool.disk_blocks, disk_bytes=state.pool.disk_bytes)
     return attrs.evolve(
         state,
@@ -1143,7 +1161,7 @@ def _block_evicted(state: State, event: ev.BlockEvicted) -> State:
         block_bytes=state.pool.block_bytes - event.bytes,
         block_tokens=state.pool.block_tokens - block.tokens,
     )
-    block = _forgotten_ids(attrs.evolve(block, present=False))
+    block = _forgotten_ids(attrs.evolve(block, present=False, gone=event.reason))
     return attrs.evolve(state, blocks=state.blocks.set(event.key, block), pool=pool)
 
 

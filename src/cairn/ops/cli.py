@@ -32,6 +32,11 @@ COMMANDS = {
         "Show what happened in a bug or a session, and check it again.",
     ),
     "sessions": ("cairn.ops.journal.sessions:sessions", "List the sessions of a journal."),
+    "top": ("cairn.ops.top:top", "Show what a running server does now."),
+    "explain": (
+        "cairn.ops.journal.explain:explain_command",
+        "Explain why a prompt was computed, or reused.",
+    ),
     "agents": (
         "cairn.ops.journal.agents:agents",
         "List the agents of a journal, or show the conversation of one.",

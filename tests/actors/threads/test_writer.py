@@ -21,7 +21,13 @@ from cairn.actors.requests.messages import Generate
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.server import Server
 from cairn.actors.threads import writer as writer_module
-from cairn.actors.threads.writer import LOG_WARNING_BYTES, JournalWriter, Stall, WriterDied
+from cairn.actors.threads.writer import (
+    LOG_WARNING_BYTES,
+    RECENT_ROWS,
+    JournalWriter,
+    Stall,
+    WriterDied,
+)
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked, StoreLost
@@ -90,6 +96,37 @@ async def test_observers_see_committed_events_in_order(nursery: trio.Nursery) ->
 
     assert list(range(1, 52)) == seen
     assert writer.committed == receipt == 51
+
+
+@pytest.mark.trio
+async def test_the_last_rows_are_held_while_they_are_followed(nursery: trio.Nursery) -> None:
+    """They are read from the store once there is no follower, and if they are no longer held."""
+    store, asked = MemoryStore(), []
+    writer = JournalWriter(store)
+    sequencer = Sequencer(Ledger(clock()), writer)
+    read = store.row
+
+    def row(position: int) -> Row | None:
+        asked.append(position)
+        return read(position)
+
+    store.row = row  # type: ignore[method-assign]
+    await nursery.start(writer.run)
+    await writer.wait_committed(sequencer.append(started("one")))
+    with writer.followed(), writer.followed():
+        receipt = 0
+        for number in range(RECENT_ROWS + 3):
+            receipt = sequencer.append(rejected(str(number)))
+        await writer.wait_committed(receipt)
+        last = [receipt - 1, receipt]
+        assert [store.rows[-2], store.rows[-1]] == await writer.rows(last)
+        assert [] == asked
+        old = receipt - RECENT_ROWS
+        assert [store.rows[old - 1]] == await writer.rows([old])
+        assert [old] == asked
+    assert [store.rows[-2], store.rows[-1]] == await writer.rows(last)
+    assert [old, *last] == asked
+    writer.close()
 
 
 class Commits(MemoryStore):

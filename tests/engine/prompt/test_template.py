@@ -75,7 +75,7 @@ def test_a_template_that_raises() -> None:
         render(Recording(error=ValueError("no such role")), WHOLE)
 
 
-def chain(conversation: Conversation, tenant: str = "local") -> list[tuple[str, str]]:
+def chain(conversation: Conversation, tenant: str = "local") -> list[tuple[str, str, str]]:
     """The chain of a conversation."""
     return list(chain_of(conversation_parts(conversation), secret=b"s", tenant=tenant))
 
@@ -83,10 +83,10 @@ def chain(conversation: Conversation, tenant: str = "local") -> list[tuple[str, 
 def test_the_chain_of_a_conversation() -> None:
     """Tools first; a change changes all parts after it, and another tenant shares none."""
     expected = chain(WHOLE)
-    assert ["tools", "user", "assistant", "tool"] == [label for label, _ in expected]
+    assert ["tools", "user", "assistant", "tool"] == [label for label, *_ in expected]
     assert expected[:2] == chain(attrs.evolve(WHOLE, messages=WHOLE.messages[:1]))
     for other in (chain(attrs.evolve(WHOLE, tools=(TOOL, TOOL))), chain(WHOLE, "neighbour")):
-        assert not {key for _, key in expected} & {key for _, key in other}
+        assert not {key for _, key, _ in expected} & {key for _, key, _ in other}
     assert 3 == len(chain(attrs.evolve(WHOLE, tools=())))
 
 

@@ -67,6 +67,7 @@ def received(request: str = "r1") -> RequestReceived:
         seed_given=False,
         requested_model="",
         grammar=None,
+        words=None,
         cache_mode="full",
         ttl_s=None,
     )
@@ -93,6 +94,7 @@ def selected(path: Any, reason: str | None, request: str = "r1", reused: int = 0
         diverged_part=None,
         diverged_token=None,
         diverged_text=None,
+        diverged_from=None,
     )
 
 
@@ -523,7 +525,7 @@ def test_gauges_are_read_at_the_scrape():
         gather_delays=delays,
     )
     assert 5 == read("cairn_scheduler_pool_in_use")
-    assert 8 == read("cairn_scheduler_pool_total")
+    assert 8 == read("cairn_scheduler_pool_slabs")
     assert 400 == read("cairn_scheduler_pool_bytes", state="in_use")
     assert 600 == read("cairn_scheduler_pool_bytes", state="free")
     assert 390 == read("cairn_kv_live_bytes")
@@ -562,6 +564,8 @@ async def test_scrape():
     assert "cairn_continuation_tokens_skipped_total 64.0" in lines
     assert 'cairn_requests_total{outcome="stop"} 1.0' in lines
     types = dict(line.split()[2:4] for line in lines if line.startswith("# TYPE"))
+    assert "gauge" == types.pop("process_resident_memory_bytes", "gauge")
+    types = {name: kind for name, kind in types.items() if not name.startswith("process_")}
     assert {
         "cairn_path_selection_total": "counter",
         "cairn_path_selection_reason_total": "counter",
@@ -592,7 +596,7 @@ async def test_scrape():
         "cairn_blocks_reused_total": "counter",
         "cairn_shadow_checks_total": "counter",
         "cairn_scheduler_pool_in_use": "gauge",
-        "cairn_scheduler_pool_total": "gauge",
+        "cairn_scheduler_pool_slabs": "gauge",
         "cairn_scheduler_pool_bytes": "gauge",
         "cairn_kv_live_bytes": "gauge",
         "cairn_kv_expected_bytes": "gauge",
@@ -611,6 +615,19 @@ async def test_scrape():
         "cairn_journal_gather_seconds": "histogram",
         "cairn_prompt_characters_total": "counter",
         "cairn_prompt_memory_bytes": "gauge",
+        "cairn_time_to_first_token_seconds": "histogram",
+        "cairn_time_per_output_token_seconds": "histogram",
+        "cairn_request_duration_seconds": "histogram",
+        "cairn_request_queue_seconds": "histogram",
+        "cairn_prompt_tokens_total": "counter",
+        "cairn_generation_tokens_total": "counter",
+        "cairn_prefix_cache_requests_total": "counter",
+        "cairn_model_loads_total": "counter",
+        "cairn_requests_running": "gauge",
+        "cairn_requests_waiting": "gauge",
+        "cairn_kv_capacity_bytes": "gauge",
+        "cairn_kv_usage_ratio": "gauge",
+        "cairn_build_info": "gauge",
     } == types
     series = [line.rsplit(" ", 1)[0] for line in lines if not line.startswith("#")]
     assert len(series) == len(set(series))

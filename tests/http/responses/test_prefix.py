@@ -53,7 +53,7 @@ def draft(body: Body) -> Draft:
     return read_responses_request(json.dumps(body).encode(), {}, Ignored(), FACTS)
 
 
-def parts(command: Generate) -> tuple[tuple[str, bytes], ...]:
+def parts(command: Generate) -> tuple[tuple[str, bytes, bytes], ...]:
     """The parts by which conversations are compared."""
     assert command.conversation is not None
     return conversation_parts(command.conversation)

@@ -180,6 +180,7 @@ def _received(session: str, request: str, keys: tuple[str, ...]) -> ev.RequestRe
         requested_model="none",
         ttl_s=None,
         grammar=None,
+        words=None,
     )
 
 
@@ -203,6 +204,7 @@ def _selected(session: str, request: str, found: int, decided_at: int) -> ev.Pat
         diverged_part=None,
         diverged_token=None,
         diverged_text=None,
+        diverged_from=None,
     )
 
 

@@ -97,7 +97,7 @@ def test_what_is_gone_goes(there: str, bugs: str, stay: str):
 TURN = Turn(
     request="r1",
     fingerprint="f",
-    chain=(("user", "h"),),
+    chain=(("user", "h", "alone"),),
     prompt_ids=(),
     prompt_keys=("r", "a", "d"),
     answered=True,

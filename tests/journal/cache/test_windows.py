@@ -111,7 +111,7 @@ def test_what_is_loaded_is_what_would_be_copied(gone: tuple[int, ...], loaded: b
     ask = Ask(
         tenant="t",
         fingerprint="f",
-        chain=(("user", "u"),),
+        chain=(("user", "u", "v"),),
         session_name=None,
         group=None,
         cache_prompt=True,

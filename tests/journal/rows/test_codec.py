@@ -42,7 +42,9 @@ BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
     "tuple[int, ...]": st.lists(NATURALS, max_size=5).map(tuple),
     "tuple[float, ...]": st.lists(FLOATS, max_size=5).map(tuple),
     "tuple[str, ...]": st.lists(TEXTS, max_size=4).map(tuple),
-    "tuple[tuple[str, str], ...]": st.lists(st.tuples(TEXTS, TEXTS), max_size=4).map(tuple),
+    "tuple[tuple[str, str, str], ...]": st.lists(st.tuples(TEXTS, TEXTS, TEXTS), max_size=4).map(
+        tuple
+    ),
     "Coverage": st.lists(st.tuples(NATURALS, NATURALS, NATURALS), max_size=3).map(tuple),
     "Step": st.sampled_from(["prefill", "decode", "settle"]),
     "Path": st.sampled_from(["continuation", "new_session"]),

@@ -312,7 +312,18 @@ def test_commands_of_the_chat():
     assert "/edit TEXT" in result.stderr
 
 
-@pytest.mark.parametrize("line", ["/dance", "/again", "/edit x", "/edit"])
+def test_why():
+    """The last answer's path in words; the server is asked for it with each request."""
+    because = "None of the 9 prompt tokens was reused.\x1b[2J"
+    accepted = attrs.evolve(ACCEPTED, explanation=because)
+    with faked((accepted, Delta(parts=(Said("A"),)), FINISHED)) as server:
+        result = piped("one\n/why\n", "--url", server.url)
+    assert [True] == [command.explain for command in server.service.commands]
+    assert (0, "A\n") == (result.exit_code, result.stdout)
+    assert "None of the 9 prompt tokens was reused.\\x1b[2J" == result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("line", ["/dance", "/again", "/edit x", "/edit", "/why"])
 def test_a_command_that_fails(line: str):
     """The reason is shown, and a pipe exits with 1: there is no prompt."""
     with faked() as server:

@@ -93,7 +93,7 @@ def test_serve_warns(
         return f"open: {path.name}", "close it"
 
     monkeypatch.setattr(serve_run, "readers_warning", warned)
-    monkeypatch.setattr(serve_run, "set_up_logs", lambda _: None)
+    monkeypatch.setattr(serve_run, "set_up_logs", lambda *_: None)
     monkeypatch.setattr(serve_run, "use_one_heap", lambda: None)
     monkeypatch.setattr("cairn.ops.serve.run.trio.run", lambda *_: True)
     arguments = ["--port", "0", "--data-dir", str(tmp_path / "home")]

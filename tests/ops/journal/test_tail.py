@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from cairn.journal import events as ev
+from cairn.journal.rows.export import to_line
 from cairn.ops.journal.tail import Log, show_pretty
+from tests.ops.test_commands import on_a_terminal
 from tests.support.journals import FINGERPRINT, TENANT, Builder, healthy
 
 LINES = [
@@ -278,3 +280,34 @@ def test_following(log: Path):
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=30)
     assert (0, "", f"cursor: {log.stat().st_size}\n") == (process.returncode, stdout, stderr)
+
+
+def test_decoding_is_folded_on_a_terminal(stored):
+    """The rows of an answer's decoding are one line with their tokens; --all shows each."""
+    built = Builder()
+    built.start()
+    built.turn("s1", "r1", ["Hello"], range(1, 9), (20, 21, 22))
+    folder = stored(built.rows)
+    events = [json.loads(to_line(row)) for row in built.rows]
+    steps = [one["payload"] for one in events if one["payload"].get("step") == "decode"]
+    tokens = sum(one["end"] - one["start"] for one in steps)
+    options = ("tail", "--journal", "-n", "100", "--data-dir", folder)
+    folded = on_a_terminal(200, *options)
+    (line,) = [line for line in folded if "decoded" in line]
+    assert f"decoded {tokens} tokens in 0 ms" in line
+    assert "r1" in line
+    assert not [line for line in folded if "decode" in line and "cache_extended" in line]
+    every = on_a_terminal(200, *options, "--all")
+    assert len(steps) == sum("decode" in line and "cache_extended" in line for line in every) > 0
+    assert not [line for line in every if "decoded" in line]
+
+
+def test_decoding_that_goes_on_is_shown_at_the_end(stored):
+    """A journal that ends in the middle of an answer shows what was decoded until then."""
+    built = Builder()
+    built.start()
+    built.turn("s1", "r1", ["Hello"], range(1, 9), (20, 21, 22))
+    kinds = [json.loads(to_line(row))["payload"].get("step") for row in built.rows]
+    folder = stored(built.rows[: kinds.index("decode") + 1])
+    last = on_a_terminal(200, "tail", "--journal", "-n", "5", "--data-dir", folder)[-1]
+    assert "decoded 2 tokens" in last

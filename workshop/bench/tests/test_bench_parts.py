@@ -1064,7 +1064,7 @@ def test_matching_that_finds_less_gives_no_result():
     less = attrs.evolve(index.state, blocks=index.state.blocks.delete(key))
     with pytest.raises(NoResult, match="20 blocks of 56 were found"):
         matching.timed(attrs.evolve(index, state=less), 1)
-    other = attrs.evolve(index, chain=(("system", "x"), ("user", "y")))
+    other = attrs.evolve(index, chain=(("system", "x", "xx"), ("user", "y", "yy")))
     with pytest.raises(NoResult, match="matching: new_session, diverged"):
         matching.timed(other, 1)
 

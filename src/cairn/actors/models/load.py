@@ -28,6 +28,7 @@ from cairn.journal import events as ev
 from cairn.journal.cache.checkpoints import STATES_A_SLAB
 from cairn.journal.keys import tested_fields
 from cairn.journal.state import ACCEPTED_UNSTABLE, State
+from cairn.journal.summaries import Summaries
 
 if TYPE_CHECKING:
     from cairn.engine.contract import StartedEngine
@@ -63,6 +64,7 @@ class Run:
     engine: EngineThread
     start_engine: StartEngine
     agents: StoredAgents
+    summaries: Summaries
     stalls: Stalls
     admission: Admission
     activity: Activity

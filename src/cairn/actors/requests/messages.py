@@ -77,6 +77,7 @@ class Generate:
             named session, and nothing is stored of them.
         context_max: the limit of prompt and answer together, if it is less than the model's
             context; in tokens.
+        explain: whether the client wants its path explained in words.
     """
 
     protocol: str
@@ -98,6 +99,7 @@ class Generate:
     keep: Keep | None = None
     choices: int = 1
     context_max: int | None = None
+    explain: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -112,6 +114,7 @@ class Accepted:
         created_s: seconds since 1970.
         choice: the index of the answer.
         context_left: how many tokens of the context the prompt leaves free.
+        explanation: the path in words, if the client asked for it; private.
     """
 
     request: str
@@ -126,6 +129,7 @@ class Accepted:
     created_s: int
     context_left: int
     choice: int = 0
+    explanation: str | None = attrs.field(default=None, repr=False)
 
 
 @attrs.frozen(kw_only=True)

@@ -270,7 +270,7 @@ class Preparer:
 
     def read(
         self, command: Generate, tenant: str
-    ) -> tuple[tuple[int, ...], tuple[tuple[str, bytes], ...], AnswerForm]:
+    ) -> tuple[tuple[int, ...], tuple[prompts.CanonicalPart, ...], AnswerForm]:
         """The token ids and conversation parts of a request, and the form of its answer."""
         if command.conversation is not None:
             conversation = command.conversation
@@ -289,9 +289,11 @@ class Preparer:
             return ids, prompts.conversation_parts(conversation), form
         if isinstance(command.prompt, str):
             ids = self.encoder.encode_raw(command.prompt)
-            return ids, (("prompt", command.prompt.encode()),), AnswerForm()
-        ids = shared(command.prompt or ())
-        return ids, (("prompt", repr(ids).encode()),), AnswerForm()
+            content = command.prompt.encode()
+        else:
+            ids = shared(command.prompt or ())
+            content = repr(ids).encode()
+        return ids, (("prompt", content, content),), AnswerForm()
 
 
 def characters_of(command: Generate) -> int:

@@ -7,18 +7,20 @@ when it has waited for these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import attrs
 
 from cairn.actors.errors import Broken
-from cairn.actors.requests.messages import Accepted
+from cairn.actors.requests.messages import Accepted, Generate
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.sessions.cache import SessionCache
 from cairn.actors.sessions.context import SessionContext
 from cairn.actors.sessions.generate import Gone
 from cairn.journal import events as ev
 from cairn.journal import paths
+from cairn.journal.explanations import explain
+from cairn.journal.summaries import WORDS_MAX, first_words
 from cairn.journal.tenants import session_name
 
 
@@ -83,7 +85,7 @@ class Claim:
                 await self._load(ticket)
                 if self._may_decide(ticket):
                     receipt = context.sequencer.go_on(
-                        cache.id, self._around(ticket), expected_seq=cache.seq + 1
+                        cache.id, self._text, expected_seq=cache.seq + 1
                     )
                     cache.seq += 1
         if bug is not None:
@@ -132,15 +134,13 @@ class Claim:
                 named=self.named,
             )
         cache.opened = True
-        receipt = context.sequencer.begin(self._received(ticket), opened, self._around(ticket))
+        receipt = context.sequencer.begin(self._received(ticket), opened, self._text)
         cache.seq += 2 if opened is None else 3
         ticket.accepted = True
         return receipt
 
-    def _around(self, ticket: Ticket) -> Callable[[int], str]:
-        """A function that returns the text of a prompt around a token."""
-        ids, tokenizer = ticket.prepared.prompt_ids, self.context.tokenizer
-        return lambda token: tokenizer.decode(ids[max(0, token - 8) : token + 8])
+    def _text(self, ids: tuple[int, ...]) -> str:
+        return self.context.tokenizer.decode(ids)
 
     def _accepted(self, ticket: Ticket) -> Accepted:
         context, cache, prepared, path = self.context, self.cache, ticket.prepared, self.cache.path
@@ -156,7 +156,19 @@ class Claim:
             seed=prepared.seed,
             created_s=ticket.created_s,
             context_left=prepared.context_tokens - len(prepared.prompt_ids),
+            explanation=self._explained() if prepared.command.explain else None,
         )
+
+    def _explained(self) -> str:
+        """The path in words."""
+        model = self.context.sequencer.state.model
+        assert model is not None
+        return explain(
+            self.cache.request.ask,
+            self.cache.path,
+            block_tokens=model.block_tokens,
+            min_cache_tokens=model.min_cache_tokens,
+        ).text
 
     def _serves(self, ticket: Ticket) -> bool:
         """Whether a request is still this session's to serve."""
@@ -195,10 +207,25 @@ class Claim:
             seed_given=command.seed is not None,
             requested_model=command.requested_model,
             grammar=prepared.grammar,
+            words=_words(command, is_new=last is None),
             ttl_s=max(self.context.ttl_s, command.least_ttl_s)
             if command.ttl_s is None
             else command.ttl_s,
         )
+
+
+def _words(command: Generate, *, is_new: bool) -> str | None:
+    """
+    The first words of what a request asks. If its session is new, those of the conversation, too.
+    """
+    if command.conversation is None:
+        return first_words(command.prompt) if isinstance(command.prompt, str) else None
+    said = [one.content for one in command.conversation.messages if one.role == "user"]
+    if not said:
+        return None
+    if not is_new or len(said) == 1:
+        return first_words(said[-1])
+    return f"{first_words(said[0], WORDS_MAX // 2)} … {first_words(said[-1], WORDS_MAX // 2)}"
 
 
 def _common_parts(one: Sequence[object], other: Sequence[object]) -> int:

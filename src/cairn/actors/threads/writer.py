@@ -46,6 +46,8 @@ _LAST_WORDS_S = 2.0
 
 REMOVAL_PROBE_S = 60.0
 """How long the removal of pruned rows rests after it failed."""
+RECENT_ROWS = 256
+"""How many of the last rows are held while they are followed."""
 
 LOG_WARNING_BYTES = 64 * 1024 * 1024
 """The size of the database's own log at which the operator is warned."""
@@ -157,6 +159,8 @@ class JournalWriter:
         self._removed = 0
         self._base_rows: Mapping[int, Row] | None = None
         self._removal_rests_until = 0.0
+        self._followers = 0
+        self._recent: dict[int, Row] = {}  # the last rows, while there are followers
 
     @property
     def committed(self) -> int:
@@ -209,6 +213,20 @@ class JournalWriter:
             yield
         finally:
             self._observers.remove(observer)
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """
+        While the context lasts, the last rows are held in memory, so that several who look each
+        new row up do not each read it from the store.
+        """
+        self._followers += 1
+        try:
+            yield
+        finally:
+            self._followers -= 1
+            if not self._followers:
+                self._recent.clear()
 
     def submit(
         self, rows: Sequence[Row], recorded: Sequence[Recorded], base: Base | None = None
@@ -270,6 +288,8 @@ class JournalWriter:
         """
         if self._closing.is_set():
             raise WriterDied("the journal is closed")
+        if all(position in self._recent for position in positions):
+            return [self._recent[position] for position in positions]
         lookup = _Lookup(tuple(positions))
         self._inbox.put(lookup)
         while lookup.rows is None:
@@ -432,11 +452,23 @@ class JournalWriter:
         last = batches[-1].rows[-1]
         self._head, self._committed = Head(last.position, last.hash), last.position
         self._measured(log_bytes)
+        self._hold(batches)
         self._moved.unpark_all()
         for batch in batches:
             for recorded in batch.recorded:
                 for observer in tuple(self._observers):
                     observer(recorded)
+
+    def _hold(self, batches: Sequence[_Batch]) -> None:
+        """Hold the last rows for those who follow; none that a prune may have removed."""
+        if not self._followers:
+            return
+        for batch in batches:
+            if batch.base is not None:
+                self._recent.clear()
+            self._recent.update((row.position, row) for row in batch.rows)
+        for position in tuple(self._recent)[:-RECENT_ROWS]:
+            del self._recent[position]
 
     def _measured(self, log_bytes: int) -> None:
         """Note the size of the database's own log, and warn once each time that it is too large."""

@@ -21,13 +21,16 @@ from cairn.engine.answer.parts import AnswerPart, Called, Said, Thought
 from cairn.engine.json_text import fault_of
 from cairn.engine.prompt.template_settings import SWITCHES
 from cairn.journal.events import NextRole
-from cairn.journal.keys import part_hash
+from cairn.journal.keys import framed, part_alone, part_hash
 from cairn.journal.state import Part
 
 if TYPE_CHECKING:
     from cairn.engine.contract import Tokenizer
 
 _encoder = msgspec.json.Encoder(order="deterministic")
+
+CanonicalPart = tuple[str, bytes, bytes]
+"""(label, canonical bytes, the bytes that name the part alone)"""
 
 # Two messages that have no common prefix, even after a template strips them. One begins with a
 # newline, which a tokenizer may join with the newline before it.
@@ -224,20 +227,22 @@ def next_turns(conversation: Conversation, said: Message) -> tuple[Conversation,
     return going_on(one), going_on(other)
 
 
-def conversation_parts(conversation: Conversation) -> tuple[tuple[str, bytes], ...]:
+def conversation_parts(conversation: Conversation) -> tuple[CanonicalPart, ...]:
     """
-    The parts of a conversation in order: (label, canonical bytes).
+    The parts of a conversation in order. Tools have the same name alone in any order.
 
     Tools come first, because a change in front changes all that follows. Things that clients change
     within one conversation are not part of it: template settings (thinking is switched on and off),
     thoughts, and the ids of calls. If they change the prompt, its token ids show from where on, and
     only the token ids decide what is reused.
     """
-    parts: list[tuple[str, bytes]] = []
+    parts: list[CanonicalPart] = []
     if conversation.tools:
-        parts.append(("tools", _encoder.encode(conversation.tools)))
+        in_order = framed(sorted(map(_encoder.encode, conversation.tools)))
+        parts.append(("tools", _encoder.encode(conversation.tools), in_order))
     for message in conversation.messages:
-        parts.append((message.role, _encoder.encode(_compared(message))))
+        content = _encoder.encode(_compared(message))
+        parts.append((message.role, content, content))
     return tuple(parts)
 
 
@@ -252,15 +257,16 @@ def _compared(message: Message) -> dict[str, Any]:
     return {"content": message.content, "name": message.name, "tool_calls": calls}
 
 
-def chain_of(parts: Sequence[tuple[str, bytes]], *, secret: bytes, tenant: str) -> tuple[Part, ...]:
+def chain_of(parts: Sequence[CanonicalPart], *, secret: bytes, tenant: str) -> tuple[Part, ...]:
     """The chain of parts: the hash of each part covers the hash before it."""
     chain: list[Part] = []
     parent = ""
-    for label, content in parts:
+    for label, content, by_itself in parts:
         parent = part_hash(
             secret=secret, tenant=tenant, parent=parent, label=label, content=content
         )
-        chain.append((label, parent))
+        alone = part_alone(secret=secret, tenant=tenant, label=label, content=by_itself)
+        chain.append((label, parent, alone))
     return tuple(chain)
 
 

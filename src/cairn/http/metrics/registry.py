@@ -9,15 +9,15 @@ tokenising prompts is not an event. That, and the gauges, are read at each scrap
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
 import attrs
 from prometheus_client import (
     CollectorRegistry,
     Histogram,
+    ProcessCollector,
     disable_created_metrics,
-    generate_latest,
 )
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -25,13 +25,15 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     InfoMetricFamily,
 )
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from cairn import __version__
 from cairn.actors.requests.messages import DELAYS_S, Delays
 from cairn.http.metrics.counters import counters_in
+from cairn.http.metrics.latencies import LatencyMetrics
 from cairn.http.metrics.prefix_cache import ReuseMetrics
 from cairn.http.service import Server
 from cairn.journal.events import (
@@ -47,6 +49,7 @@ from cairn.journal.events import (
     FileFault,
     FinishReason,
     InvariantViolated,
+    ModelLoaded,
     Path,
     PathSelected,
     PrewarmAbandoned,
@@ -102,6 +105,11 @@ class MetricsByTenant:
         """The metrics that a tenant may see."""
         return self._own.get(tenant, self.of_all)
 
+    def latencies_of(self, tenant: str) -> tuple[LatencyMetrics, ...]:
+        """Where the latencies of a tenant's requests are counted."""
+        own = self._own.get(tenant)
+        return (self.of_all.latencies, *([own.latencies] if own is not None else []))
+
     def observe(self, recorded: Recorded) -> None:
         """Count a committed event, also for the tenant whose request or session it is of."""
         self.of_all.observe(recorded)
@@ -124,8 +132,6 @@ class MetricsByTenant:
 class Metrics:
     """The metrics of one server, or of one of its tenants, in a registry of their own."""
 
-    content_type = CONTENT_TYPE_LATEST
-
     def __init__(self, server: Server, *, of_tenant: bool = False) -> None:
         """
         Args:
@@ -136,12 +142,22 @@ class Metrics:
         self._running: dict[str, _Prefill] = {}
         self._prewarming: set[str] = set()
         self._define(server, CollectorRegistry() if of_tenant else self.registry)
+        self._server = server
+        self.latencies = LatencyMetrics(self.registry)
         if not of_tenant:
             self.registry.register(_ScrapeCollector(server))
+            ProcessCollector(registry=self.registry)
 
-    def text(self) -> bytes:
-        """The metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+    def text(self, accepted: str = "") -> tuple[bytes, str]:
+        """
+        The metrics, and their content type.
+
+        Args:
+            accepted: what the client accepts: OpenMetrics, or else Prometheus' text format.
+        """
+        self.latencies.know(one.facts.model for one in self._server.models)
+        encode, content_type = choose_encoder(accepted)
+        return encode(self.registry), content_type
 
     def observe(self, recorded: Recorded) -> None:
         """Count a committed event."""
@@ -151,6 +167,8 @@ class Metrics:
             case RequestReceived():
                 # Running before its path is selected, because a violation may come in between.
                 self._running[event.request] = _Prefill(path="")
+            case ModelLoaded():
+                self._loads.labels(event.name).inc()
             case PathSelected():
                 self._select(event)
             case BlocksRestored():
@@ -258,6 +276,12 @@ class Metrics:
         )
         for path in get_args(Path):
             self._prefill.labels(path)
+        self._hits = counter(
+            "cairn_prefix_cache_requests_total",
+            "Requests by what they reused: all that their session had, a part, or nothing",
+            result=("full", "partial", "missed"),
+        )
+        self._loads = of_machine("cairn_model_loads_total", "Models loaded", model=())
         self._violations = of_machine(
             "cairn_cache_invariant_violations_total", "Broken invariants, by kind", kind=VIOLATIONS
         )
@@ -313,6 +337,11 @@ class Metrics:
         self._blocks_reused.labels("memory").inc(event.blocks_from_pool)
         if event.path == "continuation":
             self._skipped.inc(event.reused_tokens)
+        result = "missed"
+        if event.reused_tokens:
+            whole = event.path == "continuation" and not event.rerendered_tokens
+            result = "full" if whole else "partial"
+        self._hits.labels(result).inc()
         self._prewarmed_used.inc(event.prewarmed_tokens)
         self._running[event.request] = _Prefill(path=event.path)
 
@@ -346,11 +375,22 @@ class _ScrapeCollector(Collector):
         """
         return iter(())
 
+    def _build(self) -> InfoMetricFamily:
+        facts = self._server.facts
+        build = InfoMetricFamily(
+            "cairn_build", "Version of the server, and the model that is loaded"
+        )
+        build.add_metric(
+            [],
+            {"version": __version__, "model": facts.model, "fingerprint": facts.fingerprint},
+        )
+        return build
+
     def collect(self) -> Iterator[Metric]:
         """One metric family for each value."""
         now = self._server.statistics()
         yield _gauge("cairn_scheduler_pool_in_use", "Slabs in use", now.slabs)
-        yield _gauge("cairn_scheduler_pool_total", "Slabs available in total", now.slabs_total)
+        yield _gauge("cairn_scheduler_pool_slabs", "Slabs available in total", now.slabs_total)
         yield _labelled(
             "cairn_scheduler_pool_bytes",
             "Bytes of slabs in use and of free room for slabs",
@@ -399,6 +439,26 @@ class _ScrapeCollector(Collector):
             )
             checkpoint.add_metric([], {"position": position, "hash": head})
             yield checkpoint
+        yield _gauge("cairn_requests_running", "Requests that a session serves", now.running)
+        yield _gauge("cairn_requests_waiting", "Requests that wait for a session", now.queued)
+        used = {
+            "slabs": (now.slab_bytes, now.slab_bytes_total),
+            "memory": (now.block_bytes, now.block_bytes_total),
+            "disk": (now.disk_bytes, now.disk_bytes_total),
+        }
+        yield _labelled(
+            "cairn_kv_capacity_bytes",
+            "Bytes that slabs, blocks in memory and block files may take",
+            "tier",
+            {tier: total for tier, (_, total) in used.items()},
+        )
+        yield _labelled(
+            "cairn_kv_usage_ratio",
+            "Bytes of slabs, blocks in memory and block files, divided by what they may take",
+            "tier",
+            {tier: size / total if total else 0.0 for tier, (size, total) in used.items()},
+        )
+        yield self._build()
         yield _labelled(
             "cairn_journal_stalled",
             "1 while the journal cannot be written for this reason, else 0",
@@ -442,7 +502,9 @@ def _delays(name: str, help_text: str, delays: Delays) -> HistogramMetricFamily:
     )
 
 
-def _labelled(name: str, help_text: str, label: str, values: dict[str, int]) -> GaugeMetricFamily:
+def _labelled(
+    name: str, help_text: str, label: str, values: Mapping[str, float]
+) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, help_text, labels=[label])
     for key, value in values.items():
         family.add_metric([key], value)

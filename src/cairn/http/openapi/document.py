@@ -31,6 +31,14 @@ from cairn.http.models import ModelList, ModelObject
 from cairn.http.responses import errors as responses_errors
 from cairn.http.responses import request as responses_request
 from cairn.http.responses.objects import DeletedResponse, ItemPage, Response
+from cairn.http.sessions import routes as sessions
+from cairn.http.sessions.objects import (
+    BugPage,
+    CacheObject,
+    EventPage,
+    SessionDetails,
+    SessionPage,
+)
 from cairn.http.wire.errors import ErrorEnvelope
 
 ADDRESS = "/openapi.json"
@@ -95,6 +103,11 @@ _PAGE_QUERY: Mapping[str, Mapping[str, Any]] = {
     "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
     "after": {"type": "string"},
 }
+
+_FLAG: Mapping[str, Any] = {"type": "boolean", "default": False}
+_POSITION: Mapping[str, Any] = {"type": "integer", "minimum": 0}
+_LIMIT: Mapping[str, Any] = {"type": "integer", "minimum": 1, "maximum": 100, "default": 50}
+_SESSION = f"{sessions.ADDRESS}/{{name}}"
 
 _AGENT = f"{agents.ADDRESS}/{{name}}"
 
@@ -185,6 +198,49 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         answer=ChatCompletion,
         streams=True,
         statuses=(409,),
+    ),
+    ("GET", sessions.ADDRESS): Operation(
+        summary="List the sessions, the most recently used first.",
+        answer=SessionPage,
+        query={
+            "limit": _LIMIT,
+            "before": _POSITION,
+            "q": {"type": "string"},
+            "state": {"type": "string"},
+            "model": {"type": "string"},
+            "tenant": {"type": "string"},
+            "bugs": _FLAG,
+            "texts": _FLAG,
+        },
+        statuses=(503,),
+    ),
+    ("GET", _SESSION): Operation(
+        summary="Get a session with its last turns: what each reused, and why not more.",
+        answer=SessionDetails,
+        query={"limit": _LIMIT, "before": _POSITION, "texts": _FLAG},
+        statuses=(404, 503),
+    ),
+    ("GET", f"{_SESSION}/events"): Operation(
+        summary="List the events of a session, or follow them.",
+        answer=EventPage,
+        streams=True,
+        query={
+            "limit": _LIMIT,
+            "after": _POSITION,
+            "before": _POSITION,
+            "stream": _FLAG,
+            "texts": _FLAG,
+        },
+        statuses=(404, 503),
+    ),
+    ("GET", sessions.CACHE): Operation(
+        summary="What is in the cache, by session.", answer=CacheObject, query={"limit": _LIMIT}
+    ),
+    ("GET", sessions.BUGS): Operation(
+        summary="List the violations of invariants, the last one first.",
+        answer=BugPage,
+        query={"limit": _LIMIT, "before": _POSITION, "texts": _FLAG},
+        statuses=(503,),
     ),
     ("GET", "/v1/models"): Operation(summary="List the served models.", answer=ModelList),
     ("GET", "/v1/models/{name}"): Operation(

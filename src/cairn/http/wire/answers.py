@@ -139,6 +139,7 @@ def cairn_object(accepted: Accepted, ignored: tuple[str, ...] = ()) -> CairnObje
         path=accepted.path,
         reason=accepted.reason,
         reused_tokens=accepted.cached_tokens,
+        explanation=UNSET if accepted.explanation is None else accepted.explanation,
         seed=accepted.seed,
         ignored=list(ignored) or UNSET,
     )

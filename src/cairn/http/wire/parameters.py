@@ -53,6 +53,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     cache_mode: str | None = None
     session_id: str | None = None
     ttl: int | str | None = None
+    explain: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -79,6 +80,7 @@ class Common(TypedDict):
     cache_prompt: bool
     cache_mode: CacheMode
     ttl_s: int | None
+    explain: bool
 
 
 class Ignored:
@@ -151,6 +153,7 @@ def common(wire: CommonFields, facts: ServerFacts) -> Common:
         cache_prompt=wire.cache_prompt is not False,
         cache_mode=_cache_mode(wire.cache_mode),
         ttl_s=_ttl(wire.ttl),
+        explain=wire.explain is True,
     )
 
 

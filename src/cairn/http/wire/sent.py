@@ -23,6 +23,7 @@ class CairnObject(Sent, kw_only=True):
     path: Path
     reason: str | None
     reused_tokens: int
+    explanation: str | UnsetType = UNSET
     seed: int
     ignored: list[str] | UnsetType = UNSET
     choices: list[CairnObject] | UnsetType = UNSET

@@ -216,16 +216,20 @@ def forgotten(state: State, kept: NeededIds) -> State:
             request = attrs.evolve(
                 request,
                 texts=(),
-                ask=attrs.evolve(request.ask, new_ids=(), grammar=None),
+                ask=attrs.evolve(request.ask, new_ids=(), grammar=None, words=None),
                 prompt_ids=(),
                 sampled=(),
-                path=attrs.evolve(request.path, diverged_text=None) if request.path else None,
+                path=_without_texts(request.path),
             )
         # Nor is there a prewarm at a cut; a part of one would reveal what the answer was. A session
         # with a slab takes no request after a cut, so the ids of its rows are not needed.
         forgot = attrs.evolve(session, last=last, request=request, prewarm=None, slab_ids=())
         sessions = sessions.set(name, forgot)
     return pruned_at(attrs.evolve(state, sessions=sessions), state.position, kept)
+
+
+def _without_texts(path: ev.PathSelected | None) -> ev.PathSelected | None:
+    return attrs.evolve(path, diverged_text=None, diverged_from=None) if path else None
 
 
 def pruned_at(state: State, cut: int, kept: NeededIds) -> State:

@@ -29,6 +29,7 @@ from cairn.journal.rows.base import Base, histories_of
 from cairn.journal.rows.codec import Row, chain_fault
 from cairn.journal.runs import Runs
 from cairn.journal.state import State
+from cairn.journal.summaries import Summaries, SummariesContents
 from cairn.journal.turns import Turns, TurnsContents
 
 PIECE_ENTRIES = 64
@@ -65,6 +66,7 @@ class Snapshot:
     state: State
     turns: TurnsContents
     agents: AgentsContents
+    summaries: SummariesContents
     boots: frozenset[str]
     pruned: tuple[int, ev.JournalPruned] | None
 
@@ -83,6 +85,7 @@ class Folds:
             begins: what earlier folds held, to go on from there.
             base: of the journal; without a snapshot they begin with what that has.
         """
+        self.summaries = Summaries(SummariesContents() if begins is None else begins.summaries)
         if begins is not None:
             self.turns = Turns(begins.turns)
             self.agents = Agents(self.turns, begins.agents)
@@ -97,6 +100,7 @@ class Folds:
         self.runs.see(recorded)
         self.turns.see(recorded)
         self.agents.see(recorded)
+        self.summaries.see(recorded)
         if isinstance(recorded.event, ev.JournalPruned):
             self.pruned = recorded.position, recorded.event
 
@@ -114,6 +118,7 @@ class Folds:
             state=state,
             turns=self.turns.contents(),
             agents=self.agents.contents(),
+            summaries=self.summaries.contents(),
             boots=frozenset(self.runs.boots),
             pruned=self.pruned,
         )
@@ -221,6 +226,7 @@ _KINDS: Mapping[str, type[attrs.AttrsInstance]] = {
     "state": State,
     "turns": TurnsContents,
     "agents": AgentsContents,
+    "summaries": SummariesContents,
     "rest": _Rest,
 }
 
@@ -246,6 +252,7 @@ def _parts(snapshot: Snapshot) -> Iterator[tuple[str, attrs.AttrsInstance]]:
     yield "state", snapshot.state
     yield "turns", snapshot.turns
     yield "agents", snapshot.agents
+    yield "summaries", snapshot.summaries
     yield "rest", _Rest(boots=snapshot.boots, pruned=snapshot.pruned)
 
 

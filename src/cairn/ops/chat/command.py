@@ -160,7 +160,9 @@ class Chat:
             "edit": self._edit,
             "system": self._system,
             "think": self._toggle,
+            "why": self._why,
         }
+        self._explanation: str | None = None
         assert {*self._commands, "quit"} == set(COMMANDS)
 
     def run(self) -> int:
@@ -226,6 +228,13 @@ class Chat:
         self._screen.note(f"Thinking {what} from the next message on, if the model supports it.")
         return True
 
+    def _why(self, _: str) -> bool:
+        if self._explanation is None:
+            self._screen.complain("There is no answer yet to explain.")
+            return False
+        self._screen.note(harmless(self._explanation))
+        return True
+
     def _start_server(self) -> None:
         """Start the server if it belongs to the chat and is not running."""
         if not isinstance(self._server, OwnServer) or self._server.is_running:
@@ -258,6 +267,7 @@ class Chat:
             self._screen.note("Stopped before the first word; the conversation is unchanged.")
         else:
             self._conversation = asked.answered(answer.text, answer.thoughts)
+            self._explanation = answer.cairn.explanation if answer.cairn is not None else None
             stopped = "stopped · " if stream.stopped else ""
             self._screen.note(f"{stopped}{summary(answer)}")
         if stream.stopped and not self._screen.interactive:
@@ -271,6 +281,7 @@ class Chat:
             "stream": True,
             "stream_options": {"include_usage": True},
             "enable_thinking": self._think,
+            "explain": True,
             **self._settings,
         }
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "edit": ("TEXT", "replace my last message by TEXT, and ask again"),
     "system": ("[TEXT]", "set the system message; without TEXT, remove it"),
     "think": ("", "let the model think before it answers; again, do not"),
+    "why": ("", "explain what was reused for the last answer, and why not more"),
     "quit": ("", "leave, like Ctrl-D"),
 }
 """Name of a chat command: its argument, and what it does."""
@@ -70,6 +71,7 @@ class Cairn(msgspec.Struct):
     path: str
     reused_tokens: int
     reason: str | None = None
+    explanation: str | None = None
 
 
 class Error(msgspec.Struct):

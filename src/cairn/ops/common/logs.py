@@ -10,10 +10,11 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import structlog
 
+from cairn.ops.common.log_lines import WORDS, text_line
 from cairn.ops.common.output import printable
 
 _ROTATE_BYTES = 16 * 1024 * 1024
@@ -28,6 +29,11 @@ _CONFIGURATION: dict[str, Any] = {
     "logger_factory": structlog.stdlib.LoggerFactory(),
     "wrapper_class": structlog.stdlib.BoundLogger,
 }
+
+
+LogFormat = Literal["text", "json"]
+
+_JSON = structlog.processors.JSONRenderer()
 
 
 def _harmless(
@@ -45,14 +51,29 @@ def _harmless(
     return {key: shown(key, value) for key, value in event.items()}
 
 
-def _plain_stack(sink: TextIO, error: structlog.typing.ExcInfo) -> None:
-    """
-    Write an error's stack without the values of variables, which may be secrets or texts of
-    clients. Escapes control characters.
-    """
-    text = io.StringIO()
-    structlog.dev.plain_traceback(text, error)
-    sink.write("\n".join(map(printable, text.getvalue().splitlines())))
+def _without_words(
+    logger: object, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Leave texts of clients out."""
+    event.pop(WORDS, None)
+    return event
+
+
+def _as_text(logger: object, method: str, event: structlog.typing.EventDict) -> str:
+    """One line for people; a terminal alone is shown texts of clients."""
+    return text_line(event, words=sys.stderr.isatty())
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what stderr is at the time, so that lines come above a progress bar."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """Stderr, or what stands in for it while a bar is shown."""
+        return sys.stderr
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
@@ -78,19 +99,23 @@ class _LogFile(logging.handlers.RotatingFileHandler):
             print(f"The log {self.baseFilename} cannot be written: {error}", file=sys.stderr)
 
 
-def set_up_logs(path: Path) -> None:
+def set_up_logs(path: Path, form: LogFormat = "text") -> None:
     """
-    Send all logs to ``path`` and to stderr.
+    Send all logs to ``path``, as lines of JSON, and to stderr.
+
+    Args:
+        form: of the lines on stderr: for people, or JSON.
 
     Raises:
         OSError: the file cannot be written.
     """
     structlog.configure(**_CONFIGURATION, cache_logger_on_first_use=True)
     file = _file(path)
-    console = structlog.dev.ConsoleRenderer(
-        colors=sys.stderr.isatty(), exception_formatter=_plain_stack
-    )
-    shown = _formatted(logging.StreamHandler(sys.stderr), _harmless, console)
+    stack = structlog.processors.format_exc_info
+    if form == "json":
+        shown = _formatted(_Stderr(), _without_words, stack, _JSON)
+    else:
+        shown = _formatted(_Stderr(), stack, _harmless, _as_text)
     root = logging.getLogger()
     root.handlers = [file, shown]
     root.setLevel(logging.INFO)
@@ -126,8 +151,7 @@ def _silence_libraries() -> None:
 def _file(path: Path) -> logging.Handler:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = _LogFile(path, maxBytes=_ROTATE_BYTES, backupCount=_ROTATED_FILES, encoding="utf-8")
-    render = (structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
-    return _formatted(file, *render)
+    return _formatted(file, _without_words, structlog.processors.format_exc_info, _JSON)
 
 
 def _formatted(

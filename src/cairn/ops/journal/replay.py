@@ -356,7 +356,7 @@ def _of_session(state: State, session: Session) -> Iterator[tuple[str, object]]:
         yield "emitted tokens", request.emitted
     if (last := session.last) is not None:
         yield "last request", f"{last.request}, {'answered' if last.answered else 'not answered'}"
-        yield "parts", " ".join(label for label, _ in last.chain)
+        yield "parts", " ".join(label for label, *_ in last.chain)
     if (prewarm := session.prewarm) is not None:
         yield "prewarm tokens", f"{len(prewarm.ids)} ({prewarm.computed_tokens} computed)"
     if session.slab is not None:

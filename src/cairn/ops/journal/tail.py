@@ -23,7 +23,7 @@ import click
 import msgspec
 
 from cairn.journal.errors import StoreError
-from cairn.journal.events import ALL_EVENTS
+from cairn.journal.events import ALL_EVENTS, CacheExtended
 from cairn.journal.rows.codec import Row, shown
 from cairn.journal.rows.export import LINE_FIELDS, to_line
 from cairn.journal.rows.sealing import key_id
@@ -166,6 +166,9 @@ class Seen:
     "--after", type=click.IntRange(min=0), metavar="CURSOR", help="Continue after this cursor."
 )
 @click.option("--private", is_flag=True, help="Also show texts and token ids of events.")
+@click.option(
+    "--all", "every", is_flag=True, help="On a terminal: show each row of an answer's decoding."
+)
 def tail(
     data_dir: Path,
     values: tuple[str, ...],
@@ -178,6 +181,7 @@ def tail(
     grep: str | None,
     after: int | None,
     private: bool,
+    every: bool,
 ) -> None:
     """
     Show the log of the server, or the events of the journal.
@@ -185,6 +189,9 @@ def tail(
     Prints readable lines to a terminal, and JSON objects, one per line, elsewhere. At the end it
     prints a cursor to stderr; pass it with --after to continue there. With --since or --after it
     shows everything from there on, unless --lines is given.
+
+    On a terminal, the rows of the journal in which an answer is decoded are one line, written when
+    the session goes on to something else; --all shows each.
     """
     chosen = Filter(
         since=_since(since) if since else None,
@@ -194,7 +201,14 @@ def tail(
     )
     if lines is None and since is None and after is None:
         lines = _LINES
-    show = show_pretty if sys.stdout.isatty() else show_json
+    terminal = sys.stdout.isatty()
+    fold = Decoding() if terminal and not every else None
+    plain = show_pretty if terminal else show_json
+
+    def show(entry: Entry) -> None:
+        for one in (entry,) if fold is None else fold.take(entry):
+            plain(one)
+
     reader: Reader
     if journal or url is not None:
         _check_fields(chosen)
@@ -215,6 +229,8 @@ def tail(
         found = (entry for entry in seen.passing(reader.read()) if chosen(entry))
         for entry in found if lines is None else deque(found, maxlen=lines):
             show(entry)
+        for one in fold.rest() if fold is not None and not follow else ():
+            plain(one)
         # Before waiting for more, because a misspelt name would wait forever.
         for words in seen.missing("journal" if isinstance(reader, Events) else "log"):
             click.echo(words, err=True)
@@ -346,6 +362,48 @@ class Events:
             head=(f"{row.position:>8}", shown(row.kind)),
             rest=rest,
         )
+
+
+class Decoding:
+    """Folds the rows in which a session decodes an answer into one entry."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[Entry, int, int]] = {}
+
+    def take(self, entry: Entry) -> Iterator[Entry]:
+        """The entries to show now that there is one more."""
+        if _is_decoding(entry):
+            _, tokens, took_us = self._open.get(entry.session, (entry, 0, 0))
+            tokens += entry.rest["end"] - entry.rest["start"]
+            self._open[entry.session] = entry, tokens, took_us + entry.rest["duration_us"]
+            return
+        yield from self._folded(entry.session)
+        yield entry
+
+    def rest(self) -> Iterator[Entry]:
+        """The entries of sessions that still decode."""
+        for session in tuple(self._open):
+            yield from self._folded(session)
+
+    def _folded(self, session: str) -> Iterator[Entry]:
+        if (found := self._open.pop(session, None)) is None:
+            return
+        last, tokens, took_us = found
+        what = f"decoded {tokens} tokens in {took_us // 1000} ms"
+        rest: dict[str, Any] = {
+            name: last.rest[name] for name in ("session", "request") if name in last.rest
+        }
+        yield attrs.evolve(last, head=(last.head[0], what), rest=rest)
+
+
+def _is_decoding(entry: Entry) -> bool:
+    fields = entry.rest
+    numbers = (fields.get(name) for name in ("start", "end", "duration_us"))
+    return (
+        entry.head[1] == CacheExtended.kind
+        and fields.get("step") == "decode"
+        and all(isinstance(number, int) for number in numbers)  # of a damaged row they may not be
+    )
 
 
 # --- output and options --------------------------------------------------------------------------

@@ -290,6 +290,12 @@ _option = partial(click.option, show_default=True)
     help="How many requests may wait; further ones get 429.",
 )
 @_option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="The lines on stderr: for people, or JSON, for services. The log file is JSON either way.",
+)
+@_option(
     "--heartbeat",
     default=10.0,
     # Clients and proxies close a connection that is silent for longer.

@@ -106,7 +106,7 @@ def run(options: dict[str, Any]) -> None:
     data_dir: Path = options["data_dir"]
     make_home(data_dir)
     try:
-        set_up_logs(log_path(data_dir))
+        set_up_logs(log_path(data_dir), options["log_format"])
     except OSError as error:
         raise Unreadable(
             f"The log {log_path(data_dir)} cannot be written: {error.strerror}. Check what is at "

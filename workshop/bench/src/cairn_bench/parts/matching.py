@@ -60,7 +60,7 @@ class Index:
     state: State
     session: Session
     ids: tuple[int, ...]
-    chain: tuple[tuple[str, str], ...]
+    chain: tuple[tuple[str, str, str], ...]
     due: int
 
 
@@ -86,6 +86,9 @@ def matching(stage: Stage) -> list[Row]:
     ]
 
 
+_CHAIN = (("system", "s"), ("user", "u"), ("assistant", "a"), ("user", "v"))
+
+
 def made_index(prompt_tokens: int, blocks: int, chunk: int) -> Index:
     """A fold with a served conversation that continues now, among this many blocks of others."""
     drawn = random.Random(0)
@@ -108,7 +111,7 @@ def made_index(prompt_tokens: int, blocks: int, chunk: int) -> Index:
             for place, name in enumerate(names)
         }
     )
-    chain = (("system", "s"), ("user", "u"), ("assistant", "a"), ("user", "v"))
+    chain = tuple((label, name, f"{name} alone") for label, name in _CHAIN)
     last = Turn(
         request="r1",
         fingerprint=_FINGERPRINT,
@@ -151,7 +154,7 @@ def made_index(prompt_tokens: int, blocks: int, chunk: int) -> Index:
         model=model,
         sessions=Map({session.id: session}),
         tips=Map({last.tip: (session.id,)}),
-        parts=Map({name: (session.id,) for _, name in last.chain}),
+        parts=Map({name: (session.id,) for _, name, _ in last.chain}),
         blocks=known,
         disk_budget=1,
     )
@@ -246,6 +249,7 @@ def received(index: Index, keys: Sequence[str], answer_tokens: int) -> ev.Reques
         seed_given=True,
         requested_model="m",
         grammar=None,
+        words=None,
         cache_mode="full",
         ttl_s=None,
     )

@@ -235,7 +235,7 @@ class Conversation:
     def _received(self, last: Turn, ids: tuple[int, ...]) -> ev.RequestReceived:
         session = self.session
         keys = self._keys(ids, last.prompt_keys)
-        said = (("assistant", self._new_id()), ("user", self._new_id()))
+        said = tuple((role, self._new_id(), self._new_id()) for role in ("assistant", "user"))
         return ev.RequestReceived(
             session=self._id,
             request=self._new_id(),
@@ -260,6 +260,7 @@ class Conversation:
             requested_model="m",
             ttl_s=_LIFE_S,
             grammar=None,
+            words=None,
             cache_mode="full",
         )
 

@@ -1,0 +1,390 @@
+"""
+Explains a request in a few sentences: what was reused, what was computed and why, and what its
+client can do about it. Pure: all of it follows from two of its events.
+
+An explanation quotes the prompt, so it is as private as the events that it is made of: it belongs
+in no log, metric or span.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from difflib import SequenceMatcher
+from typing import Literal
+
+import attrs
+
+from cairn.journal import events as ev
+from cairn.journal.tenants import session_name
+
+Habit = Literal["clock", "billing_line", "reordered_tools", "dropped_thinking", "moved_cache_hints"]
+"""What a client does that changes a prompt without need."""
+
+QUOTED = 60
+"""The most characters of a text that are quoted."""
+
+_PIECES = re.compile(r"\s+|<[^<>\s]{1,40}>|(?:(?!<[^<>\s]{1,40}>)[^\s,{}\[\]\"])+|.", re.DOTALL)
+"""Words, markers such as ``<|im_end|>``, and the signs between which JSON has its texts."""
+
+_MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
+_CLOCK = re.compile(
+    r"\b\d{1,2}:\d{2}|\b\d{4}-\d{2}-\d{2}\b|\b\d{1,2}[./]\d{1,2}[./]\d{2,4}\b|\b1[5-9]\d{8}(?:\d{3})?\b"
+    rf"|\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|{_MONTHS})",
+    re.IGNORECASE,
+)
+_BILLING = re.compile(r"billing-header|\bcc_version=|\bcch=", re.IGNORECASE)
+_HINTS = re.compile(r"cache_?control|cache_?point|cache_?hint|\bephemeral\b", re.IGNORECASE)
+_THOUGHT = re.compile(r"<\|?/?think|\[/?THINK\]|channel\|>\s*(?:analysis|thought)", re.IGNORECASE)
+_CONTEXT = 40
+
+_PARTS = {
+    "system_changed": "the system prompt",
+    "tools_changed": "the list of tools",
+    "tools_reordered": "the order of the tools",
+    "messages_changed": "a message",
+}
+_ADVICE: dict[Habit, str] = {
+    "clock": "A clock in {part} changes it from one request to the next: move it to the last "
+    "message, or give only the day.",
+    "billing_line": "A billing line of the client in {part} changes with every request: have the "
+    "client leave it out.",
+    "reordered_tools": "The client sent the same tools in another order: have it send them in a "
+    "fixed one, because tools come first in the prompt.",
+    "dropped_thinking": "The thinking of an earlier answer was dropped: have the client send it "
+    "back (`reasoning_content`), or switch thinking off; some templates drop it all the same.",
+    "moved_cache_hints": "A cache hint in {part} moved: have the client leave such hints out, "
+    "because Cairn finds what to reuse without them.",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Explanation:
+    """
+    What became of a prompt, for people. Private: it quotes the prompt.
+
+    Attributes:
+        reused: how much was reused and computed, in a sentence.
+        because: why, in a sentence.
+        advice: what the client or the operator can do; None if there is nothing to do.
+        habit: the habit of the client that was recognised, if any.
+        was, now: the text that differs: of the nearest conversation, and of this prompt; None if
+            nothing differs.
+    """
+
+    reused: str
+    because: str
+    advice: str | None
+    habit: Habit | None
+    was: str | None
+    now: str | None
+
+    @property
+    def text(self) -> str:
+        """All sentences."""
+        return " ".join(filter(None, (self.reused, self.because, self.advice)))
+
+
+def explain(
+    received: ev.RequestReceived,
+    path: ev.PathSelected,
+    *,
+    block_tokens: int,
+    min_cache_tokens: int,
+) -> Explanation:
+    """
+    Explain the path of a request.
+
+    Args:
+        block_tokens, min_cache_tokens: of the model that served it, see ``events.ModelLoaded``.
+    """
+    change = _change(path.diverged_from, path.diverged_text)
+    habit = _habit(path, change)
+    of_rules = _Rules(received, path, block_tokens, min_cache_tokens, change)
+    because, advice = _REASONS[path.reason](of_rules)
+    if habit is not None:
+        part = _PARTS.get(path.diverged_part or "", "the conversation")
+        advice = _ADVICE[habit].format(part=part)
+    return Explanation(
+        reused=_reused(received, path),
+        because=because,
+        advice=advice,
+        habit=habit,
+        was=change.was if change is not None else None,
+        now=change.now if change is not None else None,
+    )
+
+
+@attrs.frozen
+class _Change:
+    """The first difference of two texts, and the texts."""
+
+    was: str
+    now: str
+    around_was: str
+    around_now: str
+
+
+@attrs.frozen
+class _Rules:
+    """What a sentence about a reason is made of."""
+
+    received: ev.RequestReceived
+    path: ev.PathSelected
+    block_tokens: int
+    min_cache_tokens: int
+    change: _Change | None
+
+    @property
+    def nearest(self) -> str:
+        return short(self.path.nearest or self.path.session)
+
+    @property
+    def made_up_for(self) -> bool:
+        """Whether what is rendered differently was prewarmed, so that nothing was lost by it."""
+        return _made_up_for(self.path)
+
+    @property
+    def place(self) -> str:
+        """Where the prompts begin to differ, and what became what."""
+        return f"from token {self.path.diverged_token} on{_became(self.change)}"
+
+
+def short(session: str) -> str:
+    """A session's name within its tenant, cut to eight characters if it is a UUID."""
+    name = session_name(session)
+    is_id = len(name) == 36 and name.count("-") == 4
+    return name[:8] if is_id else name
+
+
+def _reused(received: ev.RequestReceived, path: ev.PathSelected) -> str:
+    total, reused = received.prompt_tokens, path.reused_tokens
+    if not reused:
+        return f"None of the {total} prompt tokens was reused; all were computed."
+    whole = reused - path.tokens_from_slab - path.tokens_from_partial
+    sources = (
+        (path.tokens_from_slab, "held by the session"),
+        (whole, "copied from sealed blocks"),
+        (path.tokens_from_partial, "copied from a part of a block"),
+    )
+    parts = [f"{tokens} {how}" for tokens, how in sources if tokens]
+    idle = f", {path.prewarmed_tokens} of them prewarmed" if path.prewarmed_tokens else ""
+    share = 100 * reused // total
+    return (
+        f"{reused} of {total} prompt tokens ({share} %) were reused: {' and '.join(parts)}{idle}; "
+        f"{total - reused} were computed."
+    )
+
+
+# --- why, and what to do -------------------------------------------------------------------------
+
+_Because = tuple[str, str | None]
+
+
+def _continued(of: _Rules) -> _Because:
+    session = short(of.path.session)
+    if of.made_up_for:
+        return (
+            (
+                f"It continues session {session}. {of.path.rerendered_tokens} tokens of it are "
+                f"rendered differently now, from token {of.path.diverged_token} on; these were "
+                "computed before, while the server was idle."
+            ),
+            None,
+        )
+    if of.path.rerendered_tokens:
+        return (
+            (
+                f"It continues session {session}, of which {of.path.rerendered_tokens} tokens are "
+                f"rendered differently now, {of.place}."
+            ),
+            None,
+        )
+    if not of.path.reused_tokens:
+        return (
+            (
+                f"It continues session {session}, of which nothing is there yet to reuse: whole "
+                f"blocks of {of.block_tokens} tokens are."
+            ),
+            None,
+        )
+    return f"It continues session {session}.", None
+
+
+def _cold_start(of: _Rules) -> _Because:
+    if of.received.session_name is not None:
+        return f"Session {short(of.path.session)} is new.", None
+    return "It is a new conversation: no stored one begins like it or has its messages.", None
+
+
+def _shorter_history(of: _Rules) -> _Because:
+    return (
+        (
+            f"It is the beginning of session {of.nearest}, or its last request once more, so it "
+            "has a session of its own."
+        ),
+        None,
+    )
+
+
+def _diverged(of: _Rules) -> _Because:
+    part = _PARTS.get(of.path.diverged_part or "", "the prompt")
+    advice = None
+    if of.path.diverged_part == "messages_changed":
+        advice = "That is usual after an edit; otherwise have the client send history unchanged."
+    elif of.path.diverged_part is not None:
+        advice = "What changes from request to request belongs in the last message."
+    whose = f"{part} differs from that of session {of.nearest}"
+    return f"{whose[0].upper()}{whose[1:]} {of.place}.", advice
+
+
+def _evicted(of: _Rules) -> _Because:
+    return (
+        (
+            f"It continues session {of.nearest}, whose blocks were evicted to make room, or were "
+            "lost with the server's memory."
+        ),
+        "Give the server more room: `--blocks-mb`, `--disk-mb` or `--pool-mb`.",
+    )
+
+
+def _expired(of: _Rules) -> _Because:
+    return (
+        "The blocks of this conversation expired: it was not used for its TTL.",
+        "Set a longer `--ttl`, or `ttl` in the request.",
+    )
+
+
+def _too_short(of: _Rules) -> _Because:
+    return (
+        (
+            f"The last prompt of session {of.nearest} was too short to be cached: it had fewer "
+            f"than {of.min_cache_tokens} tokens."
+        ),
+        "A smaller `--min-cache-tokens` caches shorter prompts.",
+    )
+
+
+def _session_busy(of: _Rules) -> _Because:
+    return (
+        f"It continues session {of.nearest}, which was busy with another request.",
+        "Have the client wait for an answer before it continues the conversation.",
+    )
+
+
+def _quarantined(of: _Rules) -> _Because:
+    return (
+        f"It continues session {of.nearest}, which a bug has taken out of service.",
+        "`ops sessions` shows the bug's id, and `ops replay` what happened.",
+    )
+
+
+def _fingerprint_changed(of: _Rules) -> _Because:
+    return (
+        (
+            f"It continues session {of.nearest}, which another model, or another version or "
+            "setting of it, served: its cache may have other bits, so none of it is used."
+        ),
+        "Name the same model in all requests of a conversation.",
+    )
+
+
+def _cache_disabled(of: _Rules) -> _Because:
+    return (
+        "The request disabled the cache (`cache_prompt: false`).",
+        "Leave `cache_prompt` out to reuse what is there.",
+    )
+
+
+def _cache_mode_prefix(of: _Rules) -> _Because:
+    return (
+        'The request continues no session (`cache_mode: "prefix"`), and reuses sealed blocks only.',
+        "Leave `cache_mode` out if it is a conversation's next turn.",
+    )
+
+
+_REASONS: dict[str | None, Callable[[_Rules], _Because]] = {
+    None: _continued,
+    "cold_start": _cold_start,
+    "shorter_history": _shorter_history,
+    "diverged": _diverged,
+    "evicted": _evicted,
+    "expired": _expired,
+    "too_short": _too_short,
+    "session_busy": _session_busy,
+    "quarantined": _quarantined,
+    "fingerprint_changed": _fingerprint_changed,
+    "cache_disabled": _cache_disabled,
+    "cache_mode_prefix": _cache_mode_prefix,
+}
+
+
+# --- what differs --------------------------------------------------------------------------------
+
+
+def _change(was: str | None, now: str | None) -> _Change | None:
+    """The first words that differ of two texts that begin alike; None if there are none."""
+    if was is None or now is None:
+        return None
+    one, other = _PIECES.findall(was), _PIECES.findall(now)
+    steps = SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
+    for kind, start, end, first, last in steps:
+        if kind != "equal":
+            before = "".join(one[:start])[-_CONTEXT:]
+            gone, new = "".join(one[start:end]), "".join(other[first:last])
+            while gone and new and gone[-1] == new[-1] in ".;:!?)":
+                gone, new = gone[:-1], new[:-1]
+            return _Change(
+                was=gone,
+                now=new,
+                around_was=before + "".join(one[start:])[:_CONTEXT],
+                around_now=before + "".join(other[first:])[:_CONTEXT],
+            )
+    return None
+
+
+def _became(change: _Change | None) -> str:
+    if change is None:
+        return ""
+    was, now = _quoted(change.was), _quoted(change.now)
+    if not was.strip("` "):
+        return f": {now} was added"
+    if not now.strip("` "):
+        return f": {was} was removed"
+    return f": {was} became {now}"
+
+
+def _quoted(text: str) -> str:
+    text = text.strip()
+    return f"`{text if len(text) <= QUOTED else text[:QUOTED] + '…'}`"
+
+
+def _habit(path: ev.PathSelected, change: _Change | None) -> Habit | None:
+    """The habit of a client that made the difference, if one is known to."""
+    if path.diverged_part == "tools_reordered":
+        return "reordered_tools"
+    if change is None:
+        return None
+    around = (change.around_was, change.around_now)
+    if path.reason is None:
+        lost = not _made_up_for(path) and _THOUGHT.search(around[0])
+        return "dropped_thinking" if lost else None
+    if any(map(_BILLING.search, around)):
+        return "billing_line"
+    if any(_HINTS.search(text) for text in (change.was, change.now)):
+        return "moved_cache_hints"
+    if all(map(_CLOCK.search, around)) and _could_be_time(change):
+        return "clock"
+    return None
+
+
+def _made_up_for(path: ev.PathSelected) -> bool:
+    return path.diverged_token is not None and path.reused_tokens > path.diverged_token
+
+
+def _could_be_time(change: _Change) -> bool:
+    """Whether what differs is short and has a number, or the name of a day or a month."""
+    pieces = (change.was, change.now)
+    return all(
+        len(text) <= QUOTED and (re.search(r"\d", text) or _CLOCK.search(text)) for text in pieces
+    )
