@@ -341,7 +341,8 @@ class SessionForgotten(Event):
         key_ids: the ids of these keys.
         blocks: the keys of its blocks that the journal has.
         removed: those of them that no other session names: they are removed from memory and disk.
-        same_text: the other sessions that name a block of it, and so have the same text.
+        same_text: the other sessions that name a block of it, and so have the same text, or that
+            quote a few words of it, see ``PathSelected.diverged_from``.
     """
 
     kind: ClassVar[str] = "session_forgotten"

@@ -10,21 +10,21 @@ the same steps can be done again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal.agents import Agent, Agents
+from cairn.journal.agents import Agent
 from cairn.journal.errors import DamagedRow, StoreError, UnknownEvent
 from cairn.journal.replay import Replay, Report
 from cairn.journal.retention import keys_in
-from cairn.journal.rows.base import Base
+from cairn.journal.rows.base import Base, histories_of
 from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.sealing import key_id, subject_of
 from cairn.journal.runs import Runs
 from cairn.journal.state import Block, Session, State
 from cairn.journal.tenants import session_tenant
-from cairn.journal.turns import Turns
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +42,7 @@ class Found:
         forgotten: the ids of keys that are to be removed, by a row of an earlier try.
         blocks: the keys of its blocks that the journal has.
         removed: those of them that no other session names.
-        same_text: the other sessions that name one of them.
+        same_text: the other sessions that name one of them, or quote a few words of it.
         runs: the server's runs in the rows.
     """
 
@@ -92,20 +92,22 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
     Raises:
         StoreError: the journal failed verification.
     """
-    fold, runs, agents = Replay(base), Runs(), Agents(Turns())
+    fold, runs, kept = Replay(base), Runs(), histories_of(base)
+    agents = kept.fold()
     begins = fold.state
     if begins.boot is not None:
         runs.boots.add(begins.boot)
     own = _keys_of(begins, session)
     key_ids = set[str]()
     rows = plain = 0
-    for row in first:
-        recorded = fold.feed(row)
+    in_base = ((row, decode(row)) for row in kept.rows)
+    for row, recorded in chain(in_base, ((row, fold.feed(row)) for row in first)):
         if recorded is None:
             continue
-        runs.see(recorded)
-        agents.turns.see(recorded)
-        agents.see(recorded)
+        if recorded.position > begins.position:
+            runs.see(recorded)
+            agents.turns.see(recorded)
+            agents.see(recorded)
         if getattr(recorded.event, "session", None) == session:
             own.update(keys_in(recorded.event))
         if row.private is not None and subject_of(recorded.event) == session:
@@ -148,7 +150,10 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
 def _others(
     session: str, rows: Iterable[Row], states: Iterable[State], own: set[str]
 ) -> Iterator[tuple[str, set[str]]]:
-    """The other sessions that name blocks of ``own``, each with those."""
+    """
+    The other sessions that name blocks of ``own``, each with those, and those whose decision quotes
+    a few words of the session, which may have none.
+    """
     found: dict[str, set[str]] = {}
 
     def see(name: str, keys: Iterable[str]) -> None:
@@ -166,6 +171,9 @@ def _others(
         serving: str | None = getattr(event, "session", None)
         if serving is not None:
             see(serving, keys_in(event))
+            quotes = isinstance(event, ev.PathSelected) and event.diverged_from is not None
+            if serving != session and quotes and event.nearest == session:
+                found.setdefault(serving, set())
     return iter(found.items())
 
 
