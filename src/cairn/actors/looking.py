@@ -46,7 +46,7 @@ class SessionFilter:
     Attributes:
         text: in their first words, in any case of letters; or the beginning of their names.
         state: a ``SessionState``, or ``closed``; None for any.
-        model, tenant: None for any.
+        model, of_tenant: None for any.
         with_bugs: only those that a violation names.
         before: only those whose last request came before this row.
     """
@@ -54,7 +54,7 @@ class SessionFilter:
     text: str = ""
     state: str | None = None
     model: str | None = None
-    tenant: str | None = None
+    of_tenant: str | None = None
     with_bugs: bool = False
     before: int | None = None
 
@@ -386,7 +386,7 @@ class Looking:
     def _matches(self, summary: Summary, which: SessionFilter) -> bool:
         if which.before is not None and summary.used >= which.before:
             return False
-        if which.tenant is not None and summary.tenant != which.tenant:
+        if which.of_tenant is not None and summary.tenant != which.of_tenant:
             return False
         if which.model is not None and summary.model != which.model:
             return False

@@ -99,7 +99,7 @@ async def test_everything_expires_after_a_day(filed: Journaled, tmp_path: Path) 
         assert [] == files(tmp_path)
         turn_clock(server, 0)  # Otherwise later requests would expire at once, too.
         again = await ask(server, question())
-        assert (0, "cold_start") == (again.finished.cached_tokens, again.accepted.reason)
+        assert (0, "expired") == (again.finished.cached_tokens, again.accepted.reason)
     assert ["its TTL has expired"] == [event.reason for event in filed.events(ev.SessionClosed)]
     for kind in (ev.BlockEvicted, ev.BlockFileRemoved):
         found = filed.events(kind)

@@ -451,8 +451,8 @@ class JournalWriter:
     def _announce(self, batches: list[_Batch], log_bytes: int) -> None:
         last = batches[-1].rows[-1]
         self._head, self._committed = Head(last.position, last.hash), last.position
-        self._measured(log_bytes)
         self._hold(batches)
+        self._measured(log_bytes)
         self._moved.unpark_all()
         for batch in batches:
             for recorded in batch.recorded:

@@ -69,7 +69,7 @@ def add_session_routes(
             text=args.get("q", "")[:_TEXT_MAX],
             state=args.get("state"),
             model=args.get("model"),
-            tenant=args.get("tenant"),
+            of_tenant=args.get("tenant"),
             with_bugs=flag(args, "bugs"),
             before=number(args, "before", None),
         )
