@@ -62,6 +62,12 @@ def news(report: Report) -> list[tuple[int, str]]:
     return [(f.position, f.message) for f in report.findings if not f.recorded]
 
 
+def without_private(event: Any) -> Any:
+    """An event without its texts and token ids."""
+    fields = (field for field in attrs.fields(type(event)) if field.metadata.get("private"))
+    return attrs.evolve(event, **dict.fromkeys((field.name for field in fields), None))
+
+
 def public(state: State) -> State:
     """A state without what follows from texts and token ids."""
     blocks = state.blocks
@@ -83,11 +89,11 @@ def public(state: State) -> State:
         if request is not None:
             request = attrs.evolve(
                 request,
-                ask=attrs.evolve(request.ask, new_ids=(), grammar=None),
+                ask=without_private(request.ask),
                 prompt_ids=(0,) * len(request.prompt_ids),
                 sampled=(0,) * len(request.sampled),
                 texts=(),
-                path=attrs.evolve(request.path, diverged_text=None) if request.path else None,
+                path=without_private(request.path) if request.path else None,
             )
         if prewarm is not None:
             prewarm = attrs.evolve(prewarm, ids=(0,) * len(prewarm.ids))
