@@ -363,8 +363,8 @@ def _handed_over(file: Path) -> Keys | None:
     """The keys beside an export, or in a bundle; None if there are none."""
     from cairn.journal.rows.sealing import keys_from_text
 
-    if file == _STDIN:
-        return None
+    if not file.is_file():
+        return None  # standard input, by any name
     beside = keys_beside(file)
     try:
         if beside.exists():
