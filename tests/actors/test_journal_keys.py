@@ -153,7 +153,7 @@ def test_a_damaged_file(path: Path):
 
 def test_a_lock_of_another_program(path: Path, monkeypatch: pytest.MonkeyPatch):
     """It is waited out as that of the journal is: the keys can be stored later."""
-    monkeypatch.setattr("cairn.actors.journal_keys._BUSY_S", 0.0)
+    monkeypatch.setattr("cairn.actors.journal_keys.BUSY_S", 0.0)
     with closing(KeyFile.open(path)) as keys, closing(sqlite3.connect(path)) as other:
         key = keys.key_of("s1")
         other.execute("BEGIN EXCLUSIVE")
@@ -166,7 +166,7 @@ def test_a_lock_of_another_program(path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_keys_are_stored_before_rows(path: Path, monkeypatch: pytest.MonkeyPatch):
     """While its key cannot be stored, a row is not stored either; both can be later."""
-    monkeypatch.setattr("cairn.actors.journal_keys._BUSY_S", 0.0)
+    monkeypatch.setattr("cairn.actors.journal_keys.BUSY_S", 0.0)
     url = journal_url(path.parent)
     migrate(url)
     with (

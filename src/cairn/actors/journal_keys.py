@@ -25,7 +25,8 @@ from cairn.journal.errors import StoreError, StoreFull, StoreLocked
 from cairn.journal.rows.sealing import KEY_BYTES, Key
 
 _CACHED = 4096
-_BUSY_S = 5.0
+BUSY_S = 5.0
+"""How long a lock of another program is waited for, at a time."""
 _LEAST_ROOM = 64 * 1024
 _KNOWN = bytes(KEY_BYTES)
 """What is wrapped to recognize the journal key."""
@@ -220,7 +221,7 @@ def _connected(path: Path, *, read_only: bool) -> sqlite3.Connection:
         f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}",
         uri=True,
         check_same_thread=False,
-        timeout=_BUSY_S,
+        timeout=BUSY_S,
     )
     if not read_only:
         connection.execute("PRAGMA journal_mode = DELETE")
