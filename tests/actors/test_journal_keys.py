@@ -6,10 +6,15 @@ import stat
 from contextlib import closing
 from pathlib import Path
 
+import attrs
 import pytest
 
+from cairn.actors.clock import clock
 from cairn.actors.journal_keys import KeyFile
+from cairn.journal import events as ev
 from cairn.journal.errors import StoreError, StoreLocked
+from cairn.journal.ledger import Ledger
+from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 
 
 @pytest.fixture
@@ -93,7 +98,7 @@ def test_the_journal_key_may_be_elsewhere(path: Path, tmp_path: Path):
     assert not (tmp_path / "journal-key").exists()
     assert None is not KeyFile.read(path)
     (far / "key").rename(far / "moved")
-    with pytest.raises(StoreError, match="is missing.*--journal-key"):
+    with pytest.raises(StoreError, match=r"is missing.*--journal-key"):
         KeyFile.open(path)
     with pytest.raises(StoreError, match="is missing"):
         KeyFile.read(path)
@@ -148,7 +153,7 @@ def test_a_damaged_file(path: Path):
 
 def test_a_lock_of_another_program(path: Path, monkeypatch: pytest.MonkeyPatch):
     """It is waited out as that of the journal is: the keys can be stored later."""
-    monkeypatch.setattr("cairn.actors.journal_keys._BUSY_S", 0.0)
+    monkeypatch.setattr("cairn.actors.journal_keys.BUSY_S", 0.0)
     with closing(KeyFile.open(path)) as keys, closing(sqlite3.connect(path)) as other:
         key = keys.key_of("s1")
         other.execute("BEGIN EXCLUSIVE")
@@ -157,3 +162,25 @@ def test_a_lock_of_another_program(path: Path, monkeypatch: pytest.MonkeyPatch):
         other.rollback()
         keys.commit()
         assert key is keys.get(key.id)
+
+
+def test_keys_are_stored_before_rows(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """While its key cannot be stored, a row is not stored either; both can be later."""
+    monkeypatch.setattr("cairn.actors.journal_keys.BUSY_S", 0.0)
+    url = journal_url(path.parent)
+    migrate(url)
+    with (
+        closing(KeyFile.open(path)) as keys,
+        closing(SqlStore.open(url, keys=keys)) as store,
+        closing(sqlite3.connect(path)) as other,
+    ):
+        outside = attrs.evolve(clock(), key_of=keys.key_of)
+        rows = Ledger(outside).propose([ev.ModelLoadFailed(name="m", reason="no disk")]).rows
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreLocked):
+            store.append(rows)
+        assert [] == list(store.read())
+        other.rollback()
+        store.append(rows)
+        assert rows == tuple(store.read())
+        assert 1 == len(keys.ids_of("server"))

@@ -78,7 +78,7 @@ def copied(server: Serving) -> Path:
     copy = server.data_dir / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir(parents=True)
-    for name in ("journal.db", "journal.db-wal"):
+    for name in ("journal.db", "journal.db-wal", "keys.db", "journal-key"):
         shutil.copy(seen(server) / name, copy / name)
     return copy
 

@@ -1,6 +1,7 @@
 """Forgetting a session: what is found of it, and the state that follows."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import pytest
@@ -9,6 +10,7 @@ from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
 from cairn.journal.forgetting import Found, find
 from cairn.journal.invariants import check
+from cairn.journal.invariants.records import session_forgotten
 from cairn.journal.ledger import Clock, Ledger
 from cairn.journal.replay import replay
 from cairn.journal.rows.codec import Row, decode
@@ -113,6 +115,40 @@ def test_a_broken_journal_is_refused():
     """Nothing is forgotten in a journal that does not hold."""
     with pytest.raises(StoreError, match="Nothing was forgotten"):
         found_in(tampered(), "s1")
+
+
+def test_a_row_that_cannot_be_read_is_refused():
+    """Bytes in the place of an event are a finding, and not an event of another session."""
+    rows = list(healthy())
+    rows[4] = attrs.evolve(rows[4], public=b"?")
+    with pytest.raises(StoreError, match="the row was changed"):
+        found_in(rows, "s1")
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "session": ({"of_session": "s7"}, "a session was forgotten that never was"),
+    "same text": ({"same_text": ("s7",)}, "a session was forgotten that never was"),
+    "tenant": ({"tenant": "other"}, "another tenant's session was forgotten"),
+    "block": ({"blocks": ("k",)}, "blocks of a forgotten session that never were"),
+    "removed": ({"blocks": ()}, "blocks were removed of others"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_the_journal(name: str):
+    """INV-9: an event that names what the journal does not have."""
+    changes, message = WRONG[name]
+    rows = sealed(healthy())
+    state = replay(rows).state
+    session = next(iter(state.sessions))
+    state = attrs.evolve(state, sessions=state.sessions.delete(session))
+    event = found_in(rows, session).event(())
+    assert event.removed
+    assert [] == list(session_forgotten(state, event))
+    found = [one.message for one in session_forgotten(state, attrs.evolve(event, **changes))]
+    assert message in found
+    agent = attrs.evolve(event, of_session="agent/none", same_text=())
+    assert [] == list(session_forgotten(state, agent))
 
 
 def test_an_open_session_is_not_forgotten():

@@ -152,6 +152,20 @@ def test_a_history_with_sessions_unread(name: str):
             assert public(whole.state) == public(report.state)
 
 
+@pytest.mark.parametrize("seed", [1, 7])
+def test_a_session_unread_in_part(seed: int):
+    """A session of which some rows can be read and earlier ones cannot gives no finding."""
+    rows: list[Row] = []
+    for row in played(tape(seed, 600)).rows:
+        recorded = decode(row)
+        key = key_of(subject_of(recorded.event)) if len(rows) % 7 < 4 else None
+        rows.append(encode(recorded, rows[-1].hash if rows else GENESIS, key))
+    report = replay(stored(rows, [key_of(SERVER)]))
+    assert [] == news(report)
+    assert report.not_checked.no_key > 0
+    assert report.not_checked.named > 0
+
+
 def test_with_all_keys_everything_is_checked():
     """With all keys, sealed rows replay as plain ones do."""
     driver = played(tape(1, 600))

@@ -233,7 +233,7 @@ class Killed(BaseException):
 PLACES: dict[str, tuple[Any, str, int]] = {
     "before the session is closed": (SqlStore, "append", 0),
     "before the files go": (ops_forget, "remove_files", 0),
-    "before the snapshot goes": (ops_forget, "_remove_snapshot", 0),
+    "before the snapshot goes": (ops_forget, "remove_snapshot", 0),
     "before it is on record": (SqlStore, "append", 1),
     "before the key goes": (KeyFile, "remove", 0),
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
@@ -24,7 +25,9 @@ from cairn.journal.errors import StoreError, StoreFull, StoreLocked
 from cairn.journal.rows.sealing import KEY_BYTES, Key
 
 _CACHED = 4096
-_BUSY_S = 5.0
+BUSY_S = 5.0
+"""How long a lock of another program is waited for, at a time."""
+_LEAST_ROOM = 64 * 1024
 _KNOWN = bytes(KEY_BYTES)
 """What is wrapped to recognize the journal key."""
 _SCHEMA = """
@@ -73,16 +76,16 @@ class KeyFile:
             try:
                 connection.executescript(_SCHEMA)
                 known = connection.execute("SELECT known, place FROM wrapped_by").fetchone()
-                place = journal_key or (Path(known[1]) if known else path.parent / "journal-key")
-                secret = _secret_of(place.absolute(), path, may_make=known is None)
+                place = _place_of(path, known, journal_key)
+                secret = _secret_of(place, path, may_make=known is None)
+                # A data directory may be moved as a whole.
+                named = place.name if place.parent == path.absolute().parent else str(place)
                 if known is None:
                     wrapped = aes_key_wrap(secret, _KNOWN)
-                    connection.execute(
-                        "INSERT INTO wrapped_by VALUES (?, ?)", (wrapped, str(place.absolute()))
-                    )
+                    connection.execute("INSERT INTO wrapped_by VALUES (?, ?)", (wrapped, named))
                 else:
                     _require(secret, known[0], place, path)
-                    connection.execute("UPDATE wrapped_by SET place = ?", (str(place.absolute()),))
+                    connection.execute("UPDATE wrapped_by SET place = ?", (named,))
                 connection.commit()
             except BaseException:
                 connection.close()
@@ -105,7 +108,7 @@ class KeyFile:
                 known = connection.execute("SELECT known, place FROM wrapped_by").fetchone()
                 if known is None:
                     raise StoreError(f"{path} is not complete; start the server once.")
-                place = Path(known[1])
+                place = _place_of(path, known, None)
                 secret = _secret_of(place, path, may_make=False)
                 _require(secret, known[0], place, path)
             except BaseException:
@@ -218,13 +221,20 @@ def _connected(path: Path, *, read_only: bool) -> sqlite3.Connection:
         f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}",
         uri=True,
         check_same_thread=False,
-        timeout=_BUSY_S,
+        timeout=BUSY_S,
     )
     if not read_only:
         connection.execute("PRAGMA journal_mode = DELETE")
         connection.execute("PRAGMA synchronous = EXTRA")
         connection.execute("PRAGMA secure_delete = ON")
     return connection
+
+
+def _place_of(path: Path, known: tuple[bytes, str] | None, named: Path | None) -> Path:
+    """Where the journal key is: as the operator says, else where it was last, else the default."""
+    if named is not None:
+        return named.absolute()
+    return path.absolute().parent / (known[1] if known is not None else "journal-key")
 
 
 def _secret_of(place: Path, path: Path, *, may_make: bool) -> bytes:
@@ -274,6 +284,13 @@ def _require(secret: bytes, known: bytes, place: Path, path: Path) -> None:
     )
 
 
+def _has_room(path: Path) -> bool:
+    try:
+        return shutil.disk_usage(path.parent).free >= _LEAST_ROOM
+    except OSError:
+        return True
+
+
 @contextlib.contextmanager
 def _errors(path: Path) -> Iterator[None]:
     """Raise what SQLite reports as an error of a store."""
@@ -281,10 +298,14 @@ def _errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         words = f"The keys {path} cannot be used: {error}."
+        full = f"{words} Free some space on its disk; what was journaled before is safe."
         code = getattr(error, "sqlite_errorcode", None)
-        if code is not None and code & 0xFF == sqlite3.SQLITE_FULL:
-            raise StoreFull(words) from error
-        if code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        kind = code & 0xFF if code is not None else None
+        # If the files next to it cannot grow, SQLite reports another error.
+        beside = kind in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and not _has_room(path)
+        if kind == sqlite3.SQLITE_FULL or beside:
+            raise StoreFull(full) from error
+        if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise StoreLocked(words) from error
         raise StoreError(words) from error
     except OSError as error:

@@ -16,7 +16,7 @@ import attrs
 
 from cairn.journal import events as ev
 from cairn.journal.agents import Agent
-from cairn.journal.errors import DamagedRow, StoreError, UnknownEvent
+from cairn.journal.errors import StoreError
 from cairn.journal.replay import Replay, Report
 from cairn.journal.retention import keys_in
 from cairn.journal.rows.base import Base, histories_of
@@ -95,8 +95,7 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
     fold, runs, kept = Replay(base), Runs(), histories_of(base)
     agents = kept.fold()
     begins = fold.state
-    if begins.boot is not None:
-        runs.boots.add(begins.boot)
+    runs.boots.update([begins.boot] if begins.boot is not None else [])
     own = _keys_of(begins, session)
     key_ids = set[str]()
     rows = plain = 0
@@ -164,10 +163,7 @@ def _others(
         for name, held in state.sessions.items():
             see(name, _held(held))
     for row in rows:
-        try:
-            event = decode(row).event
-        except (DamagedRow, UnknownEvent):
-            continue  # a finding, which ended this before
+        event = decode(row).event
         serving: str | None = getattr(event, "session", None)
         if serving is not None:
             see(serving, keys_in(event))

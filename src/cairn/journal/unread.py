@@ -81,10 +81,12 @@ def completed(state: State, recorded: ev.Recorded) -> ev.Recorded:
     An unread event with what follows from the state before it: whether a pass was the last one of
     its prompt, which draws a token, and which tokens were emitted.
     """
+    if recorded.unread is None:
+        return recorded
     event = recorded.event
     held = state.sessions.get(SessionId(getattr(event, "session", None) or ""))
     request = held.request if held is not None else None
-    if recorded.unread is None or request is None:
+    if request is None:
         return recorded
     if isinstance(event, ev.CacheExtended) and event.step == "prefill":
         drawn = 1 if event.end == request.ask.prompt_tokens else 0

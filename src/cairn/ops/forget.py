@@ -125,7 +125,7 @@ def _forget(
     report = _closed(store, found)
     if not remove_files(store, data_dir, found.runs, report, found.own_blocks, who=_WHO):
         raise StoreError("Block files of the session are left, so nothing is forgotten yet.")
-    _remove_snapshot(data_dir)
+    remove_snapshot(data_dir)
     report = _reread(store)
     _append(store, report, [found.event(stored)])
     keys.remove((*found.key_ids, *stored))
@@ -185,7 +185,8 @@ def _append(store: SqlStore, report: Report, events: Sequence[ev.Event]) -> None
     store.append(outcome.rows)
 
 
-def _remove_snapshot(data_dir: Path) -> None:
+def remove_snapshot(data_dir: Path) -> None:
+    """Remove the snapshot of the journal, which has texts of the session."""
     path = snapshot_path(data_dir)
     try:
         path.unlink(missing_ok=True)

@@ -89,7 +89,7 @@ def test_serve_warns(
     seen: list[set[str]] = []
 
     def warned(path: Path) -> tuple[str, str]:
-        seen.append({file.name for file in path.parent.glob("*.db*")} - {"journal.db.lock"})
+        seen.append({file.name for file in path.parent.glob("journal.db*")} - {"journal.db.lock"})
         return f"open: {path.name}", "close it"
 
     monkeypatch.setattr(serve_run, "readers_warning", warned)

@@ -32,7 +32,7 @@ import msgspec
 
 from cairn.journal.errors import StoreError
 from cairn.journal.rows.base import Base
-from cairn.journal.rows.codec import Row, column_fault, type_fault, unique
+from cairn.journal.rows.codec import COLUMNS, Row, column_fault, type_fault, unique
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -373,7 +373,7 @@ def _with_odd(row: Row) -> Any:
     """A row in which each value of another type is as its line has it."""
     fields = {
         name: value if column_fault(row, name) is None else _odd(value)
-        for name, value in attrs.asdict(row).items()
+        for name, value in ((name, getattr(row, name)) for name in COLUMNS)
     }
     return SimpleNamespace(**fields)
 

@@ -144,6 +144,25 @@ def bytes_on_disk(url: str) -> tuple[int, ...]:
 
 
 @attrs.frozen
+class _Held:
+    """
+    The keys to read an export with.
+
+    Attributes:
+        handed: that are beside it.
+        own: of the journal in the data directory, which may be the one that was exported.
+    """
+
+    handed: Keys | None
+    own: Keys | None
+
+    def get(self, key_id: str) -> Key | None:
+        """See ``sealing.Keys``."""
+        found = self.handed.get(key_id) if self.handed is not None else None
+        return self.own.get(key_id) if found is None and self.own is not None else found
+
+
+@attrs.frozen
 class Source:
     """Rows to read: an export, or a journal opened read-only."""
 
@@ -168,13 +187,16 @@ class Source:
             click.UsageError: they name two journals.
             StoreError: the file cannot be read.
         """
+        from cairn.ops.common.heads import HeadFiles
+
         if file is not None and journal is not None:
             raise click.UsageError("Give a FILE or --journal, not both.")
         if file is not None:
             name = "standard input" if file == _STDIN else str(file)
             plain = _plain(file, name)
             if _begins(plain, name) != _SQLITE:
-                return cls(name, plain, None, sealed=_handed_over(file))
+                own = keys_in(HeadFiles.of(data_dir, None).keys)
+                return cls(name, plain, None, sealed=_Held(_handed_over(file), own))
             if plain != file:
                 raise StoreError(
                     f"{name} is a database, and its last rows may be in a file beside it. Give its "
@@ -182,8 +204,6 @@ class Source:
                 )
             journal = str(file)
         url = url_of(data_dir, journal)
-        from cairn.ops.common.heads import HeadFiles
-
         lock, sealed = _lock_of(data_dir, journal, url), HeadFiles.of(data_dir, journal).keys
         return cls(journal or str(data_dir), None, url, lock, sealed)
 
@@ -350,8 +370,8 @@ def _handed_over(file: Path) -> Keys | None:
     """The keys beside an export, or in a bundle; None if there are none."""
     from cairn.journal.rows.sealing import keys_from_text
 
-    if file == _STDIN:
-        return None
+    if not file.is_file():
+        return None  # standard input, by any name
     beside = keys_beside(file)
     try:
         if beside.exists():

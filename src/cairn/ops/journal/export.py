@@ -85,7 +85,8 @@ def export(
     the other commands refuse such a file.
 
     Texts and token ids are sealed, as in the journal: with the file alone the hashes can be checked
-    and what is public can be read. With FILE.keys beside it, commands read the rest.
+    and what is public can be read. Commands read the rest with the keys of the data directory, or
+    with FILE.keys beside it.
 
     If the journal was pruned, the first line is the base that replaces the pruned rows. In the
     export of one session, the first line says which base that is and how many of the session's rows

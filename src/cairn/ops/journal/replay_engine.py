@@ -131,8 +131,8 @@ def rerun(
         mine = getattr(event, "session", None) == session_id
         if mine and recorded.unread is not None:
             raise StoreError(
-                f"The texts of session {session_id} cannot be read, because it was forgotten or its "
-                "keys are not here, so it cannot be run again."
+                f"The texts of session {session_id} cannot be read, because it was forgotten or "
+                "its keys are not here, so it cannot be run again."
             )
         if loaded and (mine or isinstance(event, _ENDS)):
             part = parts.setdefault(loaded[-1].fingerprint, _Part(loaded[-1]))
