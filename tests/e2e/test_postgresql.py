@@ -50,7 +50,7 @@ def assert_once(url: str, home: Path, clients: list[Listener]) -> None:
         for place, one in enumerate(own):
             if isinstance(one, ev.TokensEmitted):
                 assert released(own[:place], client.request)[1] == one.first
-    code, out, _ = run_ops("verify", "--journal", url)
+    code, out, _ = run_ops("verify", "--data-dir", home, "--journal", url)
     assert (0, True) == (code, "broken: 0" in out.splitlines())
 
 
