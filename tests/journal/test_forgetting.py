@@ -13,11 +13,16 @@ from cairn.journal.invariants import check
 from cairn.journal.invariants.records import session_forgotten
 from cairn.journal.ledger import Clock, Ledger
 from cairn.journal.replay import replay
-from cairn.journal.rows.codec import Row, decode
+from cairn.journal.retention import keys_in
+from cairn.journal.rows.base import histories_of
+from cairn.journal.rows.codec import Row, decode, opened
+from cairn.journal.rows.sealing import subject_of
+from cairn.journal.rows.store import MemoryStore
 from cairn.journal.turns import Turns
-from tests.support.journals import conversation, healthy, stored, tampered
+from tests.support.journals import NOTES, conversation, healthy, speaking, stored, tampered
 
 from .model import played, tape
+from .test_pruning import prepared
 from .test_unread import key_of, news, sealed, subjects_of, unread
 
 
@@ -90,6 +95,44 @@ def test_what_is_found():
                 others |= {event.key} if isinstance(event, ev.BlockSealed) else set()
         assert set(found.removed) == set(found.blocks) - others
         assert bool(found.same_text) == bool(set(found.blocks) & others)
+
+
+def test_a_session_that_quotes_it_is_named():
+    """
+    A decision has a few words of the session that it was compared with, also if no block is of
+    both.
+    """
+    rows = played(tape(3, 600)).rows
+    events = [decode(row).event for row in rows]
+    alone = 0
+    for path in events:
+        if not isinstance(path, ev.PathSelected) or path.diverged_from is None:
+            continue
+        if path.nearest is None or path.nearest == path.session:
+            continue
+        found = found_in(rows, path.nearest)
+        assert path.session in found.same_text
+        named = (keys_in(one) for one in events if getattr(one, "session", None) == path.session)
+        alone += not set(found.blocks).intersection(*[set().union(*named)])
+    assert alone
+
+
+def test_the_rows_of_an_agent_in_a_base():
+    """They are sealed there, count as its own, and cannot be read without its key."""
+    store = MemoryStore(sealed(speaking().rows))
+    prepared(store).commit(store)
+    base = store.base()
+    kept = histories_of(base).rows
+    assert {"agent_created", "turn_stored"} < {row.kind for row in kept}
+    private = [row for row in kept if row.private is not None]
+    assert all(decode(row).unread is not None for row in private)
+    key = key_of(NOTES)
+    assert all(decode(opened(row, {key.id: key})).unread is None for row in private)
+    after = [row for row in store.read() if row.private is not None]
+    after = [row for row in after if subject_of(decode(row).event) == NOTES]
+    found = find(NOTES, list(store.read()), list(store.read()), base)
+    assert ((key.id,), len(private) + len(after)) == (found.key_ids, found.rows)
+    assert found.agent is not None
 
 
 def test_rows_that_are_not_sealed_are_counted():

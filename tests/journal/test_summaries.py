@@ -164,6 +164,21 @@ def test_a_closed_session_stays_until_a_prune() -> None:
     assert None is again.session("s1")
 
 
+def test_a_session_that_was_forgotten() -> None:
+    """Its first words are gone; the numbers stay, and so do other sessions."""
+    driver = started()
+    driver.serve(talk(*PARTS, name="n"))
+    driver.serve(talk(*PARTS))
+    found = folded(driver.recorded)
+    words = {one.id: one.words for one in found.latest_first()}
+    forgotten = ev.SessionForgotten(
+        of_session="n", tenant="t", rows=1, key_ids=(), blocks=(), removed=(), same_text=()
+    )
+    found.see(recorded_of(driver, forgotten))
+    found.see(recorded_of(driver, attrs.evolve(forgotten, of_session="none")))
+    assert {**words, "n": ""} == {one.id: one.words for one in found.latest_first()}
+
+
 def recorded_of(driver: Driver, event: ev.Event) -> ev.Recorded:
     """An event as if it were the next row."""
     last = driver.recorded[-1]

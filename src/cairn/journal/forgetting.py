@@ -167,10 +167,18 @@ def _others(
         serving: str | None = getattr(event, "session", None)
         if serving is not None:
             see(serving, keys_in(event))
-            quotes = isinstance(event, ev.PathSelected) and event.diverged_from is not None
-            if serving != session and quotes and event.nearest == session:
+            if serving != session and _quotes(event, session):
                 found.setdefault(serving, set())
     return iter(found.items())
+
+
+def _quotes(event: ev.Event, session: str) -> bool:
+    """Whether a decision has a few words of a session that it was compared with."""
+    match event:
+        case ev.PathSelected(nearest=nearest, diverged_from=words):
+            return nearest == session and words is not None
+        case _:
+            return False
 
 
 def _keys_of(state: State, session: str) -> set[str]:
