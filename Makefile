@@ -185,7 +185,7 @@ schema: env ## check a running server against its /openapi.json; EXAMPLES=..., S
 # system's (Debian's package `chromium`).
 shots: env ## use the explorer's pages in Chromium, and make the pictures of docs/pictures/explorer
 	@test -x $(SHOTS)/bin/playwright || { $(BIN)/python -m venv $(SHOTS) \
-		&& $(SHOTS)/bin/python -m pip install -qq 'playwright>=1.50,<2'; }
+		&& $(SHOTS)/bin/python -m pip install -qq 'playwright>=1.50,<2' 'axe-playwright-python>=0.1.4'; }
 	@$(SHOTS)/bin/python -P tools/shots.py --python $(CURDIR)/$(BIN)/python $(ARGS)
 
 # No other target needs the clients. npm and pip install them in .cache/clients; one that cannot be

@@ -4,7 +4,7 @@ Pictures of the explorer's pages, made by a person's clicks in Chromium.
 ``make shots`` starts a server with the built-in model, holds conversations with it, and visits each
 page in light and dark, 1,280 and 390 pixels wide. It fails if a page logs an error, runs into its
 own policy, or is wider than the window; if the keyboard, the chat, the live page or the login do
-not do what they should; or if text of a conversation runs.
+not do what they should; if axe finds a serious fault; or if text of a conversation runs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect, sync_playwright
 
 GUIDE = (
@@ -111,10 +112,14 @@ class Person:
         self.faults: list[str] = []
 
     @contextlib.contextmanager
-    def window(self, scheme: str, width: int, height: int) -> Iterator[Page]:
+    def window(
+        self, scheme: str, width: int, height: int, *, scripts: bool = True
+    ) -> Iterator[Page]:
         """A window of the browser, whose errors are faults."""
         context = self._browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme
+            viewport={"width": width, "height": height},
+            color_scheme=scheme,
+            java_script_enabled=scripts,
         )
         page = context.new_page()
         page.set_default_timeout(30_000)
@@ -135,8 +140,12 @@ class Person:
             self.faults.append(f"{name} at {width} pixels is {wide} pixels wide")
         if page.evaluate("document.title") == "1":
             self.faults.append(f"{name}: text of a conversation ran")
-        path = self._out / f"{name}-{scheme}-{width}.png"
-        page.screenshot(path=path, type="png")
+        for one in Axe().run(page).response["violations"]:
+            if one["impact"] in ("serious", "critical"):
+                places = [place["html"][:100] for place in one["nodes"][:3]]
+                self.faults.append(f"{name}, {scheme}, {width}: {one['id']}: {places}")
+        path = self._out / f"{name}-{scheme}-{width}.jpg"
+        page.screenshot(path=path, type="jpeg", quality=60)
 
 
 def clock_session(url: str) -> str:
@@ -220,6 +229,13 @@ def use(person: Person, url: str) -> None:
         page.wait_for_url("**/explorer/chat")
         person.look(page, "new-chat", "light")
 
+        page.locator(".settings summary").click()
+        page.locator("[name=max_tokens]").fill("4000")
+        page.locator("#message").fill("Explain quantum physics")
+        page.locator("[data-send]").click()
+        page.locator("[data-stop]").click()
+        expect(page.locator("#answering")).to_contain_text("Stopped.")
+
         page.goto(f"{url}/explorer/live")
         post(
             f"{url}/v1/chat/completions",
@@ -228,6 +244,20 @@ def use(person: Person, url: str) -> None:
         expect(page.locator("#ended")).to_contain_text("Tell me a story.")
         expect(page.locator("#strip rect").first).to_be_attached()
         person.look(page, "live", "light")
+
+
+def read(person: Person, url: str) -> None:
+    """Read the pages without scripts."""
+    with person.window("light", *SIZES[0], scripts=False) as page:
+        page.goto(f"{url}/explorer/session?id={clock_session(url)}")
+        expect(page.locator(".diff del")).to_have_text("14:05")
+        page.locator(".turn-events > summary").click()
+        page.get_by_role("link", name="Open these events").click()
+        expect(page.locator(".events").first).to_contain_text("path_selected")
+        page.goto(f"{url}/explorer/chat?agent=guide")
+        expect(page.locator(".chat")).to_contain_text("What is my name?")
+        page.goto(f"{url}/explorer/live")
+        expect(page.locator("#ended")).to_contain_text("Tell me a story.")
 
 
 def log_in(person: Person, python: str, directory: Path) -> None:
@@ -286,6 +316,7 @@ def main() -> None:
             converse(url)
             visit(person, url)
             use(person, url)
+            read(person, url)
         bugs(person, options.python, place / "bugs")
         (place / "keys").mkdir()
         log_in(person, options.python, place / "keys")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from cairn.http.explorer import feed
 from cairn.http.explorer.feed import Feed
@@ -77,9 +78,12 @@ async def test_a_frame_is_made_once_for_all_pages(monkeypatch: pytest.MonkeyPatc
     async with site() as here:
         seen, made = Feed(here.server), []
         whole = seen.frame
-        monkeypatch.setattr(
-            seen, "frame", lambda *of, **named: made.append(1) or whole(*of, **named)
-        )
+
+        def frame(tenant: str, *, of_all: bool) -> dict[str, Any]:
+            made.append(tenant)
+            return whole(tenant, of_all=of_all)
+
+        monkeypatch.setattr(seen, "frame", frame)
         streams = [seen.stream("local", of_all=True) for _ in range(10)]
         for one in streams:
             assert b": connected\n\n" == await anext(one)
