@@ -9,6 +9,7 @@ UV := .cache/uv
 # Packages beside the product: `make env` installs them, and the wheel does not contain them.
 WORKSHOP := $(patsubst %/pyproject.toml,%,$(wildcard workshop/*/pyproject.toml))
 SCHEMATHESIS := .cache/schemathesis
+SHOTS := .cache/shots
 
 # The folder of a module is never on the path: `import http` has to find the standard library's.
 export PYTHONSAFEPATH := 1
@@ -16,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes; without .pyc files each would compile src/cairn again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate tamper mutants audit soak oldest schema clients lint format lock clean FORCE
+.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate tamper mutants audit soak oldest schema shots clients lint format lock clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -179,6 +180,13 @@ schema: env ## check a running server against its /openapi.json; EXAMPLES=..., S
 		&& $(SCHEMATHESIS)/bin/python -m pip install -qq 'schemathesis>=4.32,<5'; }
 	@SCHEMATHESIS=$(CURDIR)/$(SCHEMATHESIS)/bin/schemathesis $(BIN)/python -P tools/schema_check.py \
 		--examples $(or $(EXAMPLES),20) --seed $(or $(SEED),1) $(ARGS)
+
+# Playwright has an environment of its own, because only this target needs it. Chromium is the
+# system's (Debian's package `chromium`).
+shots: env ## use the explorer's pages in Chromium, and make the pictures of docs/pictures/explorer
+	@test -x $(SHOTS)/bin/playwright || { $(BIN)/python -m venv $(SHOTS) \
+		&& $(SHOTS)/bin/python -m pip install -qq 'playwright>=1.50,<2' 'axe-playwright-python>=0.1.4'; }
+	@$(SHOTS)/bin/python -P tools/shots.py --python $(CURDIR)/$(BIN)/python $(ARGS)
 
 # No other target needs the clients. npm and pip install them in .cache/clients; one that cannot be
 # installed is skipped.

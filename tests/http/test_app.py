@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -184,31 +185,37 @@ async def test_a_model_that_could_not_be_loaded():
     assert ("model_not_loaded", "model") == (error["code"], error["param"])
 
 
-async def test_front_page():
-    """Readers see the model and a command to copy, and nothing that a browser would run."""
+async def test_how_to_connect():
+    """Readers see a command to copy, with the address that they used, and nothing that runs."""
     service = FakeService()
     service.facts = attrs.evolve(FACTS, model="<script>x</script>")
-    response = await create_app(service).test_client().get("/", headers={"host": "127.0.0.1:8080"})
+    client = create_app(service).test_client()
+    response = await client.get("/explorer/connect", headers={"host": "127.0.0.1:8080"})
     text = await response.get_data(as_text=True)
     assert "text/html; charset=utf-8" == response.content_type
     assert "curl -N http://127.0.0.1:8080/v1/chat/completions" in text
     assert "&lt;script&gt;" in text
-    assert "<script" not in text
-    posts = (path for method, path in OPERATIONS if method == "POST" and "{" not in path)
-    assert [] == [path for path in posts if f"<code>{path}</code>" not in text]
+    assert "<script>" not in text
     assert "default-src 'none'" in response.headers["content-security-policy"]
 
 
+async def test_the_api_as_a_page():
+    """It has all addresses of the API."""
+    client = create_app(FakeService()).test_client()
+    text = await (await client.get("/explorer/api")).get_data(as_text=True)
+    assert [] == [path for _, path in OPERATIONS if f"<code>{path}</code>" not in text]
+
+
 @pytest.mark.parametrize("with_keys", [False, True])
-async def test_front_page_of_a_server_with_keys(with_keys: bool):
+async def test_how_to_connect_to_a_server_with_keys(with_keys: bool):
     """
     If a key is required, the command to copy has one, and the page does not say that any will do.
     """
     keys = Keys([("alice", "a key of alice's")]) if with_keys else None
     client = create_app(FakeService(), keys=keys).test_client()
-    response = await client.get("/", headers={"x-api-key": "a key of alice's"})
+    response = await client.get("/explorer/connect", headers={"x-api-key": "a key of alice's"})
     text = await response.get_data(as_text=True)
-    assert with_keys == ("authorization: Bearer $CAIRN_API_KEY" in text)
+    assert with_keys == ("authorization: Bearer $CAIRN_API_KEY" in html.unescape(text))
     assert with_keys == ("your API key" in text)
     assert with_keys != ("any API key" in text)
 

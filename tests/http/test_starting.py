@@ -98,9 +98,9 @@ async def test_the_server_takes_over():
     assert 503 == (await client.get("/v1/models")).status_code
     assert not service.observers
     front.open(service)
-    assert 1 == len(service.observers)
-    front.observe(lambda _: None)
     assert 2 == len(service.observers)
+    front.observe(lambda _: None)
+    assert 3 == len(service.observers)
     response = await client.get("/health")
     assert (200, FACTS.model) == (response.status_code, (await response.get_json())["model"])
     assert 200 == (await client.get("/v1/models")).status_code

@@ -34,6 +34,8 @@ from cairn.http.chat_completions.request import read_chat_request
 from cairn.http.completions import errors as completions_errors
 from cairn.http.completions.answers import TextAnswer, TextStream
 from cairn.http.completions.request import read_text_request
+from cairn.http.explorer import routes as explorer
+from cairn.http.explorer.login import Logins, has_key
 from cairn.http.health import health, starting_health
 from cairn.http.messages import errors as messages_errors
 from cairn.http.messages.answers import MessagesAnswer, MessagesStream
@@ -43,7 +45,6 @@ from cairn.http.metrics.latencies import Timed
 from cairn.http.metrics.registry import MetricsByTenant
 from cairn.http.models import listed, model_list, model_object, named_model
 from cairn.http.openapi import document as openapi
-from cairn.http.pages import front_page
 from cairn.http.responses import errors as responses_errors
 from cairn.http.responses.answers import ResponsesAnswer, ResponsesStream
 from cairn.http.responses.request import Draft, read_responses_request
@@ -63,14 +64,12 @@ log = structlog.get_logger(__name__)
 _HOST = re.compile(r"(?:\[(?P<bracketed>[^\[\]]*)\]|(?P<name>[^\[\]:]+))(?::[0-9]*)?")
 
 #: Load balancers call these without a key, and are shown no more than they need.
-_OPEN = ("get_health",)
+_OPEN = frozenset({"get_health"}) | explorer.OPEN
 
 
 _R = TypeVar("_R", bound=ReadRequest)
 #: A request of responses is complete only once what it refers to is looked up.
 _D = TypeVar("_D", bound=ReadRequest | Draft)
-
-_PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 class CairnApp(QuartTrio):
@@ -128,7 +127,7 @@ def create_app(
     ignored = Ignored()
     service = partial(service_of_caller, server)
     hosts = frozenset(host.lower() for host in hosts_allowed)
-    readers = Cors(cors)
+    readers, logins = Cors(cors), Logins()
 
     @app.before_request
     async def check_caller() -> Response | None:
@@ -142,9 +141,11 @@ def create_app(
         try:
             g.tenant = tenant_of(request.headers, keys)
         except ClientError:
-            if request.endpoint not in _OPEN:
+            g.tenant = logins.tenant_of(request)
+            if g.tenant is None and request.endpoint not in _OPEN:
+                if explorer.wants_page() and not has_key(request):
+                    return explorer.login_page("", request.full_path, status=401)
                 raise
-            g.tenant = None
         return None
 
     async def body_of() -> tuple[bytes, Mapping[str, str]]:
@@ -248,15 +249,7 @@ def create_app(
     async def describe_all() -> Response:
         return json_response(openapi.description(with_keys=keys is not None))
 
-    @app.get("/")
-    async def page() -> Response:
-        base = request.host_url.rstrip("/")
-        now = server.statistics()
-        sessions = sum(now.sessions.values()) if sees_all(g.tenant, keys) else None
-        text = front_page(server.facts, now, base, sessions=sessions, with_keys=keys is not None)
-        response = Response(text, content_type="text/html; charset=utf-8")
-        response.headers["content-security-policy"] = _PAGE_POLICY
-        return response
+    explorer.add_explorer(app, server, service, keys, logins)
 
     @app.after_request
     async def close_unread(response: Response) -> Response:
@@ -274,7 +267,8 @@ def create_app(
     @app.errorhandler(Exception)
     async def failed(error: Exception) -> Response:
         metrics.count_refusal(g.get("tenant"))
-        return _error(error)
+        answer = _error(error)
+        return explorer.error_page(answer) if explorer.wants_page() else _sent(answer)
 
     return app
 
@@ -384,7 +378,8 @@ def _describe_at(path: str, error: Exception) -> ErrorAnswer:
     return describe(error)
 
 
-def _error(error: Exception) -> Response:
+def _error(error: Exception) -> ErrorAnswer:
+    """The answer to an error, which is logged."""
     asked = request if has_request_context() else websocket
     path, address, is_nowhere = asked.path, {}, isinstance(error, NotFound)
     if isinstance(error, NotFound):
@@ -407,4 +402,8 @@ def _error(error: Exception) -> Response:
         path=quote(shown[:200]),
         **address,
     )
+    return answer
+
+
+def _sent(answer: ErrorAnswer) -> Response:
     return json_response(answer.envelope(), answer.status, answer.headers)

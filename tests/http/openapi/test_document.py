@@ -50,8 +50,12 @@ KEPT = StoredTurn(
 
 
 def addresses() -> set[tuple[str, str]]:
-    """The methods and addresses of the application."""
-    rules = create_app(FakeService()).url_map.iter_rules()
+    """The methods and addresses of the application. Of the explorer's pages, only the first."""
+    rules = [
+        rule
+        for rule in create_app(FakeService()).url_map.iter_rules()
+        if not rule.rule.startswith("/explorer/") and rule.rule != "/favicon.ico"
+    ]
     return {
         (method, re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule))
         for rule in rules

@@ -256,7 +256,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/metrics"): Operation(summary="Get metrics for Prometheus.", text="text/plain"),
     ("GET", ADDRESS): Operation(summary="Get this description.", answer=dict[str, Any]),
     ("GET", "/"): Operation(
-        summary="A page that shows what runs here and how to call it.", text="text/html"
+        summary="The first page of the explorer: the sessions, for people.", text="text/html"
     ),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, cast
+from typing import cast
 
 import trio
 from quart import Quart, Response, g, request
@@ -14,6 +14,7 @@ from cairn.actors.looking import (
     Looking,
     NothingThere,
     SessionFilter,
+    SessionView,
 )
 from cairn.http.access.keys import Keys, sees_all
 from cairn.http.adapter import STREAM_HEADERS, json_response
@@ -83,7 +84,7 @@ def add_session_routes(
     @app.get(f"{ADDRESS}/<path:name>")
     async def get_session(name: str) -> Response:
         look, args = looking(), request.args
-        view = _named(look, name)
+        view = find_session(look, name)
         turns, _ = await look.turns(view.summary.id, number(args, "before", None), _limit(args))
         more = bool(turns) and turns[-1].number > 1
         return json_response(
@@ -99,7 +100,7 @@ def add_session_routes(
     async def session_events(name: str) -> Response:
         look, args = looking(), request.args
         try:
-            view = _named(look, name)
+            view = find_session(look, name)
         except ClientError:
             # A client may have given a session a name that ends like this address.
             if f"{name}{_EVENTS}" in _names(look, f"{name}{_EVENTS}"):
@@ -170,7 +171,7 @@ def _names(look: Looking, name: str) -> list[str]:
     return [session_id(look.tenant, name), *([name] if look.of_all else [])]
 
 
-def _named(look: Looking, name: str) -> Any:
+def find_session(look: Looking, name: str) -> SessionView:
     """
     The session that the caller calls by a name.
 

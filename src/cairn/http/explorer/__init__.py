@@ -1,0 +1,1 @@
+"""The explorer: pages for people, about sessions, decisions, the cache and bugs."""

@@ -1,0 +1,76 @@
+"""
+Logins of browsers: a cookie in the place of an API key.
+
+Rules of this module:
+
+1. The cookie is a random token. Only its digest is kept, in memory: a restart ends all logins.
+2. A cookie is accepted only from the server's own pages. Browsers send it from pages on other ports
+   of the same host, too, so ``SameSite`` alone does not keep those out.
+3. Keys in headers come first: a request that has one is never served for a cookie's tenant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from cachetools import TTLCache
+from quart.wrappers import Request
+
+COOKIE = "cairn_login"
+LOGIN_S = 12 * 60 * 60
+LOGINS_MAX = 1000
+
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_OWN = frozenset({"same-origin", "none"})
+
+
+class Logins:
+    """The tenants of the browsers that are logged in."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tenants: TTLCache[bytes, str] = TTLCache(LOGINS_MAX, LOGIN_S, timer=clock)
+
+    def begin(self, tenant: str) -> str:
+        """Log a browser in; returns the value of its cookie."""
+        token = secrets.token_urlsafe(32)
+        self._tenants[_digest(token)] = tenant
+        return token
+
+    def end(self, request: Request) -> None:
+        """Log the browser out that sent a request."""
+        self._tenants.pop(_digest(request.cookies.get(COOKIE, "")), None)
+
+    def tenant_of(self, request: Request) -> str | None:
+        """The tenant of a request by its cookie; None if it has none, or came from another page."""
+        if has_key(request) or not is_own(request):
+            return None
+        return self._tenants.get(_digest(request.cookies.get(COOKIE, "")))
+
+
+def has_key(request: Request) -> bool:
+    """Whether a request has an API key in a header, be it a valid one or not."""
+    return "authorization" in request.headers or "x-api-key" in request.headers
+
+
+def is_own(request: Request) -> bool:
+    """Whether a request came from the server's own pages, or by an address that a person typed."""
+    if request.headers.get("sec-fetch-site", "none") not in _OWN:
+        return False
+    return request.method in _SAFE or _has_own_origin(request)
+
+
+def _has_own_origin(request: Request) -> bool:
+    """Whether the page that sent a request has the host and port that it was sent to."""
+    try:
+        host = urlsplit(request.headers.get("origin", "")).netloc
+    except ValueError:
+        return False
+    return bool(host) and host.lower() == request.headers.get("host", "").lower()
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()

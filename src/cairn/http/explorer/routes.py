@@ -1,0 +1,422 @@
+"""The routes of the explorer. Pages change nothing: what does is a POST, or the API's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+import structlog
+from quart import Blueprint, Quart, Response, g, has_request_context, redirect, request
+from werkzeug.datastructures import Headers
+from werkzeug.exceptions import RequestEntityTooLarge
+
+from cairn.actors.looking import Looking, SessionFilter
+from cairn.http.access.keys import Keys, sees_all, tenant_of
+from cairn.http.adapter import STREAM_HEADERS
+from cairn.http.agents.requests import look_up_turns
+from cairn.http.explorer.feed import Feed
+from cairn.http.explorer.login import COOKIE, LOGIN_S, Logins, is_own
+from cairn.http.explorer.pages import asset, page, with_policy
+from cairn.http.health import shared_objects
+from cairn.http.models import model_list
+from cairn.http.openapi import document as openapi
+from cairn.http.service import Server, Service
+from cairn.http.sessions.objects import (
+    EventObject,
+    TurnObject,
+    bug_object,
+    cache_object,
+    session_object,
+    shown_name,
+    turn_object,
+)
+from cairn.http.sessions.routes import find_session, flag, number
+from cairn.http.wire.checks import ClientError
+from cairn.http.wire.errors import ErrorAnswer
+from cairn.journal.agents import is_agent_name, session_of
+from cairn.journal.invariants import SENTENCES
+from cairn.journal.lifecycle import SessionState
+from cairn.journal.tenants import session_tenant
+
+log = structlog.get_logger(__name__)
+
+NAME = "explorer"
+HOME = "/"
+PREFIX = "/explorer"
+LOGIN = f"{PREFIX}/login"
+
+_SESSIONS = 50
+_TURNS = 30
+_EVENTS = 100
+_BEFORE_BUG = 12
+_CACHED = 40
+_AGENTS = 100
+_FORM_BYTES = 4096
+_STALLS = {
+    "disk_full": "the journal's disk is full",
+    "locked": "another program has locked the journal",
+    "connection_lost": "the connection to the journal's database is lost",
+}
+
+#: What a browser loads before anyone is logged in.
+OPEN = frozenset({f"{NAME}.get_asset", f"{NAME}.icon", f"{NAME}.login", f"{NAME}.log_in"})
+
+
+def add_explorer(
+    app: Quart,
+    server: Server,
+    service: Callable[[], Service],
+    keys: Keys | None,
+    logins: Logins,
+) -> None:
+    """
+    Add the pages.
+
+    Args:
+        service: the server as the caller sees it.
+        keys: the API keys of callers, which say whose sessions a caller may see.
+        logins: of browsers, which send a cookie in the place of a key.
+    """
+    pages, feed = Blueprint(NAME, __name__), Feed(server)
+
+    def of_all() -> bool:
+        return sees_all(g.tenant, keys)
+
+    def looking() -> Looking:
+        return service().looking(of_all=of_all(), texts=flag(request.args, "texts"))
+
+    def shown(template: str, **values: Any) -> Response:
+        facts, now = server.facts, server.statistics()
+        state = ""
+        if now.admission_bug is not None:
+            state = f"admission is closed; bug id {now.admission_bug}"
+        elif now.journal_stall is not None:
+            state = f"{_STALLS[now.journal_stall]}; no requests are answered"
+        return page(
+            template,
+            facts=facts,
+            base=request.host_url.rstrip("/"),
+            state=state,
+            bug_count=now.bugs if of_all() else None,
+            of_all=of_all(),
+            with_keys=keys is not None,
+            others=keys is not None and of_all() and len(keys.tenants) > 1,
+            logged_in=logins.tenant_of(request) is not None,
+            tenant=g.tenant,
+            texts=flag(request.args, "texts"),
+            path=request.path,
+            **values,
+        )
+
+    @pages.get(HOME)
+    async def sessions() -> Response:
+        look, args = looking(), request.args
+        which = SessionFilter(
+            text=args.get("q", "")[:200],
+            state=args.get("state") or None,
+            model=args.get("model") or None,
+            with_bugs=flag(args, "bugs"),
+            before=number(args, "before", None),
+        )
+        found, more = look.sessions(which, _SESSIONS)
+        await look.note_texts(*(one.summary for one in found))
+        data = [session_object(one, g.tenant, words=look.sees_texts(one.summary)) for one in found]
+        return shown(
+            "sessions.html",
+            sessions=data,
+            before=data[-1].position if more else None,
+            which=which,
+            states=[*map(str, SessionState), "closed"],
+            models=[one.facts.model for one in server.models],
+        )
+
+    @pages.get(f"{PREFIX}/session")
+    async def session() -> Response:
+        look, name = looking(), request.args.get("id", "")
+        view = find_session(look, name)
+        turns, total = await look.turns(
+            view.summary.id, number(request.args, "before", None), _TURNS
+        )
+        shown_turns = [turn_object(one) for one in turns]
+        seen = session_object(view, g.tenant, words=look.sees_texts(view.summary))
+        more = bool(turns) and turns[-1].number > 1
+        return shown(
+            "session.html",
+            session=seen,
+            turns=shown_turns,
+            total=total,
+            before=shown_turns[-1].number if more else None,
+            agent=_agent_of(seen.id),
+            may_see_texts=look.sees_texts(view.summary),
+        )
+
+    @pages.get(f"{PREFIX}/events")
+    async def events() -> Response:
+        look, args = looking(), request.args
+        view = find_session(look, args.get("id", ""))
+        after, last = number(args, "after", 0) or 0, number(args, "last", None)
+        found, more = await look.events(view.summary.id, after=after, most=_EVENTS)
+        rows = [msgspec.convert(_plain(one), EventObject) for one in found]
+        if last is not None:
+            more = more and rows[-1].position < last
+            rows = [one for one in rows if one.position <= last]
+        return shown(
+            "events.html",
+            session=session_object(view, g.tenant, words=look.sees_texts(view.summary)),
+            rows=rows,
+            after=rows[-1].position if rows and more else None,
+            last=last,
+        )
+
+    @pages.get(f"{PREFIX}/bugs")
+    async def bugs() -> Response:
+        look = looking()
+        found, more = await look.bugs(number(request.args, "before", None), 20)
+        data, before = [], []
+        for one in found:
+            name = one.fault.event.session
+            data.append(bug_object(one, name and shown_name(name, session_tenant(name), g.tenant)))
+            rows: list[dict[str, Any]] = []
+            if name is not None:
+                rows, _ = await look.events(
+                    name, before=one.fault.event.at_position + 1, most=_BEFORE_BUG
+                )
+            before.append([msgspec.convert(_plain(row), EventObject) for row in rows])
+        return shown(
+            "bugs.html",
+            bugs=list(zip(data, before, strict=True)),
+            before=data[-1].position if more else None,
+            sentences=SENTENCES,
+        )
+
+    @pages.get(f"{PREFIX}/cache")
+    async def cache() -> Response:
+        look = looking()
+        view = look.cache(_CACHED)
+        names = {
+            one.session: shown_name(one.session, session_tenant(one.session), g.tenant)
+            for one in view.sessions
+        }
+        words = {}
+        for one in view.sessions:
+            summary = look.session(one.session).summary
+            words[names[one.session]] = summary.words if look.sees_texts(summary) else ""
+        found = cache_object(view, names)
+        if look.of_all:
+            found.pool, found.blocks = shared_objects(server.statistics())
+        return shown("cache.html", cache=found, words=words, totals=look.of_all)
+
+    @pages.get(f"{PREFIX}/live")
+    async def live() -> Response:
+        return shown("live.html", frame=feed.frame(g.tenant, of_all=of_all()))
+
+    @pages.get(f"{PREFIX}/live/stream")
+    async def live_stream() -> Response:
+        # A server that is not there yet refuses here, and not within the stream.
+        service()
+        stream = feed.stream(g.tenant, of_all=of_all())
+        response = Response(stream, headers=STREAM_HEADERS)
+        response.timeout = None
+        return with_policy(response)
+
+    @pages.get(f"{PREFIX}/models")
+    async def models() -> Response:
+        return shown("models.html", models=model_list(server.models).data)
+
+    @pages.get(f"{PREFIX}/connect")
+    async def connect() -> Response:
+        return shown("connect.html")
+
+    @pages.get(f"{PREFIX}/api")
+    async def api() -> Response:
+        document = openapi.description(with_keys=keys is not None)
+        return shown("api.html", operations=_operations(document))
+
+    @pages.get(f"{PREFIX}/chat")
+    async def chat() -> Response:
+        name = request.args.get("agent", "")
+        agents = sorted(service().agents.all(), key=lambda one: -one.used_us)[:_AGENTS]
+        words = {one.name: _words_of(looking(), one.name) for one in agents}
+        if not name:
+            return shown(
+                "chat.html",
+                agents=agents,
+                words=words,
+                agent=None,
+                turns=[],
+                tokens={},
+                system=None,
+            )
+        found = await look_up_turns(name, service())
+        held, new = service().agents.one(name), await service().agents.created(name)
+        return shown(
+            "chat.html",
+            agents=agents,
+            words=words,
+            agent=held,
+            turns=found.data,
+            tokens=await _by_request(looking(), name),
+            system=new.system if new is not None else None,
+        )
+
+    @pages.get(LOGIN)
+    async def login() -> Response:
+        return login_page("", _next(request.args.get("next", "")))
+
+    @pages.post(LOGIN)
+    async def log_in() -> Response:
+        if not is_own(request):
+            raise _forged()
+        form = parse_qs((await _form()).decode("utf-8", "replace"), keep_blank_values=True)
+        key, to = form.get("key", [""])[0].strip(), _next(form.get("next", [""])[0])
+        if keys is None:
+            return _redirected(to)
+        try:
+            tenant = tenant_of(Headers({"x-api-key": key}), keys)
+        except ClientError as error:
+            log.warning("login refused", address=request.remote_addr)
+            return login_page(error.args[0] if key else "Enter an API key.", to, status=401)
+        response = _redirected(to)
+        response.set_cookie(
+            COOKIE,
+            logins.begin(tenant),
+            max_age=LOGIN_S,
+            httponly=True,
+            samesite="Strict",
+            secure=request.scheme == "https",
+        )
+        return response
+
+    @pages.post(f"{PREFIX}/logout")
+    async def log_out() -> Response:
+        if not is_own(request):
+            raise _forged()
+        logins.end(request)
+        response = _redirected(LOGIN)
+        response.delete_cookie(COOKIE, httponly=True, samesite="Strict")
+        return response
+
+    @pages.get(f"{PREFIX}/assets/<name>")
+    async def get_asset(name: str) -> Response:
+        found = asset(name)
+        if found is None:
+            raise ClientError("there is no such file", code="not_found", status=404)
+        return found
+
+    @pages.get("/favicon.ico")
+    async def icon() -> Response:
+        found = asset("icon.svg")
+        assert found is not None
+        return found
+
+    app.register_blueprint(pages)
+
+
+def _words_of(look: Looking, agent: str) -> str:
+    """The first words of an agent's conversation; empty if it has none yet."""
+    try:
+        return find_session(look, session_of(agent)).summary.words
+    except ClientError:
+        return ""
+
+
+async def _by_request(look: Looking, agent: str) -> dict[str, TurnObject]:
+    """The last turns of an agent's session, by their requests; none if it has no session yet."""
+    try:
+        view = find_session(look, session_of(agent))
+    except ClientError:
+        return {}
+    turns, _ = await look.turns(view.summary.id, None, 100)
+    return {one.request: turn_object(one) for one in turns if one.request is not None}
+
+
+def wants_page() -> bool:
+    """Whether a browser requests one of these pages; others are sent JSON for errors."""
+    if not has_request_context() or not (request.endpoint or "").startswith(f"{NAME}."):
+        return False
+    return "text/html" in request.headers.get("accept", "")
+
+
+def login_page(message: str, to: str, *, status: int = 200) -> Response:
+    """
+    The form in which a person enters an API key.
+
+    Args:
+        message: why the last one was refused; empty if there was none.
+        to: where to go on.
+    """
+    return page("login.html", status=status, message=message, to=to)
+
+
+def error_page(answer: ErrorAnswer) -> Response:
+    """An error, as a page."""
+    response = page(
+        "error.html",
+        status=answer.status,
+        message=answer.message,
+        code=answer.code,
+        starting=answer.code == "server_starting",
+    )
+    response.headers.update(answer.headers)
+    return response
+
+
+def _agent_of(session: str) -> str | None:
+    """The agent that a session of the reader's own tenant is of."""
+    name = session.removeprefix(session_of(""))
+    return name if name != session and is_agent_name(name) else None
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row, with what is raw JSON in it decoded."""
+    return {
+        name: msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
+        for name, value in row.items()
+    }
+
+
+def _operations(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The operations of the API, in the order of its document."""
+    return [
+        {
+            "method": method.upper(),
+            "path": path,
+            "summary": one["summary"],
+            "parameters": one.get("parameters", []),
+            "body": one.get("requestBody", {}).get("content", {}),
+            "answers": {code: about["description"] for code, about in one["responses"].items()},
+        }
+        for path, methods in document["paths"].items()
+        for method, one in methods.items()
+    ]
+
+
+async def _form() -> bytes:
+    if (request.content_length or 0) > _FORM_BYTES:
+        raise RequestEntityTooLarge
+    body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
+    g.body_is_read = True
+    if len(body) > _FORM_BYTES:
+        raise RequestEntityTooLarge
+    return body
+
+
+def _next(path: str) -> str:
+    """Where to go on after a login: a page of the explorer, and nowhere else."""
+    return path if path.startswith(f"{PREFIX}/") and "\\" not in path else HOME
+
+
+def _redirected(to: str) -> Response:
+    response = redirect(to, 303)
+    assert isinstance(response, Response)
+    return with_policy(response)
+
+
+def _forged() -> ClientError:
+    return ClientError(
+        "this form may only be sent from the server's own pages",
+        code="origin_not_allowed",
+        status=403,
+    )

@@ -1,0 +1,182 @@
+"""Numbers, times and bars as pages show them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import attrs
+
+from cairn.http.sessions.objects import BarObject, EventObject, TurnObject
+
+_US = 1_000_000
+_STEPS = ((60, "s"), (60, "min"), (24, "h"))
+
+
+@attrs.frozen
+class Segment:
+    """A part of a bar: what it is (the name of its colour), how much, and where it begins."""
+
+    kind: str
+    label: str
+    amount: int
+    start: int
+
+
+def segments(*parts: tuple[str, str, int]) -> list[Segment]:
+    """The parts of a bar that are not empty, one after the other: (kind, label, amount)."""
+    found, start = [], 0
+    for kind, label, amount in parts:
+        if amount > 0:
+            found.append(Segment(kind, label, amount, start))
+            start += amount
+    return found
+
+
+def turn_bar(tokens: BarObject) -> list[Segment]:
+    """The tokens of a turn. What was prewarmed is a part of what is reused, and shown apart."""
+    ahead_slab = min(tokens.prewarmed, tokens.from_slab)
+    ahead_blocks = min(tokens.prewarmed - ahead_slab, tokens.from_blocks)
+    return segments(
+        ("slab", "reused from the slab", tokens.from_slab - ahead_slab),
+        ("blocks", "reused from blocks", tokens.from_blocks + tokens.from_partial - ahead_blocks),
+        ("prewarmed", "prewarmed and reused", ahead_slab + ahead_blocks),
+        ("computed", "computed", tokens.computed),
+        ("generated", "generated", tokens.generated),
+    )
+
+
+def reused(tokens: BarObject) -> int:
+    """All tokens of a prompt that were reused."""
+    return tokens.from_slab + tokens.from_blocks + tokens.from_partial
+
+
+def longest(turns: Sequence[TurnObject]) -> int:
+    """The most tokens of a turn, to which bars are drawn; at least 1."""
+    return max((one.tokens.prompt + one.tokens.generated for one in turns), default=1) or 1
+
+
+def share(part: int, whole: int) -> str:
+    """A share in percent; only all is 100 %."""
+    return f"{100 * part // whole} %" if whole else "–"
+
+
+def count(value: int) -> str:
+    """A number with commas."""
+    return f"{value:,}"
+
+
+def plural(value: int, one: str) -> str:
+    """A number and what it counts."""
+    return f"{value:,} {one}" if value == 1 else f"{value:,} {one}s"
+
+
+def size(value: int) -> str:
+    """Bytes in the largest unit of which there is at least one."""
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
+
+
+def duration(us: int) -> str:
+    """A duration of a request."""
+    if us < _US:
+        return f"{us / 1000:.0f} ms"
+    return f"{us / _US:.1f} s" if us < 60 * _US else span(us)
+
+
+def span(us: int) -> str:
+    """A time that people wait for, in its largest unit."""
+    amount, unit = abs(us) // _US, "d"
+    for step, name in _STEPS:
+        if amount < step:
+            unit = name
+            break
+        amount //= step
+    return f"{amount} {unit}"
+
+
+def ago(us: int, now_us: int) -> str:
+    """How long ago a time is."""
+    return "now" if now_us - us < 2 * _US else f"{span(now_us - us)} ago"
+
+
+def clock(us: int) -> str:
+    """A time of day, in UTC."""
+    return f"{datetime.fromtimestamp(us / _US, UTC):%H:%M:%S}"
+
+
+def moment(us: int) -> str:
+    """A time as HTML's ``time`` has it."""
+    return f"{datetime.fromtimestamp(us / _US, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def first_token(turn: TurnObject) -> str:
+    """How long a turn took to its first token."""
+    if turn.first_token_us is None:
+        return "–"
+    return duration(turn.first_token_us - turn.received_us)
+
+
+def speed(turn: TurnObject) -> str:
+    """Tokens a second after the first one."""
+    if turn.first_token_us is None or turn.ended_us is None or turn.tokens.generated < 2:
+        return "–"
+    took_us = max(1, turn.ended_us - turn.first_token_us)
+    return f"{(turn.tokens.generated - 1) * _US / took_us:.0f} tok/s"
+
+
+def verdict(turn: TurnObject) -> tuple[str, str]:
+    """A word for the path of a turn, and the name of its colour."""
+    if turn.path is None:
+        return ("waiting", "quiet") if turn.end is None else ("no path", "quiet")
+    if turn.path == "continuation":
+        return "continued", "good"
+    reason = turn.habit or turn.diverged_part or turn.reason or "new session"
+    some = "warn" if reason not in ("cold_start", "cache_mode_prefix") else "quiet"
+    return {"cold_start": "new conversation"}.get(reason, reason.replace("_", " ")), some
+
+
+@attrs.frozen
+class EventGroup:
+    """Rows of one kind that follow each other, and what they are about."""
+
+    kind: str
+    rows: tuple[EventObject, ...]
+
+    @property
+    def first(self) -> EventObject:
+        """The first of them."""
+        return self.rows[0]
+
+    @property
+    def last(self) -> EventObject:
+        """The last of them."""
+        return self.rows[-1]
+
+
+def folded(rows: Sequence[EventObject]) -> Iterator[EventGroup]:
+    """Rows, those of one kind and step together."""
+    group: list[EventObject] = []
+    for row in rows:
+        if group and kind_of(group[0]) != kind_of(row):
+            yield EventGroup(kind_of(group[0]), tuple(group))
+            group = []
+        group.append(row)
+    if group:
+        yield EventGroup(kind_of(group[0]), tuple(group))
+
+
+def kind_of(row: EventObject) -> str:
+    """What a row is, with the step of the pass if it has one."""
+    step: Any = row.payload.get("step")
+    return f"{row.kind} ({step})" if isinstance(step, str) else row.kind
+
+
+def cut(text: str, most: int = 600) -> str:
+    """The beginning of a text."""
+    return text if len(text) <= most else f"{text[:most]}…"

@@ -1,0 +1,336 @@
+"""The explorer's pages over the fake engine: what they show, and that no text of theirs can run."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from cairn.actors.looking import READ_TEXTS
+from cairn.engine.answer.parts import Called, Said, Thought
+from cairn.engine.prompt.template import Message
+from cairn.http.app import create_app
+from cairn.http.explorer.pages import POLICY
+from cairn.http.starting import StartingServer
+from cairn.journal import events as ev
+from tests.http.agents.fake_agents import TURN
+from tests.http.explorer.attacks import ATTACKS, foreign, seen
+from tests.http.fake_service import FACTS, FakeService
+from tests.http.sessions.test_sessions import KEYS, LONG, PLAN, Site, site, talked
+from tests.support.in_process_server import ask, chat, events_of, generate, wait_idle
+
+pytestmark = pytest.mark.trio
+
+HTML = {"accept": "text/html"}
+PAGES = (
+    *("/", "/explorer/chat", "/explorer/live", "/explorer/cache", "/explorer/bugs"),
+    *("/explorer/models", "/explorer/connect", "/explorer/api"),
+)
+HARMLESS = "nothing that would run"
+
+
+async def shown(
+    here: Site, path: str, key: str | None = None, status: int = 200, **query: Any
+) -> str:
+    """A page, whose headers are checked."""
+    async with here.client(key) as client:
+        response = await client.get(path, params=query or None, headers=HTML)
+    assert status == response.status_code, response.text
+    assert "text/html; charset=utf-8" == response.headers["content-type"]
+    assert POLICY == response.headers["content-security-policy"]
+    assert "no-store" == response.headers["cache-control"]
+    return response.text
+
+
+async def test_the_policy_allows_nothing_inline() -> None:
+    """Scripts and styles come from the server's own files alone."""
+    assert "unsafe" not in POLICY
+    assert POLICY.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+
+
+async def test_each_page() -> None:
+    """It says where it is, and has neither inline script nor inline style."""
+    async with site() as here:
+        name = await talked(here.server, LONG)
+        for path in (*PAGES, f"/explorer/session?id={name}", f"/explorer/events?id={name}"):
+            text = await shown(here, path)
+            page = seen(text)
+            assert [] == list(foreign(page)), path
+            assert "<style" not in text
+            assert not re.search(r"<script(?! src=\"/explorer/assets/)", text)
+            assert not [names for _, names in page.shapes if "style" in names]
+            assert 'aria-current="page"' in text
+
+
+async def test_the_list_of_sessions() -> None:
+    """First words, reuse and where the KV is; searched by words, and continued on another page."""
+    async with site() as here:
+        for place in range(52):
+            await ask(here.server, generate(chat(f"Talk {place}"), max_tokens=1))
+        await talked(here.server, LONG)
+        text = await shown(here, "/")
+        assert "A long first message" in text
+        assert "where-slab" in text
+        assert "Talk 51" in text
+        assert "Talk 1<" not in text
+        (older,) = re.findall(r'rel="next" href="([^"]*)"', text)
+        assert "Talk 1<" in await shown(here, older.replace("&amp;", "&"))
+        found = await shown(here, "/", q="long first")
+        assert "Talk 51" not in found
+        assert "A long first message" in found
+        assert "No session matches" in await shown(here, "/", q="nothing like it")
+        assert "No session matches" in await shown(here, "/", state="closed")
+
+
+async def test_no_sessions_yet() -> None:
+    """The page says how to begin."""
+    async with site() as here:
+        assert "Start a chat" in await shown(here, "/")
+
+
+async def test_a_session() -> None:
+    """A bar and a sentence for each turn, and what differs as a diff."""
+    async with site() as here:
+        await ask(here.server, generate(chat("It is 14:05. " + LONG, "a", "Hello")))
+        await wait_idle(here.server)
+        said = await ask(
+            here.server, generate(chat("It is 14:06. " + LONG, "a", "Hello", "b", "Go on"))
+        )
+        await wait_idle(here.server)
+        text = await shown(here, "/explorer/session", id=said.accepted.session)
+        assert "<del>14:05</del>" in text
+        assert "<ins>14:06</ins>" in text
+        assert '<strong class="warn">clock</strong>' in text
+        assert "`14:05` became `14:06`" in text
+        assert 'class="bar-computed"' in text
+        assert "to first token" in text
+        assert "tok/s" in text
+        name = await talked(here.server, PLAN)
+        text = await shown(here, "/explorer/session", id=name)
+        assert '<strong class="good">continued</strong>' in text
+        assert '<strong class="quiet">new conversation</strong>' in text
+        assert "there is no session" in await shown(here, "/explorer/session", id="x", status=404)
+
+
+async def test_the_events_of_a_turn() -> None:
+    """Rows of one kind are folded; each has its place and its hash; texts only if asked for."""
+    async with site() as here:
+        name = await talked(here.server, LONG, session_name="mine")
+        text = await shown(here, "/explorer/session", id=name)
+        (unfold, *_) = re.findall(r'data-unfold="([^"]*)"', text)
+        rows = await shown(here, unfold.replace("&amp;", "&"))
+        due = {row.position: row for row in here.store.rows if row.stream == f"session/{name}"}
+        (first, last) = re.findall(r"after=(\d+)&amp;last=(\d+)", unfold)[0]
+        for position, row in due.items():
+            within = int(first) < position <= int(last)
+            assert within == (f'<span class="place">{position}</span>' in rows)
+            assert within == (f"{row.hash[:16]}…</code>" in rows)
+        assert "cache_extended (decode)" in rows
+        assert "And then?" not in rows
+        assert "And then?" in await shown(here, "/explorer/events", id=name, texts="true")
+
+
+async def test_pages_of_events() -> None:
+    """A long list continues on another page."""
+    async with site() as here:
+        name = await talked(here.server, LONG, session_name="mine")
+        for _ in range(6):
+            await talked(here.server, LONG, session_name="mine")
+        path, places = f"/explorer/events?id={name}", []
+        while path:
+            text = await shown(here, path)
+            places += [int(at) for at in re.findall(r'"place">(\d+)</span>', text)]
+            path = next(iter(re.findall(r'rel="next" href="([^"]*)"', text)), "")
+            path = path.replace("&amp;", "&")
+        due = [row.position for row in here.store.rows if row.stream == f"session/{name}"]
+        assert due == places
+
+
+async def test_a_bug() -> None:
+    """What was expected and found, the events before, what it means, and how to see it again."""
+    async with site() as here:
+        assert "No bugs." in await shown(here, "/explorer/bugs")
+        await talked(here.server, LONG, session_name="one")
+        here.server.loaded.sequencer.crash("one", ZeroDivisionError("no"))
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        text = await shown(here, "/explorer/bugs")
+        (bug,) = events_of(here.store, ev.InvariantViolated)
+        assert f"ops replay {bug.bug_id}" in text
+        assert "ZeroDivisionError: no" in text
+        assert "docs/bugs/CRASH.md" in text
+        assert "events before" in text
+        assert f'href="/explorer/bugs#{bug.bug_id}"' in await shown(here, "/")
+
+
+async def test_the_cache_by_session() -> None:
+    """What is shared is a part of the bar of its own."""
+    async with site() as here:
+        first = await ask(here.server, generate(chat(LONG)))
+        for words in ("One", "Another"):
+            await wait_idle(here.server)
+            await ask(here.server, generate(chat(LONG, first.text, words)))
+        await wait_idle(here.server)
+        text = await shown(here, "/explorer/cache")
+        assert 'class="bar-shared"' in text.split("By session")[1].split("</p>", 1)[1]
+        assert "Nothing was evicted" in text
+
+
+async def test_a_tenant_sees_its_own_alone() -> None:
+    """No page shows another tenant's session, its name, its texts, or figures of all."""
+    async with site(KEYS) as here:
+        await talked(here.server, LONG, tenant="alice", session_name="notes")
+        bobs = await talked(here.server, PLAN, tenant="bob", session_name="bobs-plan")
+        for path in PAGES:
+            text = await shown(here, path, "a")
+            for secret in ("Plan my day", bobs):
+                assert secret not in text, path
+        for path in ("/", "/explorer/cache", "/explorer/live"):
+            assert "A long first" in await shown(here, path, "a") or path == "/explorer/live"
+            assert "Plan my day" in await shown(here, path, "b") or path == "/explorer/live"
+        for name in (bobs, f"@bob/{bobs}"):
+            for path in ("/explorer/session", "/explorer/events"):
+                await shown(here, path, "a", 404, id=name, texts="true")
+        assert "in the queue" not in await shown(here, "/explorer/live", "a")
+        assert "Removed" not in await shown(here, "/explorer/cache", "a")
+
+
+async def test_the_operator_sees_texts_only_if_asked() -> None:
+    """That is journaled before."""
+    async with site(KEYS) as here:
+        await talked(here.server, "It is 14:05. " + LONG, tenant="alice", session_name="notes")
+        await ask(
+            here.server, generate(chat("It is 14:06. " + LONG), session_name="notes"), "alice"
+        )
+        await wait_idle(here.server)
+        session = "/explorer/session?id=@alice/notes"
+        for path in (*PAGES, session):
+            text = await shown(here, path, "k")
+            for secret in ("It is 14", "14:0", "A long first", "And then"):
+                assert secret not in text, path
+        assert [] == events_of(here.store, ev.OperatorActed)
+        assert "<del>14:05</del>" in await shown(here, f"{session}&texts=true", "k")
+        assert [READ_TEXTS] == [one.action for one in events_of(here.store, ev.OperatorActed)]
+
+
+async def hostile(attack: str) -> list[str]:
+    """All pages that show texts, with this one wherever a client or a model may put it."""
+    pages = []
+    async with site() as here:
+        attacked = f"{attack} is 14:05. " + LONG
+        await ask(here.server, generate(chat(attacked, attack, "Hello"), session_name=attack))
+        await wait_idle(here.server)
+        more = chat(attacked.replace("14:05", f"14:06{attack}"), attack, "Hello", attack, attack)
+        await ask(
+            here.server, generate(more, group=attack, requested_model=attack, protocol=attack)
+        )
+        await wait_idle(here.server)
+        here.server.loaded.sequencer.crash(attack, ValueError(attack))
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        listed = [one["id"] for one in (await here.get("/v1/sessions"))["data"]]
+        assert attack in listed
+        for path in ("/", "/explorer/cache", "/explorer/bugs", "/explorer/live"):
+            pages.append(await shown(here, path))
+        pages.append(await shown(here, "/", q=attack, model=attack, state=attack))
+        for name in listed:
+            for path in ("/explorer/session", "/explorer/events"):
+                pages.append(await shown(here, path, id=name, texts="true"))
+        pages.append(await shown(here, "/explorer/session", id=f"no{attack}", status=404))
+    return [*pages, *await hostile_chat(attack)]
+
+
+async def hostile_chat(attack: str) -> list[str]:
+    """The chat, and the pages about models, with the text wherever a client may put it."""
+    service = FakeService()
+    service.facts = attrs.evolve(FACTS, model=attack, fingerprint=attack)
+    service.aliases = (attack,)
+    service.others = {attack: attrs.evolve(FACTS, model=attack)}
+    call = Called(index=0, id=attack, name=attack, arguments=attack)
+    turn = attrs.evolve(
+        TURN,
+        asked=(
+            Message(role=attack, content=attack, name=attack),
+            Message(role="tool", content=attack, tool_call_id=attack),
+        ),
+        parts=(Thought(attack), Said(attack), call),
+    )
+    service.agents.have("notes", turn, system=attack)
+    client = create_app(service).test_client()
+    pages = []
+    for path in ("chat?agent=notes", "models", "connect", "live", "login?next=/explorer/x"):
+        response = await client.get(f"/explorer/{path}", headers=HTML)
+        assert 200 == response.status_code
+        pages.append(await response.get_data(as_text=True))
+    return pages
+
+
+@pytest.fixture(scope="module")
+def shapes() -> set[Any]:
+    """The elements that the pages have with a harmless text."""
+    found: set[Any] = set()
+    for page in trio.run(hostile, HARMLESS):
+        found |= seen(page).shapes
+    return found
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_no_text_can_run(attack: str, shapes: set[Any]) -> None:
+    """
+    Wherever it is shown, it adds no element and no attribute to the page, leads nowhere else, and
+    is shown as it is.
+    """
+    pages = [seen(page) for page in await hostile(attack)]
+    for page in pages:
+        assert page.shapes <= shapes
+        assert [] == list(foreign(page))
+    texts = [" ".join(page.texts) for page in pages]
+    plain = " ".join(attack.split())[:40]
+    assert len([text for text in texts if plain in " ".join(text.split())]) >= 9
+
+
+async def test_a_server_that_starts() -> None:
+    """The page says so, and comes back by itself."""
+    client = create_app(StartingServer()).test_client()
+    for path in PAGES:
+        response = await client.get(path, headers=HTML)
+        text = await response.get_data(as_text=True)
+        assert 503 == response.status_code
+        assert "The server is starting" in text
+        assert 'http-equiv="refresh"' in text
+        assert POLICY == response.headers["content-security-policy"]
+
+
+async def test_what_is_no_browser_is_sent_json() -> None:
+    """An error is an envelope unless HTML is asked for."""
+    client = create_app(FakeService()).test_client()
+    response = await client.get("/explorer/session?id=x")
+    assert "session_not_found" == (await response.get_json())["error"]["code"]
+
+
+async def test_files() -> None:
+    """They may be kept for as long as their addresses stay, which follow their contents."""
+    client = create_app(FakeService()).test_client()
+    text = await (await client.get("/explorer/models", headers=HTML)).get_data(as_text=True)
+    for address in re.findall(r'(?:href|src)="(/explorer/assets/[^"]*)"', text):
+        response = await client.get(address)
+        assert 200 == response.status_code
+        assert "immutable" in response.headers["cache-control"]
+    assert 404 == (await client.get("/explorer/assets/routes.py")).status_code
+    icon = await client.get("/favicon.ico")
+    assert "image/svg+xml; charset=utf-8" == icon.content_type
+
+
+async def test_the_state_of_the_server() -> None:
+    """A server that admits no requests says why on each page."""
+    service = FakeService()
+    client = create_app(service).test_client()
+    for changes, words in (
+        ({"admission_bug": "<bug>"}, "admission is closed; bug id &lt;bug&gt;"),
+        ({"admission_bug": None, "journal_stall": "disk_full"}, "the journal&#39;s disk is full"),
+    ):
+        service.change(**changes)
+        text = await (await client.get("/explorer/models", headers=HTML)).get_data(as_text=True)
+        assert words in text
