@@ -32,7 +32,8 @@ from cairn.http.sessions.objects import (
 from cairn.http.starting import StartingServer
 from cairn.journal import events as ev
 from cairn.journal.invariants import SENTENCES
-from tests.http.agents.fake_agents import TURN
+from cairn.journal.tenants import LOCAL
+from tests.http.agents.fake_agents import TURN, FakeAgents
 from tests.http.explorer.attacks import ATTACKS, foreign, seen
 from tests.http.fake_service import FACTS, FakeService
 from tests.http.sessions.test_sessions import KEYS, LONG, PLAN, Site, site, talked
@@ -276,6 +277,7 @@ async def hostile_chat(attack: str) -> list[str]:
     client = create_app(service).test_client()
     pages = []
     for path in (
+        "chat",
         "chat?agent=notes",
         "models",
         "connect",
@@ -348,6 +350,9 @@ async def hostile_objects(attack: str) -> list[str]:
         "path": "/explorer/session",
         "bug_count": 1,
     }
+    agents = FakeAgents()
+    agents.have("notes", TURN)
+    chats: dict[str, Any] = {"turns": [], "tokens": {}, "system": attack, "agent": None}
     which = SessionFilter(text=attack, state=attack, model=attack)
     listed: dict[str, Any] = {"states": [attack], "models": [attack, attack]}
     pages = (
@@ -365,6 +370,13 @@ async def hostile_objects(attack: str) -> list[str]:
         page("events.html", **shared, session=session, rows=[row, row], after=1, last=1),
         page("bugs.html", **shared, bugs=[(bug, [row])], before=1, sentences=SENTENCES),
         page("cache.html", **shared, cache=cache, words={attack: attack}, totals=True),
+        page(
+            "chat.html",
+            **shared,
+            **chats,
+            agents=[agents.facts((LOCAL, "notes"))],
+            words={"notes": attack},
+        ),
         page("error.html", message=attack, code=attack, starting=False),
         page("login.html", message=attack, to="/"),
     )
