@@ -298,7 +298,7 @@ async def hostile_objects(attack: str) -> list[str]:
     )
     counts = ("turns", "prompt_tokens", "reused_tokens", "generated_tokens", "context_tokens")
     times = ("context_max", "opened_us", "used_us", "expires_us", "position")
-    numbers = dict.fromkeys((*counts, *times), 7)
+    numbers: dict[str, Any] = dict.fromkeys((*counts, *times), 7)
     session = SessionObject(
         **texts, **numbers, named=True, kv=kv, bugs=[attack], quarantined_by=attack
     )
