@@ -12,6 +12,7 @@ ATTACKS = (
     "<ScRiPt src=//evil.example/x.js></sCrIpT>",
     "</script><script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",
+    "<img/src=x/onerror=alert(1)>",
     '"><img src=x onerror=alert(1)>',
     "'><img src=x onerror=alert(1)>",
     '" onmouseover="alert(1)',

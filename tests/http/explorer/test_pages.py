@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 import pytest
 import trio
 import trio.testing
 
-from cairn.actors.looking import READ_TEXTS
+from cairn.actors.looking import READ_TEXTS, SessionFilter
 from cairn.engine.answer.parts import Called, Said, Thought
 from cairn.engine.prompt.template import Message
 from cairn.http.app import create_app
-from cairn.http.explorer.pages import POLICY
+from cairn.http.explorer.pages import POLICY, page
+from cairn.http.health import BlocksObject, PoolObject
+from cairn.http.sessions.objects import (
+    BarObject,
+    BugObject,
+    CacheObject,
+    EventObject,
+    KvObject,
+    RemovedBlock,
+    SessionCache,
+    SessionObject,
+    TurnObject,
+    TurnRows,
+)
 from cairn.http.starting import StartingServer
 from cairn.journal import events as ev
-from tests.http.agents.fake_agents import TURN
+from cairn.journal.invariants import SENTENCES
+from cairn.journal.tenants import LOCAL
+from tests.http.agents.fake_agents import TURN, FakeAgents
 from tests.http.explorer.attacks import ATTACKS, foreign, seen
 from tests.http.fake_service import FACTS, FakeService
 from tests.http.sessions.test_sessions import KEYS, LONG, PLAN, Site, site, talked
@@ -58,11 +74,11 @@ async def test_each_page() -> None:
         name = await talked(here.server, LONG)
         for path in (*PAGES, f"/explorer/session?id={name}", f"/explorer/events?id={name}"):
             text = await shown(here, path)
-            page = seen(text)
-            assert [] == list(foreign(page)), path
+            parsed = seen(text)
+            assert [] == list(foreign(parsed)), path
             assert "<style" not in text
             assert not re.search(r"<script(?! src=\"/explorer/assets/)", text)
-            assert not [names for _, names in page.shapes if "style" in names]
+            assert not [names for _, names in parsed.shapes if "style" in names]
             assert 'aria-current="page"' in text
 
 
@@ -220,7 +236,7 @@ async def hostile(attack: str) -> list[str]:
     """All pages that show texts, with this one wherever a client or a model may put it."""
     pages = []
     async with site() as here:
-        attacked = f"{attack} is 14:05. " + LONG
+        attacked = f"{attack} is 14:05{attack}. " + LONG
         await ask(here.server, generate(chat(attacked, attack, "Hello"), session_name=attack))
         await wait_idle(here.server)
         more = chat(attacked.replace("14:05", f"14:06{attack}"), attack, "Hello", attack, attack)
@@ -239,7 +255,7 @@ async def hostile(attack: str) -> list[str]:
             for path in ("/explorer/session", "/explorer/events"):
                 pages.append(await shown(here, path, id=name, texts="true"))
         pages.append(await shown(here, "/explorer/session", id=f"no{attack}", status=404))
-    return [*pages, *await hostile_chat(attack)]
+    return [*pages, *await hostile_chat(attack), *await hostile_objects(attack)]
 
 
 async def hostile_chat(attack: str) -> list[str]:
@@ -260,19 +276,119 @@ async def hostile_chat(attack: str) -> list[str]:
     service.agents.have("notes", turn, system=attack)
     client = create_app(service).test_client()
     pages = []
-    for path in ("chat?agent=notes", "models", "connect", "live", "login?next=/explorer/x"):
+    for path in (
+        "chat",
+        "chat?agent=notes",
+        "models",
+        "connect",
+        "live",
+        f"login?next=/explorer/{quote(attack)}",
+    ):
         response = await client.get(f"/explorer/{path}", headers=HTML)
         assert 200 == response.status_code
         pages.append(await response.get_data(as_text=True))
     return pages
 
 
+async def hostile_objects(attack: str) -> list[str]:
+    """The pages of objects in which every text is this one, be it one that a server would write."""
+    kv = KvObject(where=attack, slab_tokens=1, memory_tokens=1, disk_tokens=1)  # type: ignore[arg-type]
+    texts: dict[str, Any] = dict.fromkeys(
+        ("id", "tenant", "group", "model", "protocol", "words", "state", "closed"), attack
+    )
+    counts = ("turns", "prompt_tokens", "reused_tokens", "generated_tokens", "context_tokens")
+    times = ("context_max", "opened_us", "used_us", "expires_us", "position")
+    numbers: dict[str, Any] = dict.fromkeys((*counts, *times), 7)
+    session = SessionObject(
+        **texts, **numbers, named=True, kv=kv, bugs=[attack], quarantined_by=attack
+    )
+    turn_texts: dict[str, Any] = dict.fromkeys(
+        ("request", "words", "path", "reason", "diverged_part", "explanation", "habit"), attack
+    )
+    tokens = ("prompt", "from_slab", "from_blocks", "from_partial", "prewarmed", "computed")
+    turn = TurnObject(
+        **turn_texts,
+        was=attack,
+        now=attack,
+        end=attack,
+        damaged=attack,
+        number=1,
+        received_us=1,
+        first_token_us=2,
+        ended_us=3,
+        tokens=BarObject(**dict.fromkeys((*tokens, "generated"), 3)),
+        rows=TurnRows(received=1, selected=2, ended=3),
+    )
+    row = EventObject(
+        position=1,
+        seq=1,
+        version=1,
+        time_us=1,
+        kind=attack,
+        event_id=attack,
+        previous_hash=attack,
+        hash=attack,
+        payload={attack: attack, "step": attack},
+        private={attack: [attack]},
+    )
+    bug_texts: dict[str, Any] = dict.fromkeys(
+        ("id", "invariant", "message", "session", "request", "expected", "actual"), attack
+    )
+    bug = BugObject(
+        **bug_texts, replay=attack, meaning=attack, position=1, at_position=1, time_us=1
+    )
+    cache = CacheObject(
+        sessions=[SessionCache(attack, 3, 3, 3, 1)],
+        pool=PoolObject(1, 1, 1, 1),
+        blocks=BlocksObject(1, 1, 1, 1, 1, 1),
+        removed=[RemovedBlock(1, 1, attack, attack, 1)],
+    )
+    shared: dict[str, Any] = {
+        "facts": attrs.evolve(FACTS, model=attack),
+        **dict.fromkeys(("base", "state", "tenant"), attack),
+        **dict.fromkeys(("of_all", "with_keys", "others", "logged_in", "texts"), True),
+        "path": "/explorer/session",
+        "bug_count": 1,
+    }
+    agents = FakeAgents()
+    agents.have("notes", TURN)
+    chats: dict[str, Any] = {"turns": [], "tokens": {}, "system": attack, "agent": None}
+    which = SessionFilter(text=attack, state=attack, model=attack)
+    listed: dict[str, Any] = {"states": [attack], "models": [attack, attack]}
+    pages = (
+        page("sessions.html", **shared, **listed, sessions=[session], before=1, which=which),
+        page(
+            "session.html",
+            **shared,
+            session=session,
+            turns=[turn],
+            total=1,
+            before=1,
+            agent=attack,
+            may_see_texts=False,
+        ),
+        page("events.html", **shared, session=session, rows=[row, row], after=1, last=1),
+        page("bugs.html", **shared, bugs=[(bug, [row])], before=1, sentences=SENTENCES),
+        page("cache.html", **shared, cache=cache, words={attack: attack}, totals=True),
+        page(
+            "chat.html",
+            **shared,
+            **chats,
+            agents=[agents.facts((LOCAL, "notes"))],
+            words={"notes": attack},
+        ),
+        page("error.html", message=attack, code=attack, starting=False),
+        page("login.html", message=attack, to="/"),
+    )
+    return [await one.get_data(as_text=True) for one in pages]
+
+
 @pytest.fixture(scope="module")
 def shapes() -> set[Any]:
     """The elements that the pages have with a harmless text."""
     found: set[Any] = set()
-    for page in trio.run(hostile, HARMLESS):
-        found |= seen(page).shapes
+    for text in trio.run(hostile, HARMLESS):
+        found |= seen(text).shapes
     return found
 
 
@@ -282,11 +398,11 @@ async def test_no_text_can_run(attack: str, shapes: set[Any]) -> None:
     Wherever it is shown, it adds no element and no attribute to the page, leads nowhere else, and
     is shown as it is.
     """
-    pages = [seen(page) for page in await hostile(attack)]
-    for page in pages:
-        assert page.shapes <= shapes
-        assert [] == list(foreign(page))
-    texts = [" ".join(page.texts) for page in pages]
+    pages = [seen(text) for text in await hostile(attack)]
+    for one in pages:
+        assert one.shapes <= shapes
+        assert [] == list(foreign(one))
+    texts = [" ".join(one.texts) for one in pages]
     plain = " ".join(attack.split())[:40]
     assert len([text for text in texts if plain in " ".join(text.split())]) >= 9
 
