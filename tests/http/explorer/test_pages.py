@@ -129,6 +129,7 @@ async def test_a_session() -> None:
         text = await shown(here, "/explorer/session", id=name)
         assert '<strong class="good">continued</strong>' in text
         assert '<strong class="quiet">new conversation</strong>' in text
+        assert f"ops replay {name} journal.jsonl" in text
         assert "there is no session" in await shown(here, "/explorer/session", id="x", status=404)
 
 
