@@ -238,11 +238,13 @@ class Replay:
         The row before was applied without being checked, and broke an invariant, so that it has no
         effect. INV-6 is checked of every row, and a crash is of no row.
         """
-        if self._unsure is None or event.invariant in ("INV-6", "CRASH"):
-            return
-        before, recorded = self._unsure
-        if recorded.position == event.at_position:
-            self.state = lengthened(before, recorded)
+        unsure = self._unsure
+        if (
+            unsure is not None
+            and unsure[1].position == event.at_position
+            and event.invariant not in ("INV-6", "CRASH")
+        ):
+            self.state = lengthened(*unsure)
 
     def _unrecorded(self) -> None:
         """

@@ -385,3 +385,9 @@ def test_a_range_that_ends_before_it_begins():
             coverage=(),
             duration_us=1,
         )
+
+
+def test_a_count_is_not_negative():
+    """No event can have such a count, and a row that has one is refused."""
+    with pytest.raises(ValueError, match="tokens is -1; a count must not be negative"):
+        ev.PrewarmFinished(session="s", tokens=-1, computed_tokens=0)

@@ -155,6 +155,7 @@ def made_index(prompt_tokens: int, blocks: int, chunk: int) -> Index:
         sessions=Map({session.id: session}),
         tips=Map({last.tip: (session.id,)}),
         parts=Map({name: (session.id,) for _, name, _ in last.chain}),
+        ends=Map({last.end: (session.id,)}),
         blocks=known,
         disk_budget=1,
     )

@@ -119,7 +119,14 @@ class Conversation:
         self._extended("answer", request, "decode", answer[:-1], answer[1:])
         self._append(
             "answer",
-            ev.TokensEmitted(session=self._id, request=request, first=0, ids=answer, text=""),
+            ev.TokensEmitted(
+                session=self._id,
+                request=request,
+                first=0,
+                emitted=len(answer),
+                ids=answer,
+                text="",
+            ),
         )
         self._append(
             "answer",
