@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime
 
+from cairn.actors.clock import clock
 from cairn.journal import events as ev
+from cairn.journal.pruning import PruneOptions, prepare_prune
+from cairn.journal.rows.store_sql import SqlStore, journal_url
 from tests.e2e.conftest import Start
-from tests.support.subprocess_server import Serving, ask, assert_valid, assistant, run_ops, user
+from tests.support.subprocess_server import (
+    Serving,
+    ask,
+    assert_valid,
+    assistant,
+    eventually,
+    run_ops,
+    user,
+)
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 
@@ -54,3 +66,26 @@ def test_a_pruned_journal_still_serves(start: Start, cold: Serving):
     code, _, err = run_ops("journal", "prune", *where, "--before", "30d")
     assert 2 == code
     assert "A server (process " in err
+
+
+def test_a_prune_that_was_killed_after_its_cut(start: Start):
+    """The next server removes the rows that the base has replaced, and no command sees them."""
+    server = start()
+    ask(server, user(PATH * 12))
+    server.wait_idle()
+    assert 0 == server.stop()
+    url = journal_url(server.data_dir)
+    with closing(SqlStore.open(url)) as store:
+        options = PruneOptions(before_us=2**60, close_idle=True)
+        prune = prepare_prune(store, options, clock())
+        assert prune.base is not None
+        prune.commit(store)
+        assert 1 == next(store.read(0)).position
+    assert_valid(server.data_dir)
+    again = start(data_dir=server.data_dir)
+    ask(again, user("Another one"))
+    with closing(SqlStore.open(url, read_only=True)) as store:
+        due = prune.base.position + 1
+        eventually(lambda: next(store.read(0)).position == due)
+    again.kill()
+    assert_valid(server.data_dir)

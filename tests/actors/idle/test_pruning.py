@@ -93,6 +93,14 @@ async def closed(server: Server, text: str) -> None:
     await wait_idle(server)
 
 
+async def at_rest(server: Server) -> None:
+    """Wait until the server is idle, and all that it appended is committed."""
+    await wait_idle(server)
+    of = server.loaded
+    while of.sequencer.state.position != of.writer.committed:
+        await of.writer.wait_all_committed()
+
+
 async def until(is_so: Callable[[], bool]) -> None:
     """Wait until something is so."""
     with trio.fail_after(60):
@@ -171,8 +179,7 @@ async def test_an_agent_whose_first_turns_are_pruned(tmp_path: Path):
         )
         third = await go_on(server, "notes", said[2])
         assert third.accepted.cached_tokens > 0
-        await wait_idle(server)
-        await server.loaded.writer.wait_all_committed()
+        await at_rest(server)
         folds = server.loaded.agents.agents
         again = histories_of(base).fold()
         for row in store.read():
@@ -200,8 +207,7 @@ async def test_an_agent_whose_first_turns_are_pruned(tmp_path: Path):
         assert second.position > base.position
         await go_on(server, "notes", said[3])
         assert said == asked(await history(server, "notes"))
-        await wait_idle(server)
-        await server.loaded.writer.wait_all_committed()
+        await at_rest(server)
         assert server.loaded.sequencer.state == read(store).state
     assert () == read(store).findings
 
