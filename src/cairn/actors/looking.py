@@ -521,7 +521,7 @@ def row_object(row: Row, *, texts: bool) -> dict[str, Any]:
         "payload": msgspec.Raw(row.public),
     }
     if texts:
-        shown["private"] = None if row.private is None else msgspec.Raw(row.private)
+        shown["private"] = None if row.plain is None else msgspec.Raw(row.plain)
     return shown
 
 

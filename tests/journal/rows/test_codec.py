@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from cairn.journal import events as ev
 from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.rows import codec
-from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode, encode, row_hash
+from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode, encode, opened, row_hash
+from cairn.journal.rows.sealing import KEY_BYTES, Key
 from tests.journal.model import profile
+from tests.support.journals import healthy
 
 HASH = "a" * 64
 TEXTS = st.text(max_size=12)  # no lone surrogates: they are refused elsewhere
@@ -391,3 +393,15 @@ def test_a_count_is_not_negative():
     """No event can have such a count, and a row that has one is refused."""
     with pytest.raises(ValueError, match="tokens is -1; a count must not be negative"):
         ev.PrewarmFinished(session="s", tokens=-1, computed_tokens=0)
+
+
+def test_the_plain_payload_of_a_row():
+    """It is there if it was never sealed, or was opened with its key; sealed bytes are no JSON."""
+    key, other = Key(bytes(KEY_BYTES)), Key(bytes([1] * KEY_BYTES))
+    said = next(one for one in map(decode, healthy()) if isinstance(one.event, ev.TokensEmitted))
+    plain, sealed = encode(said, GENESIS), encode(said, GENESIS, key)
+    stored = attrs.evolve(sealed, opened=None)
+    assert plain.private == plain.plain == sealed.plain == opened(stored, {key.id: key}).plain
+    assert None is stored.plain
+    assert None is opened(stored, {key.id: other}).plain
+    assert None is attrs.evolve(plain, private=None).plain

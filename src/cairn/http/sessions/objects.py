@@ -147,7 +147,8 @@ class EventObject(Sent, kw_only=True):
 
     Attributes:
         payload: the public fields of its event.
-        private: its texts and token ids; absent unless they were asked for.
+        private: its texts and token ids; absent unless they were asked for, null if it has none or
+            they cannot be read.
     """
 
     position: int

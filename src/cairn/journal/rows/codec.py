@@ -97,6 +97,11 @@ class Row:
     hash: str
     opened: bytes | None = attrs.field(default=None, eq=False, repr=False)
 
+    @property
+    def plain(self) -> bytes | None:
+        """The private payload as JSON; None if there is none, or if it cannot be read."""
+        return self.private if key_id(self.private) is None else self.opened or None
+
 
 COLUMNS = tuple(field.name for field in attrs.fields(Row) if field.eq)
 """What is stored of a row."""
