@@ -95,7 +95,7 @@ async def test_a_cookie_from_another_page_opens_nothing(
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "http://localhost", None])
 @pytest.mark.parametrize("path", ["/explorer/login", "/explorer/logout"])
 async def test_a_forged_form(path: str, origin: str | None) -> None:
-    """Nobody is logged in or out by another page."""
+    """A page of another server can neither log a browser in nor log it out."""
     browser = client()
     cookie = (await cookie_of(browser)).split(";")[0]
     headers = {**FORM, **({"origin": origin} if origin else {})}

@@ -72,7 +72,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
-        """Stderr, or what stands in for it while a bar is shown."""
+        """Stderr, or what takes its place while a bar is shown."""
         return sys.stderr
 
 
