@@ -49,7 +49,6 @@ def seen(*events: ev.Event) -> tuple[Agents, Turns]:
     turns = Turns()
     agents = Agents(turns)
     for position, event in enumerate(events, 1):
-        turns.see(recorded(position, event))
         agents.see(recorded(position, event))
     return agents, turns
 

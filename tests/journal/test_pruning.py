@@ -100,7 +100,6 @@ def agents_of(store: MemoryStore) -> Agents:
     """The agents of what a store has."""
     agents = histories_of(store.base()).fold()
     for row in store.read():
-        agents.turns.see(decode(row))
         agents.see(decode(row))
     return agents
 

@@ -102,7 +102,7 @@ class AgentsContents:
 
 class Agents:
     """
-    The agents of a journal: call ``see`` with each of its events, after ``turns.see``.
+    The agents of a journal and their turns: call ``see`` with each of its events.
 
     Attributes:
         turns: the stored turns.
@@ -121,7 +121,8 @@ class Agents:
         return len(self._agents)
 
     def see(self, recorded: ev.Recorded) -> None:
-        """Apply the next event."""
+        """Apply the next event, to the turns first."""
+        self.turns.see(recorded)
         match recorded.event:
             case ev.AgentCreated() as new:
                 self._agents[new.tenant, new.agent] = Agent(

@@ -105,7 +105,6 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
             continue
         if recorded.position > begins.position:
             runs.see(recorded)
-            agents.turns.see(recorded)
             agents.see(recorded)
         if getattr(recorded.event, "session", None) == session:
             own.update(keys_in(recorded.event))

@@ -286,7 +286,6 @@ def _base_at(
             assert recorded is not None  # all rows were read before, and none was damaged
             if isinstance(recorded.event, ev.ModelLoaded):
                 loaded = recorded.event
-            then.turns.see(recorded)
             then.see(recorded)
             if _is_of_agents(recorded.event, wanted):
                 texts[row.position] = row
@@ -346,10 +345,8 @@ def _prove(
     for row in chain(left, rows):
         recorded = fold.feed(row)
         assert recorded is not None
-        agents_left.turns.see(recorded)
         agents_left.see(recorded)
     for row in rows:
-        agents.turns.see(decode(row))
         agents.see(decode(row))
     report = fold.report()
     due = pruned_at(ledger.state, base.position, kept)

@@ -122,7 +122,6 @@ class Survey:
         """
         event, before = recorded.event, self._before
         self._before = state
-        self.agents.turns.see(recorded)
         self.agents.see(recorded)
         self._older = self._older and recorded.time_us < self._before_us
         if self._older:

@@ -183,7 +183,6 @@ async def test_an_agent_whose_first_turns_are_pruned(tmp_path: Path):
         folds = server.loaded.agents.agents
         again = histories_of(base).fold()
         for row in store.read():
-            again.turns.see(decode(row))
             again.see(decode(row))
         assert (folds.contents(), folds.turns.contents()) == (
             again.contents(),

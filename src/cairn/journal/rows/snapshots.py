@@ -98,7 +98,6 @@ class Folds:
     def see(self, recorded: ev.Recorded) -> None:
         """Apply the next event."""
         self.runs.see(recorded)
-        self.turns.see(recorded)
         self.agents.see(recorded)
         self.summaries.see(recorded)
         if isinstance(recorded.event, ev.JournalPruned):

@@ -63,7 +63,6 @@ class _Found:
         found = histories_of(base).fold()
 
         def watch(recorded: ev.Recorded, _: State) -> None:
-            found.turns.see(recorded)
             found.see(recorded)
 
         rows = require_complete(source.rows("fold", base=base), base)
