@@ -14,6 +14,7 @@ from cairn.journal.retention import Survey
 from cairn.journal.state import EMPTY, Block, Model, Session, SessionId, Slab, State, Turn
 from cairn.journal.turns import Turns
 from tests.journal.test_turns import finished, kept, recorded, violated
+from tests.support.journals import agent_created
 
 STOPPED = ev.ServerStopped(boot="b", reason="asked to")
 LOST = ev.ServerLost(boot="b")
@@ -21,17 +22,7 @@ LOST = ev.ServerLost(boot="b")
 
 def created(name: str = "notes", tenant: str = "t1", **changes: Any) -> ev.AgentCreated:
     """An agent is created."""
-    usual: dict[str, Any] = {
-        "model": "",
-        "max_context": None,
-        "persist": True,
-        "created_s": 1,
-        "forked_from": None,
-        "head": None,
-        "system": None,
-        "tools": "[]",
-    }
-    return ev.AgentCreated(agent=name, tenant=tenant, **{**usual, **changes})
+    return agent_created(name, **{"tenant": tenant, "system": None, **changes})
 
 
 def deleted(name: str = "notes", tenant: str = "t1") -> ev.AgentDeleted:

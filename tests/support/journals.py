@@ -635,9 +635,9 @@ NOTES = "@tenant-1/agent/notes"
 """The session of an agent of ``TENANT``."""
 
 
-def agent_created(name: str = "notes") -> ev.AgentCreated:
-    """An agent of ``TENANT`` comes to be."""
-    return ev.AgentCreated(
+def agent_created(name: str = "notes", **fields: Any) -> ev.AgentCreated:
+    """An agent, of ``TENANT`` if nothing else is given, comes to be."""
+    plain = ev.AgentCreated(
         agent=name,
         tenant=TENANT,
         model="",
@@ -649,6 +649,7 @@ def agent_created(name: str = "notes") -> ev.AgentCreated:
         system="Be brief.",
         tools="[]",
     )
+    return attrs.evolve(plain, **fields)
 
 
 def speaking() -> Builder:

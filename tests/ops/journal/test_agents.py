@@ -4,33 +4,20 @@ import fcntl
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from cairn.engine.answer.parts import Called, Said, Thought
 from cairn.engine.prompt.template import Message
 from cairn.engine.prompt.turns import messages_text, parts_text
 from cairn.journal import events as ev
 from cairn.journal.rows.export import read_base
-from tests.support.journals import NOTES, Builder, speaking
+from tests.support.journals import NOTES, Builder, agent_created, speaking
 
 LOOK = '[{"type":"function","function":{"name":"look"}}]'
 
 
 def created(name: str, tenant: str = "local", **fields: Any) -> ev.AgentCreated:
     """An agent that comes to be."""
-    plain = ev.AgentCreated(
-        agent=name,
-        tenant=tenant,
-        model="",
-        max_context=None,
-        persist=True,
-        created_s=1_767_225_600,
-        forked_from=None,
-        head=None,
-        system=None,
-        tools="[]",
-    )
-    return attrs.evolve(plain, **fields)
+    usual = {"tenant": tenant, "created_s": 1_767_225_600, "system": None}
+    return agent_created(name, **{**usual, **fields})
 
 
 class Agents(Builder):
