@@ -238,7 +238,8 @@ def add_explorer(
     async def chat() -> Response:
         name = request.args.get("agent", "")
         agents = sorted(service().agents.all(), key=lambda one: -one.used_us)[:_AGENTS]
-        words = {one.name: _words_of(looking(), one.name) for one in agents}
+        look = looking()
+        words = {one.name: _words_of(look, one.name) for one in agents}
         if not name:
             return shown(
                 "chat.html",
@@ -257,7 +258,7 @@ def add_explorer(
             words=words,
             agent=held,
             turns=found.data,
-            tokens=await _by_request(looking(), name),
+            tokens=await _by_request(look, name),
             system=new.system if new is not None else None,
         )
 
