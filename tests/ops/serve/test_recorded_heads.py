@@ -229,6 +229,10 @@ def test_a_server(tmp_path: Path):
         assert int(position) >= health["journal_position"] - 1
         assert health["journal_checkpoint"]
         server.kill()
+    # The server may have committed a row between the question and its end.
+    last = HeadFiles.of(data, None).recorded_head()
+    assert last is not None
+    assert last.position >= int(position)
     assert (data / "journal.db-wal").stat().st_size > 0
     kept = (data / "journal.db-wal").read_bytes()
     (data / "journal.db-wal").write_bytes(kept[: len(kept) // 2])
@@ -243,6 +247,6 @@ def test_a_server(tmp_path: Path):
     with started(data, "--checkpoints", elsewhere, "--accept-lost-rows") as server:
         server.stop()
     (accepted,) = [one.event for one in recorded(data) if isinstance(one.event, LossAccepted)]
-    assert any(head.startswith(f"{position}:") for head in accepted.heads)
+    assert str(last) in accepted.heads
     code, printed, _ = run_ops("verify", "--data-dir", data, "--checkpoint", elsewhere)
     assert (0, True) == (code, "saved checkpoints: " in printed)
