@@ -20,6 +20,7 @@ import pytest
 from cairn.journal import events as ev
 from cairn.journal.replay import Replay
 from cairn.journal.rows.codec import decode
+from tests.e2e.journaled import assert_journaled
 from tests.support.subprocess_server import (
     DEADLINE_S,
     PLAIN,
@@ -31,7 +32,6 @@ from tests.support.subprocess_server import (
     eventually,
     killed_at,
     reading,
-    recorded,
     started,
     user,
 )
@@ -119,34 +119,6 @@ def moment(
             return lambda: server.position() >= position + more
 
 
-def assert_journaled(data_dir: Path, talkers: list[Talker]) -> None:
-    """Assert that everything a client received of a request is journaled, from the beginning."""
-    texts: dict[str, str] = {}
-    logprobs: dict[str, list[float]] = {}
-    finished = set()
-    for place in recorded(data_dir):
-        match place.event:
-            case ev.TokensEmitted() as event:
-                texts[event.request] = texts.get(event.request, "") + event.text
-            case ev.CacheExtended(request=str() as request) as event:
-                logprobs.setdefault(request, []).extend(event.logprobs)
-                texts[request] = texts.get(request, "") + event.text
-            case ev.RequestFinished() as event:
-                finished.add(event.request)
-            case _:
-                pass
-    for talker in talkers:
-        for stream in talker.streams:
-            if stream.chunks:
-                assert texts.get(stream.request, "").startswith(stream.text)
-                drawn = [logprob for _, logprob in stream.tokens]
-                assert logprobs.get(stream.request, [])[: len(drawn)] == drawn
-                assert stream.finish_reason is None or stream.request in finished
-        for request, text in talker.answers:
-            assert text == texts.get(request, "")
-            assert request in finished
-
-
 def assert_nothing_is_open(data_dir: Path) -> None:
     """Assert that only the current run has open requests in the journal."""
     fold = Replay()
@@ -183,7 +155,8 @@ def test_killed_twenty_times(tmp_path: Path, model_directory: Path, cold: Servin
             server.kill()
             for each in going_on:
                 each.result(DEADLINE_S)
-        assert_journaled(home, talkers)
+        streams = [stream for talker in talkers for stream in talker.streams]
+        assert_journaled(home, streams, [one for talker in talkers for one in talker.answers])
 
     with started(home, *options) as server:
         boots = [event.boot for event in server.events(ev.ServerStarted)]
