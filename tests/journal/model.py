@@ -1597,6 +1597,7 @@ class Driver:
             session=session,
             request=request,
             protocol="openai",
+            client="an-agent",
             tenant=talk.tenant,
             fingerprint=self.fingerprint,
             session_name=talk.name,

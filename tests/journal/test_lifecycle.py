@@ -19,6 +19,7 @@ SAMPLES: dict[str, ev.Event] = {
             session="s1",
             request="r9",
             protocol="openai",
+            client="an-agent",
             tenant="t1",
             fingerprint=FP_A,
             session_name=None,

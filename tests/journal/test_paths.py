@@ -69,6 +69,7 @@ def _request(driver: Driver, asked: Talk, max_tokens: int, **how: Any) -> OpenRe
         session="s?",
         request="r?",
         protocol="openai",
+        client=None,
         tenant=asked.tenant,
         fingerprint=driver.fingerprint,
         session_name=asked.name,

@@ -85,6 +85,7 @@ UNBOUND: dict[str, dict[str, str]] = {
         "base_request": "where the prompt is the same either way",
         "base_parts": "where the parts are the same either way",
         "protocol": _CLIENT,
+        "client": _CLIENT,
         "group": _CLIENT,
         "new_parts": "a MAC under the tenant's secret; a later request that continues it has it",
         "max_tokens": "an answer that ended by itself was shorter",

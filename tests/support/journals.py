@@ -333,6 +333,7 @@ class Builder:
             session=name,
             request=request,
             protocol="openai",
+            client="an-agent",
             tenant=TENANT,
             fingerprint=FINGERPRINT,
             session_name=None,

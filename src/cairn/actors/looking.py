@@ -46,7 +46,7 @@ class SessionFilter:
     Attributes:
         text: in their first words, in any case of letters; or the beginning of their names.
         state: a ``SessionState``, or ``closed``; None for any.
-        model, of_tenant: None for any.
+        model, client, of_tenant: None for any.
         with_bugs: only those that a violation names.
         before: only those whose last request came before this row.
     """
@@ -54,6 +54,7 @@ class SessionFilter:
     text: str = ""
     state: str | None = None
     model: str | None = None
+    client: str | None = None
     of_tenant: str | None = None
     with_bugs: bool = False
     before: int | None = None
@@ -389,6 +390,8 @@ class Looking:
         if which.of_tenant is not None and summary.tenant != which.of_tenant:
             return False
         if which.model is not None and summary.model != which.model:
+            return False
+        if which.client is not None and summary.client != which.client:
             return False
         if which.with_bugs and not summary.bugs:
             return False

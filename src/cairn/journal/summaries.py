@@ -86,6 +86,7 @@ class Summary:
 
     Attributes:
         protocol, model: of its last request; empty before the first.
+        client: the program that sent that request, by its own word; None if it gave no name.
         block_tokens, min_cache_tokens: of that model, see ``events.ModelLoaded``.
         words: the first words of the conversation; private.
         opened_us, used_us: when it was opened, and when its last request came.
@@ -104,6 +105,7 @@ class Summary:
     named: bool
     protocol: str = ""
     model: str = ""
+    client: str | None = None
     block_tokens: int = 0
     min_cache_tokens: int = 0
     words: str = ""
@@ -359,6 +361,7 @@ class Summaries:
         was = session.summary
         session.change(
             protocol=event.protocol,
+            client=event.client,
             model=self._loaded[0],
             block_tokens=self._loaded[1],
             min_cache_tokens=self._loaded[2],

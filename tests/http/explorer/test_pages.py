@@ -102,6 +102,23 @@ async def test_the_list_of_sessions() -> None:
         assert "No session matches" in await shown(here, "/", state="closed")
 
 
+async def test_the_client_of_a_session() -> None:
+    """Both pages name it, and the list can be narrowed to it and continued."""
+    async with site() as here:
+        for place in range(51):
+            await ask(here.server, generate(chat(f"Talk {place}"), max_tokens=1, client="a/b"))
+        name = await talked(here.server, LONG, client="opencode")
+        text = await shown(here, "/")
+        assert 'href="/?client=opencode"' in text
+        found = await shown(here, "/", client="a/b")
+        assert ("opencode" in text, "opencode" in found) == (True, False)
+        assert 'name="client" value="a/b"' in found
+        (older,) = re.findall(r'rel="next" href="([^"]*)"', found)
+        assert "Talk 0<" in await shown(here, older.replace("&amp;", "&"))
+        assert "No session matches" in await shown(here, "/", client="a")
+        assert ">opencode</a>" in await shown(here, "/explorer/session", id=name)
+
+
 async def test_no_sessions_yet() -> None:
     """The page says how to begin."""
     async with site() as here:
@@ -242,7 +259,7 @@ async def hostile(attack: str) -> list[str]:
         await wait_idle(here.server)
         more = chat(attacked.replace("14:05", f"14:06{attack}"), attack, "Hello", attack, attack)
         await ask(
-            here.server, generate(more, group=attack, requested_model=attack, protocol=attack)
+            here.server, generate(more, group=attack, requested_model=attack, protocol=attack, client=attack)
         )
         await wait_idle(here.server)
         here.server.loaded.sequencer.crash(attack, ValueError(attack))
@@ -251,7 +268,7 @@ async def hostile(attack: str) -> list[str]:
         assert attack in listed
         for path in ("/", "/explorer/cache", "/explorer/bugs", "/explorer/live"):
             pages.append(await shown(here, path))
-        pages.append(await shown(here, "/", q=attack, model=attack, state=attack))
+        pages.append(await shown(here, "/", q=attack, model=attack, state=attack, client=attack))
         for name in listed:
             for path in ("/explorer/session", "/explorer/events"):
                 pages.append(await shown(here, path, id=name, texts="true"))
@@ -295,7 +312,7 @@ async def hostile_objects(attack: str) -> list[str]:
     """The pages of objects in which every text is this one, be it one that a server would write."""
     kv = KvObject(where=attack, slab_tokens=1, memory_tokens=1, disk_tokens=1)  # type: ignore[arg-type]
     texts: dict[str, Any] = dict.fromkeys(
-        ("id", "tenant", "group", "model", "protocol", "words", "state", "closed"), attack
+        ("id", "tenant", "group", "model", "protocol", "client", "words", "state", "closed"), attack
     )
     counts = ("turns", "prompt_tokens", "reused_tokens", "generated_tokens", "context_tokens")
     times = ("context_max", "opened_us", "used_us", "expires_us", "position")
@@ -354,7 +371,7 @@ async def hostile_objects(attack: str) -> list[str]:
     agents = FakeAgents()
     agents.have("notes", TURN)
     chats: dict[str, Any] = {"turns": [], "tokens": {}, "system": attack, "agent": None}
-    which = SessionFilter(text=attack, state=attack, model=attack)
+    which = SessionFilter(text=attack, state=attack, model=attack, client=attack)
     listed: dict[str, Any] = {"states": [attack], "models": [attack, attack]}
     pages = (
         page("sessions.html", **shared, **listed, sessions=[session], before=1, which=which),

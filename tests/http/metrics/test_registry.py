@@ -48,6 +48,7 @@ def received(request: str = "r1") -> RequestReceived:
         session="s1",
         request=request,
         protocol="openai.chat",
+        client=None,
         tenant="local",
         fingerprint="f",
         session_name=None,

@@ -159,6 +159,7 @@ def _received(session: str, request: str, keys: tuple[str, ...]) -> ev.RequestRe
         session=session,
         request=request,
         protocol="openai",
+        client=None,
         tenant="t",
         fingerprint="f",
         session_name=None,

@@ -78,6 +78,8 @@ class Generate:
         context_max: the limit of prompt and answer together, if it is less than the model's
             context; in tokens.
         explain: whether the client wants its path explained in words.
+        client: the program that sent it, by its own word: short and of few characters; None if it
+            gave no name.
     """
 
     protocol: str
@@ -100,6 +102,7 @@ class Generate:
     choices: int = 1
     context_max: int | None = None
     explain: bool = False
+    client: str | None = None
 
 
 @attrs.frozen(kw_only=True)

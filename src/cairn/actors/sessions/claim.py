@@ -187,6 +187,7 @@ class Claim:
             session=self.cache.id,
             request=ticket.id,
             protocol=command.protocol,
+            client=command.client,
             tenant=ticket.tenant,
             fingerprint=prepared.ask.fingerprint,
             session_name=command.session_name,

@@ -117,6 +117,7 @@ def add_explorer(
             text=args.get("q", "")[:200],
             state=args.get("state") or None,
             model=args.get("model") or None,
+            client=args.get("client") or None,
             with_bugs=flag(args, "bugs"),
             before=number(args, "before", None),
         )

@@ -38,6 +38,7 @@ class SessionObject(Sent, kw_only=True):
     A session.
 
     Attributes:
+        client: the program that sent its last request, by its own word; null if it gave no name.
         words: the first words of the conversation; absent if the caller may not see texts.
         state: a state of the life of a session, or ``closed``.
         context_tokens: of its last prompt and answer.
@@ -52,6 +53,7 @@ class SessionObject(Sent, kw_only=True):
     named: bool
     model: str
     protocol: str
+    client: str | None
     words: str | UnsetType = UNSET
     state: str
     turns: int
@@ -262,6 +264,7 @@ def session_object(view: SessionView, caller: str, *, words: bool) -> SessionObj
         named=of.named,
         model=of.model,
         protocol=of.protocol,
+        client=of.client,
         words=of.words if words else UNSET,
         state=view.state,
         turns=view.turns,

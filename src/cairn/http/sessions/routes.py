@@ -70,6 +70,7 @@ def add_session_routes(
             text=args.get("q", "")[:_TEXT_MAX],
             state=args.get("state"),
             model=args.get("model"),
+            client=args.get("client"),
             of_tenant=args.get("tenant"),
             with_bugs=flag(args, "bugs"),
             before=number(args, "before", None),
