@@ -73,7 +73,10 @@ def sessions(
     table(
         tuple(rows[0]) if rows else _COLUMNS,
         [tuple(row.values()) for row in rows],
-        hidden=("tenant",) if one_tenant else (),
+        hidden=[
+            *(["tenant"] if one_tenant else []),
+            *(["client"] if all(row["client"] is None for row in rows) else []),
+        ],
         spare=("tenant", "blocks", "in slab", "bug id", "client", "first words"),
     )
     if len(shown) < len(known):
