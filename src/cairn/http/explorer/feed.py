@@ -36,6 +36,7 @@ class Flight:
     A request in flight, or one that ended.
 
     Attributes:
+        client: the program that sent it, by its own word; None if it gave no name.
         words: the first words of what was asked; private.
         end: how it ended; None while it goes on.
     """
@@ -44,6 +45,7 @@ class Flight:
     session: str
     tenant: str
     protocol: str
+    client: str | None
     words: str
     received_us: int
     prompt: int
@@ -152,6 +154,7 @@ def _take(tenant: _Tenant, recorded: ev.Recorded) -> bool:
                 session=event.session,
                 tenant=event.tenant,
                 protocol=event.protocol,
+                client=event.client,
                 words=event.words or "",
                 received_us=recorded.time_us,
                 prompt=event.prompt_tokens,

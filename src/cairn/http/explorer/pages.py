@@ -39,6 +39,7 @@ _FILTERS = (
 )
 _FUNCTIONS = (
     *(
+        shown.decision,
         shown.first_token,
         shown.folded,
         shown.kind_of,

@@ -141,6 +141,13 @@ def verdict(turn: TurnObject) -> tuple[str, str]:
     return {"cold_start": "new conversation"}.get(reason, reason.replace("_", " ")), some
 
 
+def decision(path: str, reason: str | None) -> str:
+    """The path of a request in a few words."""
+    if path == "continuation":
+        return "continued"
+    return {"cold_start": "new conversation"}.get(reason or "", (reason or path).replace("_", " "))
+
+
 @attrs.frozen
 class EventGroup:
     """Rows of one kind that follow each other, and what they are about."""
