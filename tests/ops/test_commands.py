@@ -400,7 +400,9 @@ TALK = "f221b9a8-dec4-4006-b7c0-1964353c27be"
 def test_sessions_on_a_terminal(talk: Path):
     """One line each, with short ids."""
     head, line, left_out = on_a_terminal(80, "sessions", "--data-dir", talk)
-    assert "id state first words client turns tokens reused last used" == " ".join(head.split()[:10])
+    assert "id state first words client turns tokens reused last used" == " ".join(
+        head.split()[:10]
+    )
     assert ["f221b9a8", "idle", "hello", "an-agent", "1", "10", "0", "%"] == line.split()[:8]
     assert " d ago " in line
     assert max(map(len, (head, line))) <= 80

@@ -384,8 +384,8 @@ class RequestReceived(Event):
             counted, in ``base_parts``.
         sampling: the sampling parameters as they are used, defaults filled in.
         seed: the seed in use; ``seed_given`` says whether the client chose it.
-        client: the program that sent it, by its own word, in at most 40 characters of ASCII; None if
-            it gave no name. No decision depends on it.
+        client: the program that sent it, by its own word, in at most 40 characters of ASCII; None
+            if it gave no name. No decision depends on it.
         cache_mode: ``prefix`` if it continues no session and reuses only blocks from the pool.
         ttl_s: the TTL of what the request uses and leaves, in seconds from its last use; None for
             no expiry.

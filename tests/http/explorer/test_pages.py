@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from cairn.actors.looking import READ_TEXTS, SessionFilter
+from cairn.actors.models.size import ModelSize
 from cairn.engine.answer.parts import Called, Said, Thought
 from cairn.engine.prompt.template import Message
 from cairn.http.app import create_app
@@ -259,7 +260,8 @@ async def hostile(attack: str) -> list[str]:
         await wait_idle(here.server)
         more = chat(attacked.replace("14:05", f"14:06{attack}"), attack, "Hello", attack, attack)
         await ask(
-            here.server, generate(more, group=attack, requested_model=attack, protocol=attack, client=attack)
+            here.server,
+            generate(more, group=attack, requested_model=attack, protocol=attack, client=attack),
         )
         await wait_idle(here.server)
         here.server.loaded.sequencer.crash(attack, ValueError(attack))
@@ -282,6 +284,8 @@ async def hostile_chat(attack: str) -> list[str]:
     service.facts = attrs.evolve(FACTS, model=attack, fingerprint=attack)
     service.aliases = (attack,)
     service.others = {attack: attrs.evolve(FACTS, model=attack)}
+    service.failures = {attack: attack}
+    service.sizes = {attack: ModelSize(weights_bytes=1, memory_bytes=1, fault=attack)}
     call = Called(index=0, id=attack, name=attack, arguments=attack)
     turn = attrs.evolve(
         TURN,

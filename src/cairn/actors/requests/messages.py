@@ -309,6 +309,8 @@ class ListedModel:
     Attributes:
         aliases: further names of it.
         waiting: requests that wait until it is loaded.
+        failure: why it could not be loaded when that was last tried; None if it was, or was never
+            tried. For the operator.
         facts: with its name. Until it is loaded for the first time its fingerprint is empty, and
             its numbers are those of its files.
     """
@@ -317,6 +319,7 @@ class ListedModel:
     state: Literal["loaded", "loading", "not_loaded"]
     waiting: int
     facts: ServerFacts
+    failure: str | None = None
 
 
 DELAYS_S = (0.0, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.05, 0.1)

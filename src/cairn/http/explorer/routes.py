@@ -1,4 +1,7 @@
-"""The routes of the explorer. Pages change nothing: what does is a POST, or the API's."""
+"""
+The routes of the explorer. Pages change nothing: what does is a POST that only a page of this server
+can send, or the API's.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from cairn.http.explorer.feed import Feed
 from cairn.http.explorer.login import COOKIE, LOGIN_S, Logins, is_own
 from cairn.http.explorer.pages import asset, page, with_policy
 from cairn.http.health import shared_objects
-from cairn.http.models import model_list
+from cairn.http.models import listed, model_list
 from cairn.http.openapi import document as openapi
 from cairn.http.service import Server, Service
 from cairn.http.sessions.objects import (
@@ -109,6 +112,22 @@ def add_explorer(
             path=request.path,
             **values,
         )
+
+    async def form() -> dict[str, str]:
+        """The fields of a form that one of these pages sent."""
+        if not is_own(request):
+            raise _forged()
+        fields = parse_qs((await _form()).decode("utf-8", "replace"), keep_blank_values=True)
+        return {name: values[0] for name, values in fields.items()}
+
+    async def operators_form() -> dict[str, str]:
+        """As ``form``, of an operator."""
+        fields = await form()
+        if not of_all():
+            raise ClientError(
+                "only the operator's key may do this", code="operator_only", status=403
+            )
+        return fields
 
     @pages.get(HOME)
     async def sessions() -> Response:
@@ -224,7 +243,25 @@ def add_explorer(
 
     @pages.get(f"{PREFIX}/models")
     async def models() -> Response:
-        return shown("models.html", models=model_list(server.models).data)
+        known = server.models
+        return shown(
+            "models.html",
+            models=model_list(known).data,
+            failures={one.facts.model: one.failure for one in known} if of_all() else {},
+            sizes=await server.model_sizes() if of_all() else {},
+        )
+
+    @pages.post(f"{PREFIX}/models/load")
+    async def load_model() -> Response:
+        fields = await operators_form()
+        server.load_model(listed(fields.get("model", ""), server.models).facts.model)
+        return _redirected(f"{PREFIX}/models")
+
+    @pages.post(f"{PREFIX}/models/unload")
+    async def unload_model() -> Response:
+        await operators_form()
+        server.unload_model()
+        return _redirected(f"{PREFIX}/models")
 
     @pages.get(f"{PREFIX}/connect")
     async def connect() -> Response:
@@ -269,10 +306,8 @@ def add_explorer(
 
     @pages.post(LOGIN)
     async def log_in() -> Response:
-        if not is_own(request):
-            raise _forged()
-        form = parse_qs((await _form()).decode("utf-8", "replace"), keep_blank_values=True)
-        key, to = form.get("key", [""])[0].strip(), _next(form.get("next", [""])[0])
+        fields = await form()
+        key, to = fields.get("key", "").strip(), _next(fields.get("next", ""))
         if keys is None:
             return _redirected(to)
         try:
