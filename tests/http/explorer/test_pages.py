@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors.looking import READ_TEXTS, SessionFilter
+from cairn.actors.looking import READ_TEXTS, ReplayView, RowsView, SessionFilter
 from cairn.actors.models.size import ModelSize
 from cairn.engine.answer.parts import Called, Said, Thought
 from cairn.engine.prompt.template import Message
@@ -33,6 +33,9 @@ from cairn.http.sessions.objects import (
 from cairn.http.starting import StartingServer
 from cairn.journal import events as ev
 from cairn.journal.invariants import SENTENCES
+from cairn.journal.replay import Finding
+from cairn.journal.session_check import RowFault, RowsCheck, SessionReplay
+from cairn.journal.stories import RequestStory
 from cairn.journal.tenants import LOCAL
 from tests.http.agents.fake_agents import TURN, FakeAgents
 from tests.http.explorer.attacks import ATTACKS, foreign, seen
@@ -312,6 +315,26 @@ async def hostile_chat(attack: str) -> list[str]:
     return pages
 
 
+def hostile_checks(attack: str) -> list[tuple[RowsView | None, ReplayView | None]]:
+    """What a check of a session's rows and a replay find, where every text is this one."""
+    check = RowsCheck("session/x")
+    check.faults.append(RowFault(position=1, fact=attack, expected=attack, actual=attack))
+    finding = Finding(
+        **dict.fromkeys(("bug_id", "invariant", "session", "message"), attack),  # type: ignore[arg-type]
+        **dict.fromkeys(("expected", "actual"), attack),
+        position=1,
+        recorded=True,
+        reproduced=False,
+    )
+    story = RequestStory(request=attack, position=1, path=attack, reason=attack, end=attack)
+    replay = SessionReplay(rows=1, stories=(story,), findings=(finding,))
+    return [
+        (RowsView(check=check, passed_over=1), None),
+        (None, ReplayView(found=replay, read=1, last=1, why="")),
+        (None, ReplayView(found=None, read=1, last=2, why=attack)),
+    ]
+
+
 async def hostile_objects(attack: str) -> list[str]:
     """The pages of objects in which every text is this one, be it one that a server would write."""
     kv = KvObject(where=attack, slab_tokens=1, memory_tokens=1, disk_tokens=1)  # type: ignore[arg-type]
@@ -388,6 +411,10 @@ async def hostile_objects(attack: str) -> list[str]:
             before=1,
             agent=attack,
             may_see_texts=False,
+        ),
+        *(
+            page("check.html", **shared, session=session, rows=rows, replay=replay)
+            for rows, replay in hostile_checks(attack)
         ),
         page("events.html", **shared, session=session, rows=[row, row], after=1, last=1),
         page("bugs.html", **shared, bugs=[(bug, [row])], before=1, sentences=SENTENCES),

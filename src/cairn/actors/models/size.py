@@ -21,7 +21,8 @@ class ModelSize:
         weights_bytes: of its weights, as its files have them; None if they cannot be read.
         memory_bytes: of the machine, or of what this process may take of it. A device that may use
             less is asked when the model is loaded.
-        fault: why it cannot be served, or does not fit beside its slabs and blocks; None if it does.
+        fault: why it cannot be served, or does not fit beside its slabs and blocks; None if it
+            does.
     """
 
     weights_bytes: int | None

@@ -1,6 +1,6 @@
 """
-The routes of the explorer. Pages change nothing: what does is a POST that only a page of this server
-can send, or the API's.
+The routes of the explorer. Pages change nothing: what does is a POST that only a page of this
+server can send, or the API's.
 """
 
 from __future__ import annotations
@@ -171,6 +171,22 @@ def add_explorer(
             agent=_agent_of(seen.id),
             may_see_texts=look.sees_texts(view.summary),
         )
+
+    @pages.post(f"{PREFIX}/session/verify")
+    async def verify_session() -> Response:
+        look, fields = looking(), await form()
+        view = find_session(look, fields.get("id", ""))
+        seen = session_object(view, g.tenant, words=look.sees_texts(view.summary))
+        rows = await look.verify(view.summary.id)
+        return shown("check.html", session=seen, rows=rows, replay=None)
+
+    @pages.post(f"{PREFIX}/session/replay")
+    async def replay_session() -> Response:
+        look, fields = looking(), await form()
+        view = find_session(look, fields.get("id", ""))
+        seen = session_object(view, g.tenant, words=look.sees_texts(view.summary))
+        replay = await look.replay(view.summary.id)
+        return shown("check.html", session=seen, rows=None, replay=replay)
 
     @pages.get(f"{PREFIX}/events")
     async def events() -> Response:

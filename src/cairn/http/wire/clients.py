@@ -10,8 +10,8 @@ NAME_MAX = 40
 BROWSER = "browser"
 """The name of all browsers: each of them says that it is several others."""
 
-# The first product, without its version: what follows a slash is a part of the name unless it begins
-# like a version (`OpenAI/Python 1.109.1`, but `claude-cli/2.1.5` and `x/v0.3`).
+# The first product, without its version: what follows a slash is a part of the name unless it
+# begins like a version (`OpenAI/Python 1.109.1`, but `claude-cli/2.1.5` and `x/v0.3`).
 _NAME = re.compile(r"\s*(@?[A-Za-z][\w.@+-]*(?:/(?![vV]?\d)[A-Za-z@][\w.@+-]*)*)", re.ASCII)
 
 
