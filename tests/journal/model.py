@@ -1618,6 +1618,7 @@ class Driver:
             seed_given=False,
             requested_model="tiny",
             ttl_s=self.lives[self._count("ttl") % len(self.lives)],
+            thoughts=0,
             grammar=None,
             words=None,
         )

@@ -38,6 +38,7 @@ SAMPLES: dict[str, ev.Event] = {
             seed=0,
             seed_given=False,
             requested_model="tiny",
+            thoughts=0,
             grammar=None,
             words=None,
             cache_mode="full",

@@ -95,6 +95,7 @@ UNBOUND: dict[str, dict[str, str]] = {
         "requested_model": _CLIENT,
         "grammar": "only `ops replay --engine` draws again",
         "ttl_s": _CLIENT,
+        "thoughts": _CLIENT,
         "words": "the prompt's token ids are bound; their words need the tokenizer",
     },
     "path_selected": {

@@ -352,6 +352,7 @@ class Builder:
             seed=2**63 - 1,
             seed_given=True,
             requested_model="tiny",
+            thoughts=0,
             grammar=None,
             words=messages[-1] if messages else None,
             cache_mode="full",

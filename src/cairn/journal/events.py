@@ -391,6 +391,8 @@ class RequestReceived(Event):
             no expiry.
         grammar: the grammar that constrains the answer, in llguidance's form; None if there is
             none.
+        thoughts: how many of its messages have the thinking of an answer: those that its client
+            sends back.
         words: the first words of the last message of a user, or of a raw prompt, for people; if the
             session is new, after those of the conversation; None if there are none.
     """
@@ -419,6 +421,7 @@ class RequestReceived(Event):
     seed_given: bool
     requested_model: str
     grammar: str | None = private()
+    thoughts: int = natural()
     words: str | None = private()
     cache_mode: CacheMode
     ttl_s: int | None = attrs.field(validator=attrs.validators.optional(_natural))

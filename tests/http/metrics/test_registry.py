@@ -66,6 +66,7 @@ def received(request: str = "r1") -> RequestReceived:
         sampling={},
         seed=1,
         seed_given=False,
+        thoughts=0,
         requested_model="",
         grammar=None,
         words=None,

@@ -178,6 +178,7 @@ def _received(session: str, request: str, keys: tuple[str, ...]) -> ev.RequestRe
         sampling={},
         seed=1,
         seed_given=False,
+        thoughts=0,
         requested_model="none",
         ttl_s=None,
         grammar=None,
