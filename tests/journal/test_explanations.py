@@ -313,6 +313,8 @@ EMPTY = f"{ANSWER}<think>\n\n</think>\n\nIt is red."
 CALL = '<tool_call>\n{"name": "look"'
 ANALYSIS = "<|start|>assistant<|channel|>analysis<|message|>I look"
 
+CHANGED = "An earlier answer comes back differently if the client changed it, or if the model's"
+
 # (text before, text now, how many thoughts the client sent, whose doing: words of the advice)
 THOUGHTS = {
     "the client dropped it": (THOUGHT, f"{ANSWER}It is red.", 0, "have the client send it back"),
@@ -338,13 +340,13 @@ THOUGHTS = {
     ),
     "it is there still, and a call is written otherwise": (
         *(f"<think>\nx\n</think>\n{CALL}", '<think>\nx\n</think>\n<tool_call>\n{"name":"look"', 0),
-        None,
+        CHANGED,
     ),
     "one comes after what differs": (
         *("red <|im_end|> and now <think>", "blue <|im_end|> and now <think>", 0),
-        None,
+        CHANGED,
     ),
-    "it was added": (f"{ANSWER}It is red.", THOUGHT, 1, None),
+    "it was added": (f"{ANSWER}It is red.", THOUGHT, 1, CHANGED),
 }
 
 
@@ -361,12 +363,9 @@ def test_whose_doing_it_is_that_thinking_is_gone(case: str) -> None:
         now=now,
         thoughts=thoughts,
     )
-    is_clients = advice is not None and "have the client" in advice
+    is_clients = "have the client" in advice
     assert ("dropped_thinking" if is_clients else None) == found.habit
-    if advice is None:
-        assert found.advice is None
-    else:
-        assert advice in (found.advice or "")
+    assert advice in (found.advice or "")
 
 
 def test_what_was_prewarmed_in_the_meantime() -> None:

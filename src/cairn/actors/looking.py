@@ -81,6 +81,7 @@ class SessionView:
     Attributes:
         state: a ``SessionState``, or ``closed``.
         turns: how many it has.
+        went_on: the session in which its conversation went on last, in place of this one.
         where: where most of its KV is that could be used now.
         slab_tokens, memory_tokens, disk_tokens: how many of its tokens are in its slab, in sealed
             blocks in memory, and in files alone. A block that is in memory and in a file counts as
@@ -92,6 +93,7 @@ class SessionView:
     summary: Summary
     state: str
     turns: int
+    went_on: str | None
     where: Where
     slab_tokens: int
     memory_tokens: int
@@ -112,6 +114,7 @@ class TurnView:
         end: a finish reason, ``cancelled (STAGE)``, an invariant, or ``lost``; None while it goes
             on.
         explanation: None before the path is selected. Without texts if the reader may not see them.
+        nearest: the session that it was compared with, if that is another one and still there.
         damaged: why its rows cannot be read, if so.
     """
 
@@ -124,6 +127,7 @@ class TurnView:
     diverged_part: str | None = None
     end: str | None = None
     explanation: Explanation | None = None
+    nearest: str | None = None
     damaged: str | None = None
 
 
@@ -525,6 +529,7 @@ class Looking:
             summary=summary,
             state=name,
             turns=self._summaries.turn_count(summary.id),
+            went_on=self._other(summary, summary.went_on),
             where=where,
             slab_tokens=slab,
             memory_tokens=memory,
@@ -555,6 +560,7 @@ class Looking:
                 view,
                 path=selected.path,
                 reason=selected.reason,
+                nearest=self._other(summary, selected.nearest),
                 diverged_part=selected.diverged_part,
                 explanation=explain(
                     received,
@@ -564,6 +570,13 @@ class Looking:
                 ),
             )
         return attrs.evolve(view, end=_end(ended))
+
+    def _other(self, summary: Summary, name: str | None) -> str | None:
+        """Another session that a row of this one names, if it is still there to be looked at."""
+        if name is None or name == summary.id:
+            return None
+        found = self._summaries.session(name)
+        return name if found is not None and found.tenant == summary.tenant else None
 
     async def _stored(self, positions: Sequence[int]) -> list[Row | None]:
         """As ``_rows``, from the store alone; all positions are above 0."""

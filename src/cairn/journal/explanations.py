@@ -221,7 +221,7 @@ def _continued(of: _Rules) -> _Because:
 
 
 def _of_template(of: _Rules) -> str | None:
-    """What the chat template did to the thinking of an earlier answer; None if it did nothing."""
+    """Whose doing it is that tokens are rendered differently, if it is not dropped thinking."""
     lost = _lost_thought(of.change)
     if lost == "empty":
         return (
@@ -234,6 +234,11 @@ def _of_template(of: _Rules) -> str | None:
             "The client sent thinking back, and the model's chat template leaves out that of "
             "earlier answers. The server computes such tokens in advance where it is idle between "
             "two turns."
+        )
+    if lost is None and of.change is not None:
+        return (
+            "An earlier answer comes back differently if the client changed it, or if the model's "
+            "chat template writes it otherwise than the model did."
         )
     return None
 
@@ -269,9 +274,12 @@ def _evicted(of: _Rules) -> _Because:
     return (
         (
             f"It continues session {of.nearest}, whose blocks were evicted to make room, or were "
-            "lost with the server's memory."
+            "lost with the server's memory when it restarted or loaded another model."
         ),
-        "Give the server more room: `--blocks-mb`, `--disk-mb` or `--pool-mb`.",
+        (
+            "Give the server more room: `--blocks-mb`, `--disk-mb` or `--pool-mb`. Files "
+            "(`--disk-mb`) outlast both."
+        ),
     )
 
 

@@ -93,6 +93,8 @@ class Summary:
         used: the row of its last request, or that in which it was opened.
         prompt, reused, generated: tokens of all turns.
         context: tokens of its last prompt and answer.
+        went_on: the last new session for which this one was the nearest: in which its conversation
+            went on.
         closed: why it was closed; None while it is open.
         bugs: the violations that name it.
         rows: the positions of its rows, packed.
@@ -116,6 +118,7 @@ class Summary:
     reused: int = 0
     generated: int = 0
     context: int = 0
+    went_on: str | None = None
     closed: str | None = None
     bugs: tuple[str, ...] = ()
     rows: bytes = b""
@@ -337,6 +340,9 @@ class Summaries:
                     prewarmed=event.prewarmed_tokens,
                 )
                 session.change(reused=session.summary.reused + event.reused_tokens)
+                nearest = self._sessions.get(event.nearest or "")
+                if nearest is not None and nearest is not session:
+                    nearest.change(went_on=name)
             case ev.CacheExtended():
                 if event.step == "prefill":
                     computed = session.last("computed") + event.end - event.start

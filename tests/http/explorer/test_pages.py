@@ -154,6 +154,31 @@ async def test_a_session() -> None:
         assert "there is no session" in await shown(here, "/explorer/session", id="x", status=404)
 
 
+async def test_a_conversation_that_went_on_elsewhere() -> None:
+    """Its page leads to the session that says why, and that one to it."""
+    async with site(KEYS) as here:
+        first = await ask(
+            here.server, generate(chat("It is 14:05. " + LONG, "a", "Hello")), "alice"
+        )
+        await wait_idle(here.server)
+        later = chat("It is 14:06. " + LONG, "a", "Hello", "b", "Go on")
+        second = await ask(here.server, generate(later), "alice")
+        await wait_idle(here.server)
+        old, new = first.accepted.session, second.accepted.session
+        for key, before in (("a", ""), ("k", "@alice/")):
+            text = await shown(here, "/explorer/session", key, id=f"{before}{old}")
+            assert "got a session of its own" in text
+            assert f'href="/explorer/session?id={quote(before + new, safe="/")}"' in text
+            text = await shown(here, "/explorer/session", key, id=f"{before}{new}")
+            assert f'href="/explorer/session?id={quote(before + old, safe="/")}"' in text
+            assert "The session it was compared with" in text
+            assert "got a session of its own" not in text
+        found = await here.get(f"/v1/sessions/{old}", "a")
+        assert new == found["session"]["went_on"]
+        found = await here.get(f"/v1/sessions/{new}", "a")
+        assert [old] == [one["nearest"] for one in found["turns"]]
+
+
 async def test_the_events_of_a_turn() -> None:
     """Rows of one kind are folded; each has its place and its hash; texts only if asked for."""
     async with site() as here:
@@ -339,7 +364,19 @@ async def hostile_objects(attack: str) -> list[str]:
     """The pages of objects in which every text is this one, be it one that a server would write."""
     kv = KvObject(where=attack, slab_tokens=1, memory_tokens=1, disk_tokens=1)  # type: ignore[arg-type]
     texts: dict[str, Any] = dict.fromkeys(
-        ("id", "tenant", "group", "model", "protocol", "client", "words", "state", "closed"), attack
+        (
+            "id",
+            "tenant",
+            "group",
+            "model",
+            "protocol",
+            "client",
+            "words",
+            "state",
+            "closed",
+            "went_on",
+        ),
+        attack,
     )
     counts = ("turns", "prompt_tokens", "reused_tokens", "generated_tokens", "context_tokens")
     times = ("context_max", "opened_us", "used_us", "expires_us", "position")
@@ -348,7 +385,8 @@ async def hostile_objects(attack: str) -> list[str]:
         **texts, **numbers, named=True, kv=kv, bugs=[attack], quarantined_by=attack
     )
     turn_texts: dict[str, Any] = dict.fromkeys(
-        ("request", "words", "path", "reason", "diverged_part", "explanation", "habit"), attack
+        ("request", "words", "path", "reason", "diverged_part", "explanation", "habit", "nearest"),
+        attack,
     )
     tokens = ("prompt", "from_slab", "from_blocks", "from_partial", "prewarmed", "computed")
     turn = TurnObject(

@@ -39,7 +39,6 @@ _FILTERS = (
 )
 _FUNCTIONS = (
     *(
-        shown.decision,
         shown.first_token,
         shown.folded,
         shown.kind_of,

@@ -159,7 +159,7 @@ def add_explorer(
         turns, total = await look.turns(
             view.summary.id, number(request.args, "before", None), _TURNS
         )
-        shown_turns = [turn_object(one) for one in turns]
+        shown_turns = [turn_object(one, g.tenant) for one in turns]
         seen = session_object(view, g.tenant, words=look.sees_texts(view.summary))
         more = bool(turns) and turns[-1].number > 1
         return shown(
@@ -382,7 +382,7 @@ async def _by_request(look: Looking, agent: str) -> dict[str, TurnObject]:
     except ClientError:
         return {}
     turns, _ = await look.turns(view.summary.id, None, 100)
-    return {one.request: turn_object(one) for one in turns if one.request is not None}
+    return {one.request: turn_object(one, g.tenant) for one in turns if one.request is not None}
 
 
 def wants_page() -> bool:

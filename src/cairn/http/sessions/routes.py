@@ -91,7 +91,7 @@ def add_session_routes(
         return json_response(
             SessionDetails(
                 session=session_object(view, g.tenant, words=look.sees_texts(view.summary)),
-                turns=[turn_object(one) for one in turns],
+                turns=[turn_object(one, g.tenant) for one in turns],
                 has_more=more,
                 before=turns[-1].number if more else None,
             )
