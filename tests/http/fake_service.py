@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from cairn.actors.looking import Looking
+from cairn.actors.models.size import ModelSize
 from cairn.actors.requests.messages import (
     Accepted,
     ContextUse,
@@ -160,6 +161,9 @@ class FakeService:
         self.tokens = 17
         self.turns: dict[tuple[str, str], StoredTurn] = {}
         self.agents = FakeAgents()
+        self.loads: list[str | None] = []
+        self.failures: dict[str, str] = {}
+        self.sizes: dict[str, ModelSize] = {}
         self.used: dict[str, tuple[ContextUse, ...]] = {}
         self._position = 0
 
@@ -172,10 +176,33 @@ class FakeService:
         """The first model, which is loaded, and the others."""
         first = ListedModel(aliases=self.aliases, state="loaded", waiting=0, facts=self.facts)
         others = (
-            ListedModel(aliases=(), state="not_loaded", waiting=1, facts=facts)
-            for facts in self.others.values()
+            ListedModel(
+                aliases=(),
+                state="not_loaded",
+                waiting=1,
+                facts=facts,
+                failure=self.failures.get(name),
+            )
+            for name, facts in self.others.items()
         )
         return (first, *others)
+
+    def load_model(self, name: str) -> None:
+        """Note it."""
+        self.loads.append(name)
+        if self.refusal is not None:
+            raise self.refusal
+
+    def unload_model(self) -> None:
+        """Note it."""
+        self.loads.append(None)
+        if self.refusal is not None:
+            raise self.refusal
+
+    async def model_sizes(self) -> dict[str, ModelSize]:
+        """The sizes that were set."""
+        await trio.lowlevel.checkpoint()
+        return self.sizes
 
     def statistics(self) -> Statistics:
         """The statistics that were set."""

@@ -1597,6 +1597,7 @@ class Driver:
             session=session,
             request=request,
             protocol="openai",
+            client="an-agent",
             tenant=talk.tenant,
             fingerprint=self.fingerprint,
             session_name=talk.name,
@@ -1617,6 +1618,7 @@ class Driver:
             seed_given=False,
             requested_model="tiny",
             ttl_s=self.lives[self._count("ttl") % len(self.lives)],
+            thoughts=0,
             grammar=None,
             words=None,
         )

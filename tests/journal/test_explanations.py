@@ -199,7 +199,12 @@ def test_how_much_was_reused() -> None:
 
 
 def sentence(
-    *, session_name: str | None = None, was: str | None = None, now: str | None = None, **of: Any
+    *,
+    session_name: str | None = None,
+    thoughts: int = 0,
+    was: str | None = None,
+    now: str | None = None,
+    **of: Any,
 ) -> Explanation:
     """The explanation of a made-up path."""
     driver = started()
@@ -207,7 +212,7 @@ def sentence(
     request = driver.state.session(path.session).request
     assert request is not None
     return explain(
-        attrs.evolve(request.ask, session_name=session_name),
+        attrs.evolve(request.ask, session_name=session_name, thoughts=thoughts),
         attrs.evolve(path, diverged_from=was, diverged_text=now, **of),
         block_tokens=64,
         min_cache_tokens=0,
@@ -300,6 +305,67 @@ def test_thoughts_that_stay() -> None:
     )
     assert None is found.habit
     assert "3 tokens are rendered differently now, from token 4 on: `ab` became `cd`" in found.text
+
+
+ANSWER = "<|im_start|>assistant\n"
+THOUGHT = f"{ANSWER}<think>\nLet me look.\n</think>\n\nIt is red."
+EMPTY = f"{ANSWER}<think>\n\n</think>\n\nIt is red."
+CALL = '<tool_call>\n{"name": "look"'
+ANALYSIS = "<|start|>assistant<|channel|>analysis<|message|>I look"
+
+CHANGED = "An earlier answer comes back differently if the client changed it, or if the model's"
+
+# (text before, text now, how many thoughts the client sent, whose doing: words of the advice)
+THOUGHTS = {
+    "the client dropped it": (THOUGHT, f"{ANSWER}It is red.", 0, "have the client send it back"),
+    "the client dropped it from the channel": (
+        *(ANALYSIS, "<|start|>assistant<|channel|>final<|message|>Red", 0),
+        "have the client send it back",
+    ),
+    "the client sent an empty one": (
+        *(THOUGHT, EMPTY, 0),
+        "have the client send it back",
+    ),
+    "the template leaves it out": (
+        *(THOUGHT, f"{ANSWER}It is red.", 1),
+        "The client sent thinking back, and the model's chat template leaves out",
+    ),
+    "there was none": (
+        *(EMPTY, f"{ANSWER}It is red.", 0),
+        "leaves it out of earlier ones. The client can do nothing",
+    ),
+    "there was none, of another model": (
+        *("[INST][THINK][/THINK]Red", "[INST]Red", 2),
+        "begins an answer with an empty thinking block",
+    ),
+    "it is there still, and a call is written otherwise": (
+        *(f"<think>\nx\n</think>\n{CALL}", '<think>\nx\n</think>\n<tool_call>\n{"name":"look"', 0),
+        CHANGED,
+    ),
+    "one comes after what differs": (
+        *("red <|im_end|> and now <think>", "blue <|im_end|> and now <think>", 0),
+        CHANGED,
+    ),
+    "it was added": (f"{ANSWER}It is red.", THOUGHT, 1, CHANGED),
+}
+
+
+@pytest.mark.parametrize("case", THOUGHTS)
+def test_whose_doing_it_is_that_thinking_is_gone(case: str) -> None:
+    """The client is blamed for nothing that the template did, and for none that was not there."""
+    was, now, thoughts, advice = THOUGHTS[case]
+    found = sentence(
+        path="continuation",
+        reason=None,
+        rerendered_tokens=3,
+        diverged_token=4,
+        was=was,
+        now=now,
+        thoughts=thoughts,
+    )
+    is_clients = "have the client" in advice
+    assert ("dropped_thinking" if is_clients else None) == found.habit
+    assert advice in (found.advice or "")
 
 
 def test_what_was_prewarmed_in_the_meantime() -> None:

@@ -69,6 +69,7 @@ def _request(driver: Driver, asked: Talk, max_tokens: int, **how: Any) -> OpenRe
         session="s?",
         request="r?",
         protocol="openai",
+        client=None,
         tenant=asked.tenant,
         fingerprint=driver.fingerprint,
         session_name=asked.name,
@@ -89,6 +90,7 @@ def _request(driver: Driver, asked: Talk, max_tokens: int, **how: Any) -> OpenRe
         sampling={},
         seed=1,
         seed_given=True,
+        thoughts=0,
         requested_model="tiny",
     )
     return OpenRequest(ask=received, chain=chain, prompt_ids=ids, prompt_keys=received.new_keys)

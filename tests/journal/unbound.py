@@ -85,6 +85,7 @@ UNBOUND: dict[str, dict[str, str]] = {
         "base_request": "where the prompt is the same either way",
         "base_parts": "where the parts are the same either way",
         "protocol": _CLIENT,
+        "client": _CLIENT,
         "group": _CLIENT,
         "new_parts": "a MAC under the tenant's secret; a later request that continues it has it",
         "max_tokens": "an answer that ended by itself was shorter",
@@ -94,6 +95,7 @@ UNBOUND: dict[str, dict[str, str]] = {
         "requested_model": _CLIENT,
         "grammar": "only `ops replay --engine` draws again",
         "ttl_s": _CLIENT,
+        "thoughts": _CLIENT,
         "words": "the prompt's token ids are bound; their words need the tokenizer",
     },
     "path_selected": {

@@ -399,11 +399,14 @@ TALK = "f221b9a8-dec4-4006-b7c0-1964353c27be"
 
 def test_sessions_on_a_terminal(talk: Path):
     """One line each, with short ids."""
-    head, line = on_a_terminal(80, "sessions", "--data-dir", talk)
-    assert "id state first words turns tokens reused last used" == " ".join(head.split()[:9])
-    assert ["f221b9a8", "idle", "hello", "1", "10", "0", "%"] == line.split()[:7]
+    head, line, left_out = on_a_terminal(80, "sessions", "--data-dir", talk)
+    assert "id state first words client turns tokens reused last used" == " ".join(
+        head.split()[:10]
+    )
+    assert ["f221b9a8", "idle", "hello", "an-agent", "1", "10", "0", "%"] == line.split()[:8]
     assert " d ago " in line
     assert max(map(len, (head, line))) <= 80
+    assert "blocks" in left_out
 
 
 def test_sessions_for_people(run, stored):
@@ -416,7 +419,7 @@ def test_sessions_for_people(run, stored):
     folder = stored(builder.rows)
     shown = [line.split() for line in on_a_terminal(200, "sessions", "--data-dir", folder)]
     assert ["s1", "s23"] == [line[0] for line in shown[1:3]]
-    assert ["s1", "idle", "word", "1", "2", "13", "40", "%"] == shown[1][:8]
+    assert ["s1", "idle", "word", "1", "an-agent", "2", "13", "40", "%"] == shown[1][:9]
     assert "(3 more: ops sessions --all)" == " ".join(shown[-1])
     assert 20 == sum(line[0].startswith("s") for line in shown)
     every = on_a_terminal(200, "sessions", "--all", "--data-dir", folder)

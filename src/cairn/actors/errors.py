@@ -201,6 +201,12 @@ class ModelNotLoaded(RefusalError):
         self.retry_after_s = retry_after_s
 
 
+class ModelBusy(RefusalError):
+    """The model cannot be unloaded while requests are in flight or wait for one."""
+
+    retry_after_s = 1
+
+
 _STALLS: Mapping[StallReason, tuple[str, str]] = MappingProxyType(
     {
         "disk_full": (

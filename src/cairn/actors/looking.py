@@ -1,14 +1,15 @@
 """
 What people look at: sessions, their turns and events, the cache and the bugs.
 
-Pages come from folds of the journal and from rows that these name. No page reads all rows, and none
-changes anything. A page of another tenant has no texts, unless its reader asks for them: that is
-journaled first.
+Pages come from folds of the journal and from rows that these name. None changes anything, and none
+reads all rows but a replay, which is bounded in time. A page of another tenant has no texts, unless
+its reader asks for them: that is journaled first.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -20,9 +21,10 @@ from cairn.actors.agents.stored_turns import stopping
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, WriterDied
 from cairn.journal import events as ev
-from cairn.journal.errors import DamagedRow
+from cairn.journal.errors import DamagedRow, UnknownEvent
 from cairn.journal.explanations import Explanation, explain
 from cairn.journal.rows.codec import Row, decode
+from cairn.journal.session_check import RowsCheck, SessionReplay, SessionReplaying
 from cairn.journal.state import Fault, Session, SessionId, State
 from cairn.journal.summaries import Removed, Summaries, Summary, TurnCounts
 
@@ -35,6 +37,17 @@ LIVE_MAX = 1000
 PAGE_MAX = 100
 """The most rows that are read at a time."""
 
+CHECKED_ROWS = 5000
+"""The most rows of a session that are verified: its last ones."""
+
+REPLAY_S = 10.0
+"""How long a page replays, in seconds. Half of that is left to the server's other threads."""
+
+REPLAY_ROWS = 200
+"""How many rows are replayed at a time; between them others have their turn."""
+
+_REPLAYS = trio.CapacityLimiter(1)
+
 Where = Literal["slab", "memory", "disk", "nowhere"]
 
 
@@ -46,7 +59,7 @@ class SessionFilter:
     Attributes:
         text: in their first words, in any case of letters; or the beginning of their names.
         state: a ``SessionState``, or ``closed``; None for any.
-        model, of_tenant: None for any.
+        model, client, of_tenant: None for any.
         with_bugs: only those that a violation names.
         before: only those whose last request came before this row.
     """
@@ -54,6 +67,7 @@ class SessionFilter:
     text: str = ""
     state: str | None = None
     model: str | None = None
+    client: str | None = None
     of_tenant: str | None = None
     with_bugs: bool = False
     before: int | None = None
@@ -67,6 +81,7 @@ class SessionView:
     Attributes:
         state: a ``SessionState``, or ``closed``.
         turns: how many it has.
+        went_on: the session in which its conversation went on last, in place of this one.
         where: where most of its KV is that could be used now.
         slab_tokens, memory_tokens, disk_tokens: how many of its tokens are in its slab, in sealed
             blocks in memory, and in files alone. A block that is in memory and in a file counts as
@@ -78,6 +93,7 @@ class SessionView:
     summary: Summary
     state: str
     turns: int
+    went_on: str | None
     where: Where
     slab_tokens: int
     memory_tokens: int
@@ -98,6 +114,7 @@ class TurnView:
         end: a finish reason, ``cancelled (STAGE)``, an invariant, or ``lost``; None while it goes
             on.
         explanation: None before the path is selected. Without texts if the reader may not see them.
+        nearest: the session that it was compared with, if that is another one and still there.
         damaged: why its rows cannot be read, if so.
     """
 
@@ -110,6 +127,7 @@ class TurnView:
     diverged_part: str | None = None
     end: str | None = None
     explanation: Explanation | None = None
+    nearest: str | None = None
     damaged: str | None = None
 
 
@@ -152,6 +170,36 @@ class BugView:
     time_us: int | None
     expected: str | None
     actual: str | None
+
+
+@attrs.frozen(kw_only=True)
+class RowsView:
+    """
+    What a check of a session's rows found.
+
+    Attributes:
+        passed_over: how many earlier rows of the session were not checked.
+    """
+
+    check: RowsCheck
+    passed_over: int
+
+
+@attrs.frozen(kw_only=True)
+class ReplayView:
+    """
+    What a replay found of a session. Texts of findings are left out unless the reader sees texts.
+
+    Attributes:
+        found: None if the replay did not come to the session's last row.
+        read, last: how many rows were read, and that row.
+        why: why it did not come there; empty if it did.
+    """
+
+    found: SessionReplay | None
+    read: int
+    last: int
+    why: str
 
 
 class NothingThere(LookupError):
@@ -282,6 +330,66 @@ class Looking:
         with self._writer.followed(), self._writer.observed_by(see), put, get:
             yield LiveRows(self, name, after, get)
 
+    # --- checks --------------------------------------------------------------------------------
+
+    async def verify(self, name: str) -> RowsView:
+        """
+        Check that a session's rows are as they were written, and chained to those before them.
+        Reads them from the store.
+
+        Raises:
+            NothingThere: there is no such session.
+            RefusalError: the journal cannot be read now.
+        """
+        self._found(name)
+        count = self._summaries.row_count(name)
+        places = self._summaries.rows_before(name, sys.maxsize, CHECKED_ROWS)
+        check = RowsCheck(f"session/{name}")
+        for start in range(0, len(places), PAGE_MAX):
+            part = places[start : start + PAGE_MAX]
+            wanted = sorted({at for place in part for at in (place - 1, place) if at})
+            found = dict(zip(wanted, await self._stored(wanted), strict=True))
+            await trio.to_thread.run_sync(_feed, check, part, found)
+        return RowsView(check=check, passed_over=count - len(places))
+
+    async def replay(self, name: str) -> ReplayView:
+        """
+        Replay the journal up to a session's last row, as far as the time allows: each check and
+        each path decision is made again. One replay runs at a time.
+
+        Raises:
+            NothingThere: there is no such session.
+            RefusalError: the journal cannot be read now.
+        """
+        self._found(name)
+        rows = self._summaries.rows_before(name, sys.maxsize, 1)
+        last, read, replaying = rows[-1], 0, SessionReplaying(name)
+        try:
+            _REPLAYS.acquire_nowait()
+        except trio.WouldBlock:
+            why = "another replay runs; try again in a moment"
+            return ReplayView(found=None, read=0, last=last, why=why)
+        try:
+            until = trio.current_time() + REPLAY_S
+            while read < last:
+                if trio.current_time() >= until:
+                    why = f"it was stopped after {REPLAY_S:.0f} seconds"
+                    return ReplayView(found=None, read=read, last=last, why=why)
+                places = range(read + 1, min(read + REPLAY_ROWS, last) + 1)
+                found = [one for one in await self._stored(places) if one is not None]
+                if len(found) < len(places):
+                    why = "its first rows were pruned, and their base is read by the commands alone"
+                    return ReplayView(found=None, read=0, last=last, why=why)
+                began = trio.current_time()
+                await trio.to_thread.run_sync(replaying.feed, found)
+                await trio.sleep(trio.current_time() - began)
+                read = places[-1]
+        except (DamagedRow, UnknownEvent) as error:
+            return ReplayView(found=None, read=read, last=last, why=str(error))
+        finally:
+            _REPLAYS.release()
+        return ReplayView(found=replaying.result(), read=read, last=last, why="")
+
     # --- the cache and the bugs ----------------------------------------------------------------
 
     def cache(self, most: int) -> CacheView:
@@ -390,6 +498,8 @@ class Looking:
             return False
         if which.model is not None and summary.model != which.model:
             return False
+        if which.client is not None and summary.client != which.client:
+            return False
         if which.with_bugs and not summary.bugs:
             return False
         if which.state is not None and self._state_of(summary)[0] != which.state:
@@ -419,6 +529,7 @@ class Looking:
             summary=summary,
             state=name,
             turns=self._summaries.turn_count(summary.id),
+            went_on=self._other(summary, summary.went_on),
             where=where,
             slab_tokens=slab,
             memory_tokens=memory,
@@ -449,6 +560,7 @@ class Looking:
                 view,
                 path=selected.path,
                 reason=selected.reason,
+                nearest=self._other(summary, selected.nearest),
                 diverged_part=selected.diverged_part,
                 explanation=explain(
                     received,
@@ -458,6 +570,20 @@ class Looking:
                 ),
             )
         return attrs.evolve(view, end=_end(ended))
+
+    def _other(self, summary: Summary, name: str | None) -> str | None:
+        """Another session that a row of this one names, if it is still there to be looked at."""
+        if name is None or name == summary.id:
+            return None
+        found = self._summaries.session(name)
+        return name if found is not None and found.tenant == summary.tenant else None
+
+    async def _stored(self, positions: Sequence[int]) -> list[Row | None]:
+        """As ``_rows``, from the store alone; all positions are above 0."""
+        try:
+            return await self._writer.rows(positions, stored=True)
+        except WriterDied as died:
+            raise stopping() from died
 
     async def _rows(self, positions: Sequence[int]) -> list[Row | None]:
         """The rows at these positions; None for 0, and for one that was pruned."""
@@ -505,6 +631,11 @@ class LiveRows:
         )
         self._last = found[-1]["position"] if found else self._last
         return found or await self.next()
+
+
+def _feed(check: RowsCheck, places: Sequence[int], rows: Mapping[int, Row | None]) -> None:
+    for at in places:
+        check.feed(at, rows[at], rows.get(at - 1))
 
 
 def row_object(row: Row, *, texts: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ reached through ``Server.for_tenant``, so that no caller can forget whose data i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from cairn.journal.events import Recorded
 if TYPE_CHECKING:
     from cairn.actors.models.load import Run
     from cairn.actors.models.model_server import ModelServer
+    from cairn.actors.models.size import ModelSize
     from cairn.actors.models.swap import Models
 
 
@@ -64,6 +65,18 @@ class Server:
             LookupError: no model is loaded.
         """
         return self._models.loaded
+
+    def load_model(self, name: str) -> None:
+        """Have a model loaded. See ``Models.ask_load``."""
+        self._models.ask_load(name)
+
+    def unload_model(self) -> None:
+        """Have the loaded model unloaded. See ``Models.ask_unload``."""
+        self._models.ask_unload()
+
+    async def model_sizes(self) -> Mapping[str, ModelSize]:
+        """What each model takes of the memory, by its name."""
+        return await self._models.sizes()
 
     def statistics(self) -> Statistics:
         """The server at this moment. Changes nothing."""

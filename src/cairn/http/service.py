@@ -7,12 +7,13 @@ tested against a scripted fake.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from cairn.actors.agents.messages import AgentService
 from cairn.actors.looking import Looking
+from cairn.actors.models.size import ModelSize
 from cairn.actors.requests.messages import (
     ContextUse,
     Generate,
@@ -40,6 +41,29 @@ class Server(Protocol):
 
     def for_tenant(self, tenant: str) -> Service:
         """The server as one tenant sees it."""
+
+    def load_model(self, name: str) -> None:
+        """
+        Have a model loaded in its turn, as if a request waited for it.
+
+        Args:
+            name: of it, or an alias.
+
+        Raises:
+            LookupError: there is none of this name.
+            RefusalError: it cannot wait now.
+        """
+
+    def unload_model(self) -> None:
+        """
+        Have the loaded model unloaded.
+
+        Raises:
+            RefusalError: requests are in flight or wait for a model.
+        """
+
+    async def model_sizes(self) -> Mapping[str, ModelSize]:
+        """What each model takes of the memory, by its name. Reads files."""
 
     def statistics(self) -> Statistics:
         """The server at this moment. Changes nothing."""

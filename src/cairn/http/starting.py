@@ -9,9 +9,10 @@ on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cairn.actors.errors import StillStarting
+from cairn.actors.models.size import ModelSize
 from cairn.actors.requests.messages import ListedModel, ServerFacts, Statistics
 from cairn.http.service import Server, Service
 from cairn.journal.events import Recorded
@@ -55,6 +56,15 @@ class StartingServer:
 
     def for_tenant(self, tenant: str) -> Service:
         return self._there().for_tenant(tenant)
+
+    def load_model(self, name: str) -> None:
+        self._there().load_model(name)
+
+    def unload_model(self) -> None:
+        self._there().unload_model()
+
+    async def model_sizes(self) -> Mapping[str, ModelSize]:
+        return await self._there().model_sizes()
 
     def statistics(self) -> Statistics:
         return self._there().statistics()

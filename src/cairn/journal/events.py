@@ -384,11 +384,15 @@ class RequestReceived(Event):
             counted, in ``base_parts``.
         sampling: the sampling parameters as they are used, defaults filled in.
         seed: the seed in use; ``seed_given`` says whether the client chose it.
+        client: the program that sent it, by its own word, in at most 40 characters of ASCII; None
+            if it gave no name. No decision depends on it.
         cache_mode: ``prefix`` if it continues no session and reuses only blocks from the pool.
         ttl_s: the TTL of what the request uses and leaves, in seconds from its last use; None for
             no expiry.
         grammar: the grammar that constrains the answer, in llguidance's form; None if there is
             none.
+        thoughts: how many of its messages have the thinking of an answer: those that its client
+            sends back.
         words: the first words of the last message of a user, or of a raw prompt, for people; if the
             session is new, after those of the conversation; None if there are none.
     """
@@ -397,6 +401,7 @@ class RequestReceived(Event):
     session: str
     request: str
     protocol: str
+    client: str | None
     tenant: str
     fingerprint: str
     session_name: str | None
@@ -416,6 +421,7 @@ class RequestReceived(Event):
     seed_given: bool
     requested_model: str
     grammar: str | None = private()
+    thoughts: int = natural()
     words: str | None = private()
     cache_mode: CacheMode
     ttl_s: int | None = attrs.field(validator=attrs.validators.optional(_natural))

@@ -36,6 +36,8 @@ _CLOCK = re.compile(
 _BILLING = re.compile(r"billing-header|\bcc_version=|\bcch=", re.IGNORECASE)
 _HINTS = re.compile(r"cache_?control|cache_?point|cache_?hint|\bephemeral\b", re.IGNORECASE)
 _THOUGHT = re.compile(r"<\|?/?think|\[/?THINK\]|channel\|>\s*(?:analysis|thought)", re.IGNORECASE)
+_EMPTY_THOUGHT = re.compile(r"<\|?think\|?>\s*<\|?/think|\[THINK\]\s*\[/THINK\]", re.IGNORECASE)
+_THOUGHT_ENDS = re.compile(r"\s*(?:<\|?/think|\[/THINK\])", re.IGNORECASE)
 _CONTEXT = 40
 
 _PARTS = {
@@ -99,7 +101,7 @@ def explain(
         block_tokens, min_cache_tokens: of the model that served it, see ``events.ModelLoaded``.
     """
     change = _change(path.diverged_from, path.diverged_text)
-    habit = _habit(path, change)
+    habit = _habit(received, path, change)
     of_rules = _Rules(received, path, block_tokens, min_cache_tokens, change)
     because, advice = _REASONS[path.reason](of_rules)
     if habit is not None:
@@ -117,8 +119,15 @@ def explain(
 
 @attrs.frozen
 class _Change:
-    """The first difference of two texts, and the texts."""
+    """
+    The first difference of two texts.
 
+    Attributes:
+        before: the end of what they have in common before it; ``around_was`` and ``around_now``
+            begin with it.
+    """
+
+    before: str
     was: str
     now: str
     around_was: str
@@ -198,7 +207,7 @@ def _continued(of: _Rules) -> _Because:
                 f"It continues session {session}, of which {of.path.rerendered_tokens} tokens are "
                 f"rendered differently now, {of.place}."
             ),
-            None,
+            _of_template(of),
         )
     if not of.path.reused_tokens:
         return (
@@ -209,6 +218,29 @@ def _continued(of: _Rules) -> _Because:
             None,
         )
     return f"It continues session {session}.", None
+
+
+def _of_template(of: _Rules) -> str | None:
+    """Whose doing it is that tokens are rendered differently, if it is not dropped thinking."""
+    lost = _lost_thought(of.change)
+    if lost == "empty":
+        return (
+            "The model's chat template begins an answer with an empty thinking block and leaves it "
+            "out of earlier ones. The client can do nothing about it; the server computes such "
+            "tokens in advance where it is idle between two turns."
+        )
+    if lost == "whole" and of.received.thoughts:
+        return (
+            "The client sent thinking back, and the model's chat template leaves out that of "
+            "earlier answers. The server computes such tokens in advance where it is idle between "
+            "two turns."
+        )
+    if lost is None and of.change is not None:
+        return (
+            "An earlier answer comes back differently if the client changed it, or if the model's "
+            "chat template writes it otherwise than the model did."
+        )
+    return None
 
 
 def _cold_start(of: _Rules) -> _Because:
@@ -242,9 +274,12 @@ def _evicted(of: _Rules) -> _Because:
     return (
         (
             f"It continues session {of.nearest}, whose blocks were evicted to make room, or were "
-            "lost with the server's memory."
+            "lost with the server's memory when it restarted or loaded another model."
         ),
-        "Give the server more room: `--blocks-mb`, `--disk-mb` or `--pool-mb`.",
+        (
+            "Give the server more room: `--blocks-mb`, `--disk-mb` or `--pool-mb`. Files "
+            "(`--disk-mb`) outlast both."
+        ),
     )
 
 
@@ -335,6 +370,7 @@ def _change(was: str | None, now: str | None) -> _Change | None:
             while gone and new and gone[-1] == new[-1] in ".;:!?)":
                 gone, new = gone[:-1], new[:-1]
             return _Change(
+                before=before,
                 was=gone,
                 now=new,
                 around_was=before + "".join(one[start:])[:_CONTEXT],
@@ -359,7 +395,27 @@ def _quoted(text: str) -> str:
     return f"`{text if len(text) <= QUOTED else text[:QUOTED] + '…'}`"
 
 
-def _habit(path: ev.PathSelected, change: _Change | None) -> Habit | None:
+def _lost_thought(change: _Change | None) -> Literal["empty", "whole"] | None:
+    """
+    Whether what differs first is that the thinking of an answer is gone: an empty block of it, or
+    one with words. A marker that is there before and after says nothing.
+    """
+    if change is None:
+        return None
+    start = len(change.before)
+    if any(one.end() > start for one in _EMPTY_THOUGHT.finditer(change.around_was)):
+        return "empty"
+    markers = [one for one in _THOUGHT.finditer(change.around_was) if one.end() > start]
+    if markers and markers[0].start() < start + max(1, len(change.was)):
+        return "whole"
+    opened = _THOUGHT.search(change.before)
+    ends_now = _THOUGHT_ENDS.match(change.around_now, start)
+    return "whole" if opened and ends_now else None
+
+
+def _habit(
+    received: ev.RequestReceived, path: ev.PathSelected, change: _Change | None
+) -> Habit | None:
     """The habit of a client that made the difference, if one is known to."""
     if path.diverged_part == "tools_reordered":
         return "reordered_tools"
@@ -367,8 +423,9 @@ def _habit(path: ev.PathSelected, change: _Change | None) -> Habit | None:
         return None
     around = (change.around_was, change.around_now)
     if path.reason is None:
-        lost = not _made_up_for(path) and _THOUGHT.search(around[0])
-        return "dropped_thinking" if lost else None
+        # A client that sends thinking back has not dropped it: its model's template has.
+        lost = not received.thoughts and _lost_thought(change) == "whole"
+        return "dropped_thinking" if lost and not _made_up_for(path) else None
     if any(map(_BILLING.search, around)):
         return "billing_line"
     if any(_HINTS.search(text) for text in (change.was, change.now)):

@@ -86,12 +86,15 @@ class Summary:
 
     Attributes:
         protocol, model: of its last request; empty before the first.
+        client: the program that sent that request, by its own word; None if it gave no name.
         block_tokens, min_cache_tokens: of that model, see ``events.ModelLoaded``.
         words: the first words of the conversation; private.
         opened_us, used_us: when it was opened, and when its last request came.
         used: the row of its last request, or that in which it was opened.
         prompt, reused, generated: tokens of all turns.
         context: tokens of its last prompt and answer.
+        went_on: the last new session for which this one was the nearest: in which its conversation
+            went on.
         closed: why it was closed; None while it is open.
         bugs: the violations that name it.
         rows: the positions of its rows, packed.
@@ -104,6 +107,7 @@ class Summary:
     named: bool
     protocol: str = ""
     model: str = ""
+    client: str | None = None
     block_tokens: int = 0
     min_cache_tokens: int = 0
     words: str = ""
@@ -114,6 +118,7 @@ class Summary:
     reused: int = 0
     generated: int = 0
     context: int = 0
+    went_on: str | None = None
     closed: str | None = None
     bugs: tuple[str, ...] = ()
     rows: bytes = b""
@@ -335,6 +340,9 @@ class Summaries:
                     prewarmed=event.prewarmed_tokens,
                 )
                 session.change(reused=session.summary.reused + event.reused_tokens)
+                nearest = self._sessions.get(event.nearest or "")
+                if nearest is not None and nearest is not session:
+                    nearest.change(went_on=name)
             case ev.CacheExtended():
                 if event.step == "prefill":
                     computed = session.last("computed") + event.end - event.start
@@ -359,6 +367,7 @@ class Summaries:
         was = session.summary
         session.change(
             protocol=event.protocol,
+            client=event.client,
             model=self._loaded[0],
             block_tokens=self._loaded[1],
             min_cache_tokens=self._loaded[2],

@@ -36,7 +36,7 @@ async def test_requests_come_and_go() -> None:
                         return found
 
         assert (await frame())["ended"] == []
-        said = await ask(here.server, generate(chat(LONG)))
+        said = await ask(here.server, generate(chat(LONG), client="an-agent"))
         await wait_idle(here.server)
         last = await frame()
         while not last["ended"] or last["flights"]:
@@ -48,6 +48,12 @@ async def test_requests_come_and_go() -> None:
         assert ended["prompt"] == ended["computed"] == last["tokens"]["prefill"]
         assert 24 == last["tokens"]["decode"]
         assert 0 == last["running"]
+        assert ("an-agent", "new_session", "cold_start") == (
+            *(ended["client"], ended["path"]),
+            ended["reason"],
+        )
+        page = await client.get("/explorer/live", headers={"accept": "text/html"})
+        assert "length · an-agent · new conversation · 0 reused of" in page.text
 
 
 async def test_a_tenant_sees_its_own_alone() -> None:

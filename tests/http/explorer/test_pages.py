@@ -11,7 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors.looking import READ_TEXTS, SessionFilter
+from cairn.actors.looking import READ_TEXTS, ReplayView, RowsView, SessionFilter
+from cairn.actors.models.size import ModelSize
 from cairn.engine.answer.parts import Called, Said, Thought
 from cairn.engine.prompt.template import Message
 from cairn.http.app import create_app
@@ -32,6 +33,9 @@ from cairn.http.sessions.objects import (
 from cairn.http.starting import StartingServer
 from cairn.journal import events as ev
 from cairn.journal.invariants import SENTENCES
+from cairn.journal.replay import Finding
+from cairn.journal.session_check import RowFault, RowsCheck, SessionReplay
+from cairn.journal.stories import RequestStory
 from cairn.journal.tenants import LOCAL
 from tests.http.agents.fake_agents import TURN, FakeAgents
 from tests.http.explorer.attacks import ATTACKS, foreign, seen
@@ -102,6 +106,23 @@ async def test_the_list_of_sessions() -> None:
         assert "No session matches" in await shown(here, "/", state="closed")
 
 
+async def test_the_client_of_a_session() -> None:
+    """Both pages name it, and the list can be narrowed to it and continued."""
+    async with site() as here:
+        for place in range(51):
+            await ask(here.server, generate(chat(f"Talk {place}"), max_tokens=1, client="a/b"))
+        name = await talked(here.server, LONG, client="opencode")
+        text = await shown(here, "/")
+        assert 'href="/?client=opencode"' in text
+        found = await shown(here, "/", client="a/b")
+        assert ("opencode" in text, "opencode" in found) == (True, False)
+        assert 'name="client" value="a/b"' in found
+        (older,) = re.findall(r'rel="next" href="([^"]*)"', found)
+        assert "Talk 0<" in await shown(here, older.replace("&amp;", "&"))
+        assert "No session matches" in await shown(here, "/", client="a")
+        assert ">opencode</a>" in await shown(here, "/explorer/session", id=name)
+
+
 async def test_no_sessions_yet() -> None:
     """The page says how to begin."""
     async with site() as here:
@@ -131,6 +152,31 @@ async def test_a_session() -> None:
         assert '<strong class="quiet">new conversation</strong>' in text
         assert f"ops replay {name} journal.jsonl" in text
         assert "there is no session" in await shown(here, "/explorer/session", id="x", status=404)
+
+
+async def test_a_conversation_that_went_on_elsewhere() -> None:
+    """Its page leads to the session that says why, and that one to it."""
+    async with site(KEYS) as here:
+        first = await ask(
+            here.server, generate(chat("It is 14:05. " + LONG, "a", "Hello")), "alice"
+        )
+        await wait_idle(here.server)
+        later = chat("It is 14:06. " + LONG, "a", "Hello", "b", "Go on")
+        second = await ask(here.server, generate(later), "alice")
+        await wait_idle(here.server)
+        old, new = first.accepted.session, second.accepted.session
+        for key, before in (("a", ""), ("k", "@alice/")):
+            text = await shown(here, "/explorer/session", key, id=f"{before}{old}")
+            assert "got a session of its own" in text
+            assert f'href="/explorer/session?id={quote(before + new, safe="/")}"' in text
+            text = await shown(here, "/explorer/session", key, id=f"{before}{new}")
+            assert f'href="/explorer/session?id={quote(before + old, safe="/")}"' in text
+            assert "The session it was compared with" in text
+            assert "got a session of its own" not in text
+        found = await here.get(f"/v1/sessions/{old}", "a")
+        assert new == found["session"]["went_on"]
+        found = await here.get(f"/v1/sessions/{new}", "a")
+        assert [old] == [one["nearest"] for one in found["turns"]]
 
 
 async def test_the_events_of_a_turn() -> None:
@@ -242,7 +288,8 @@ async def hostile(attack: str) -> list[str]:
         await wait_idle(here.server)
         more = chat(attacked.replace("14:05", f"14:06{attack}"), attack, "Hello", attack, attack)
         await ask(
-            here.server, generate(more, group=attack, requested_model=attack, protocol=attack)
+            here.server,
+            generate(more, group=attack, requested_model=attack, protocol=attack, client=attack),
         )
         await wait_idle(here.server)
         here.server.loaded.sequencer.crash(attack, ValueError(attack))
@@ -251,7 +298,7 @@ async def hostile(attack: str) -> list[str]:
         assert attack in listed
         for path in ("/", "/explorer/cache", "/explorer/bugs", "/explorer/live"):
             pages.append(await shown(here, path))
-        pages.append(await shown(here, "/", q=attack, model=attack, state=attack))
+        pages.append(await shown(here, "/", q=attack, model=attack, state=attack, client=attack))
         for name in listed:
             for path in ("/explorer/session", "/explorer/events"):
                 pages.append(await shown(here, path, id=name, texts="true"))
@@ -265,6 +312,8 @@ async def hostile_chat(attack: str) -> list[str]:
     service.facts = attrs.evolve(FACTS, model=attack, fingerprint=attack)
     service.aliases = (attack,)
     service.others = {attack: attrs.evolve(FACTS, model=attack)}
+    service.failures = {attack: attack}
+    service.sizes = {attack: ModelSize(weights_bytes=1, memory_bytes=1, fault=attack)}
     call = Called(index=0, id=attack, name=attack, arguments=attack)
     turn = attrs.evolve(
         TURN,
@@ -291,11 +340,43 @@ async def hostile_chat(attack: str) -> list[str]:
     return pages
 
 
+def hostile_checks(attack: str) -> list[tuple[RowsView | None, ReplayView | None]]:
+    """What a check of a session's rows and a replay find, where every text is this one."""
+    check = RowsCheck("session/x")
+    check.faults.append(RowFault(position=1, fact=attack, expected=attack, actual=attack))
+    finding = Finding(
+        **dict.fromkeys(("bug_id", "invariant", "session", "message"), attack),  # type: ignore[arg-type]
+        **dict.fromkeys(("expected", "actual"), attack),
+        position=1,
+        recorded=True,
+        reproduced=False,
+    )
+    story = RequestStory(request=attack, position=1, path=attack, reason=attack, end=attack)
+    replay = SessionReplay(rows=1, stories=(story,), findings=(finding,))
+    return [
+        (RowsView(check=check, passed_over=1), None),
+        (None, ReplayView(found=replay, read=1, last=1, why="")),
+        (None, ReplayView(found=None, read=1, last=2, why=attack)),
+    ]
+
+
 async def hostile_objects(attack: str) -> list[str]:
     """The pages of objects in which every text is this one, be it one that a server would write."""
     kv = KvObject(where=attack, slab_tokens=1, memory_tokens=1, disk_tokens=1)  # type: ignore[arg-type]
     texts: dict[str, Any] = dict.fromkeys(
-        ("id", "tenant", "group", "model", "protocol", "words", "state", "closed"), attack
+        (
+            "id",
+            "tenant",
+            "group",
+            "model",
+            "protocol",
+            "client",
+            "words",
+            "state",
+            "closed",
+            "went_on",
+        ),
+        attack,
     )
     counts = ("turns", "prompt_tokens", "reused_tokens", "generated_tokens", "context_tokens")
     times = ("context_max", "opened_us", "used_us", "expires_us", "position")
@@ -304,7 +385,8 @@ async def hostile_objects(attack: str) -> list[str]:
         **texts, **numbers, named=True, kv=kv, bugs=[attack], quarantined_by=attack
     )
     turn_texts: dict[str, Any] = dict.fromkeys(
-        ("request", "words", "path", "reason", "diverged_part", "explanation", "habit"), attack
+        ("request", "words", "path", "reason", "diverged_part", "explanation", "habit", "nearest"),
+        attack,
     )
     tokens = ("prompt", "from_slab", "from_blocks", "from_partial", "prewarmed", "computed")
     turn = TurnObject(
@@ -354,7 +436,7 @@ async def hostile_objects(attack: str) -> list[str]:
     agents = FakeAgents()
     agents.have("notes", TURN)
     chats: dict[str, Any] = {"turns": [], "tokens": {}, "system": attack, "agent": None}
-    which = SessionFilter(text=attack, state=attack, model=attack)
+    which = SessionFilter(text=attack, state=attack, model=attack, client=attack)
     listed: dict[str, Any] = {"states": [attack], "models": [attack, attack]}
     pages = (
         page("sessions.html", **shared, **listed, sessions=[session], before=1, which=which),
@@ -367,6 +449,10 @@ async def hostile_objects(attack: str) -> list[str]:
             before=1,
             agent=attack,
             may_see_texts=False,
+        ),
+        *(
+            page("check.html", **shared, session=session, rows=rows, replay=replay)
+            for rows, replay in hostile_checks(attack)
         ),
         page("events.html", **shared, session=session, rows=[row, row], after=1, last=1),
         page("bugs.html", **shared, bugs=[(bug, [row])], before=1, sentences=SENTENCES),

@@ -117,6 +117,30 @@ async def test_sessions_are_listed() -> None:
         assert last["context_tokens"] < last["context_max"] == 8192
 
 
+async def test_the_client_of_a_session() -> None:
+    """It is what the last request calls itself, in every protocol, and sessions are found by it."""
+    body = {"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": LONG}]}
+    async with site() as here:
+        await talked(here.server, PLAN)
+        for address, agent in (
+            ("/v1/chat/completions", "an-agent/1.0 (cli)"),
+            ("/v1/messages", "Another/Python 2.0"),
+            ("/v1/messages", "<b>x</b>"),
+        ):
+            async with here.client() as client:
+                sent = await client.post(address, json=body, headers={"user-agent": agent})
+            assert 200 == sent.status_code, sent.text
+            await wait_idle(here.server)
+        names = [one.client for one in events_of(here.store, ev.RequestReceived)]
+        assert [None, None, "an-agent", "Another/Python", None] == names
+        listed = [one["client"] for one in (await here.get("/v1/sessions"))["data"]]
+        assert [None, "Another/Python", "an-agent", None] == listed
+        for name in ("an-agent", "Another/Python"):
+            found = (await here.get("/v1/sessions", client=name))["data"]
+            assert [name] == [one["client"] for one in found]
+        assert [] == (await here.get("/v1/sessions", client="an"))["data"]
+
+
 async def test_pages_and_filters() -> None:
     """A page continues where the one before ended; filters name what is shown."""
     async with site() as here:

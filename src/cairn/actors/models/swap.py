@@ -15,7 +15,9 @@ Rules of this module:
 4. To count tokens, only a tokenizer is loaded (``token_count.py``).
 5. A model that cannot be loaded ends the requests that wait for it. That is recorded, and the model
    is not tried again for a while. The model before is loaded again.
-6. If the server stops while a model is being loaded, it does not wait for the load: MLX cannot be
+6. An operator may have a model loaded, as if a request waited for it, or the loaded one unloaded.
+   The next request loads one again.
+7. If the server stops while a model is being loaded, it does not wait for the load: MLX cannot be
    interrupted, and the model is no longer needed.
 
 Block files stay when a model leaves, and so does all that the journal records. What was in memory
@@ -35,10 +37,11 @@ import structlog
 import trio
 
 from cairn.actors.clock import new_id, wall_clock_us
-from cairn.actors.errors import RefusalError, Stopping
+from cairn.actors.errors import ModelBusy, RefusalError, Stopping
 from cairn.actors.models.choice import Choice, first_facts, not_loaded
 from cairn.actors.models.load import Run, load, unload
 from cairn.actors.models.queue import ModelQueue, Taken, Waiter, WaitingReplies, take
+from cairn.actors.models.size import ModelSize, size_of
 from cairn.actors.models.startup import StartGivenUp
 from cairn.actors.models.token_count import TokenCounter
 from cairn.actors.requests.context import RequestContext
@@ -63,6 +66,12 @@ if TYPE_CHECKING:
     from cairn.engine.contract import StartedEngine
 
 log = structlog.get_logger("cairn")
+
+LOAD_MODEL = "load_model"
+"""The action of an operator who had a model loaded."""
+
+UNLOAD_MODEL = "unload_model"
+"""The action of an operator who had the model unloaded."""
 
 PAUSE_S = 30.0
 """How long a model that could not be loaded is not tried again, in seconds."""
@@ -111,6 +120,8 @@ class Models:
         self._queue = ModelQueue(self._limits, self._activity.changed)
         self._token_counter = TokenCounter(run.engine, self._limits, run.threads)
         self._pauses: dict[str, float] = {}
+        self._failures: dict[str, str] = {}
+        self._unload = False  # whether an operator asked for it
         self._stopping = False
         self._ended = trio.Event()
         self._gone_characters = (0, 0)  # what encoders counted whose models have left
@@ -140,6 +151,7 @@ class Models:
                 state=self._state_of(choice),
                 waiting=len(self._queue.all_for(choice)),
                 facts=self._facts[name],
+                failure=self._failures.get(name),
             )
             for name, choice in self._choices.items()
         )
@@ -254,6 +266,60 @@ class Models:
         """The facts of a model's server, with the start of the whole server."""
         return attrs.evolve(server.facts, started_s=self._started_s)
 
+    # --- what an operator asks for ----------------------------------------------------------------
+
+    def ask_load(self, name: str) -> None:
+        """
+        Have a model loaded in its turn, as if a request waited for it. Changes nothing if it is
+        loaded, or if something waits for it already.
+
+        Args:
+            name: of it, or an alias.
+
+        Raises:
+            LookupError: there is none of this name.
+            RefusalError: it cannot wait now.
+        """
+        choice = self._names[name]
+        self._admission.check_open(stopping=self._stopping)
+        if choice is self._loading or self._queue.all_for(choice):
+            return
+        if choice is not self._loaded or self._queue:
+            # An operator does not wait for the pause of a model that could not be loaded.
+            waiter = Waiter(choice, _take_nothing, _ignore, places=0)
+            self._queue.join(waiter, self._facts[choice.name].decode_rows)
+        elif not self._unload:
+            return
+        self._unload = False
+        self._run.sequencer.append(ev.OperatorActed(action=LOAD_MODEL, detail=choice.name))
+
+    def ask_unload(self) -> None:
+        """
+        Have the loaded model unloaded. A request that comes first is answered first. Changes
+        nothing if none is loaded.
+
+        Raises:
+            RefusalError: requests are in flight or wait for a model, or the server stops.
+        """
+        self._admission.check_open(stopping=self._stopping)
+        if self._loading is not None or self._queue or self._queue.entering:
+            raise ModelBusy("requests wait for a model; try again when they are answered")
+        if not self._activity.is_idle:
+            raise ModelBusy("requests are in flight; try again when they are answered")
+        if self._loaded is None or self._unload:
+            return
+        self._unload = True
+        acted = ev.OperatorActed(action=UNLOAD_MODEL, detail=self._loaded.name)
+        self._run.sequencer.append(acted)
+        self._activity.changed()
+
+    async def sizes(self) -> dict[str, ModelSize]:
+        """What each model takes of the memory, by its name. Reads files."""
+        return {
+            name: await trio.to_thread.run_sync(size_of, choice)
+            for name, choice in self._choices.items()
+        }
+
     # --- the queue --------------------------------------------------------------------------------
 
     def _enqueue(self, choice: Choice, command: Generate, context: RequestContext) -> Waiter:
@@ -323,11 +389,19 @@ class Models:
                 opened()
                 self._queue.admit(self._queue.all_for(self._loaded), server)
                 target = await self._next()
+                unloads = target is None and not self._stopping
                 self._open = False
                 self._loading = target
                 await server.drain()
-            progress = no_progress if target is not None else self._stopping_progress
+            progress = self._stopping_progress if target is None and not unloads else no_progress
             await server.write_blocks(partial(progress, "writing blocks to files"))
+            if unloads and not self._stopping:
+                self._unload = False
+                self._count_out(server)
+                await unload(self._run, "an operator unloaded it")
+                self._activity.changed()
+                log.info("model unloaded", model=old.name if old is not None else "")
+                return True
         if target is None or self._stopping:
             self._loading = None
             return False
@@ -341,7 +415,10 @@ class Models:
         return True
 
     async def _next(self) -> Choice | None:
-        """Wait until a model is to be loaded and no request is in flight; None at the end."""
+        """
+        Wait until a model is to be loaded and no request is in flight; None at the end, and where
+        an operator asked to unload one.
+        """
         sound: Choice | None = None  # checked, and no fault was found
         while not self._stopping:
             if self._open:
@@ -349,6 +426,8 @@ class Models:
                 self._queue.admit(self._queue.first_for(self._loaded), self._server)
             if not self._queue:
                 sound = None
+                if self._unload and self._may_leave():
+                    return None
                 await self._activity.wait_change()
                 continue
             target = self._queue.target
@@ -358,11 +437,15 @@ class Models:
                 if fault is not None:
                     self._fail(target, fault)
                 continue
-            busy = not self._activity.is_idle
-            if not busy and not self._queue.entering and not self._run.writer.stalled:
+            if self._may_leave():
                 return target
             await self._activity.wait_change()
         return None
+
+    def _may_leave(self) -> bool:
+        """Whether the loaded model may leave: no request is in flight, and it can be recorded."""
+        is_busy = not self._activity.is_idle or self._queue.entering > 0
+        return not is_busy and not self._run.writer.stalled
 
     async def _load(self, choice: Choice) -> bool:
         """
@@ -398,6 +481,7 @@ class Models:
         self._server, self._loaded = server, choice
         self._facts[choice.name] = self._facts_by(server)
         self._pauses.pop(choice.name, None)
+        self._failures.pop(choice.name, None)
         self._token_counter.forget(choice)
         log.info("model loaded", model=choice.name, fingerprint=server.facts.fingerprint)
         return True
@@ -418,6 +502,7 @@ class Models:
         """Record that a model could not be loaded, and refuse the requests that wait for it."""
         log.error("model not loaded", model=choice.name, reason=reason, pause_s=PAUSE_S)
         self._run.sequencer.append(ev.ModelLoadFailed(name=choice.name, reason=reason))
+        self._failures[choice.name] = reason
         self._pauses[choice.name] = trio.current_time() + PAUSE_S
         for waiter in self._queue.all_for(choice):
             self._queue.refuse(waiter, not_loaded(choice, PAUSE_S), "model_not_loaded")
@@ -443,6 +528,21 @@ class Models:
             cached + then.cached_characters,
         )
         self._server, self._loaded = None, None
+
+
+async def _take_nothing(_: ModelServer) -> Taken:
+    """What an operator who had a model loaded gets of its server."""
+    return (), _no_replies()
+
+
+async def _no_replies() -> AsyncIterator[Reply]:
+    none: tuple[Reply, ...] = ()
+    for reply in none:
+        yield reply
+
+
+def _ignore(_: str) -> None:
+    """An operator's wish is no request, so that its refusal is not one either."""
 
 
 def _noop() -> None:

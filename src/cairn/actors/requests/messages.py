@@ -78,6 +78,8 @@ class Generate:
         context_max: the limit of prompt and answer together, if it is less than the model's
             context; in tokens.
         explain: whether the client wants its path explained in words.
+        client: the program that sent it, by its own word: short and of few characters; None if it
+            gave no name.
     """
 
     protocol: str
@@ -100,6 +102,7 @@ class Generate:
     choices: int = 1
     context_max: int | None = None
     explain: bool = False
+    client: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -306,6 +309,8 @@ class ListedModel:
     Attributes:
         aliases: further names of it.
         waiting: requests that wait until it is loaded.
+        failure: why it could not be loaded when that was last tried; None if it was, or was never
+            tried. For the operator.
         facts: with its name. Until it is loaded for the first time its fingerprint is empty, and
             its numbers are those of its files.
     """
@@ -314,6 +319,7 @@ class ListedModel:
     state: Literal["loaded", "loading", "not_loaded"]
     waiting: int
     facts: ServerFacts
+    failure: str | None = None
 
 
 DELAYS_S = (0.0, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.05, 0.1)

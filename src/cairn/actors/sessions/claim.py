@@ -187,6 +187,7 @@ class Claim:
             session=self.cache.id,
             request=ticket.id,
             protocol=command.protocol,
+            client=command.client,
             tenant=ticket.tenant,
             fingerprint=prepared.ask.fingerprint,
             session_name=command.session_name,
@@ -207,11 +208,18 @@ class Claim:
             seed_given=command.seed is not None,
             requested_model=command.requested_model,
             grammar=prepared.grammar,
+            thoughts=_thoughts(command),
             words=_words(command, is_new=last is None),
             ttl_s=max(self.context.ttl_s, command.least_ttl_s)
             if command.ttl_s is None
             else command.ttl_s,
         )
+
+
+def _thoughts(command: Generate) -> int:
+    """How many messages of a request have the thinking of an answer."""
+    messages = command.conversation.messages if command.conversation is not None else ()
+    return sum(1 for one in messages if one.reasoning)
 
 
 def _words(command: Generate, *, is_new: bool) -> str | None:

@@ -276,10 +276,13 @@ class JournalWriter:
                 raise CannotRecord(self._stall)
             await self._moved.park()
 
-    async def rows(self, positions: Sequence[int]) -> list[Row | None]:
+    async def rows(self, positions: Sequence[int], *, stored: bool = False) -> list[Row | None]:
         """
         Committed rows; None for one that was pruned, unless the base keeps it. They are read on the
         thread that writes, because only that uses the connection.
+
+        Args:
+            stored: whether to read those from the store, too, that are still in memory.
 
         Raises:
             CannotRecord: the journal cannot be written now; writing comes first.
@@ -288,7 +291,7 @@ class JournalWriter:
         """
         if self._closing.is_set():
             raise WriterDied("the journal is closed")
-        if all(position in self._recent for position in positions):
+        if not stored and all(position in self._recent for position in positions):
             return [self._recent[position] for position in positions]
         lookup = _Lookup(tuple(positions))
         self._inbox.put(lookup)

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 import trio
 
+from cairn.http.explorer.shown import decision
 from cairn.http.service import Server
 from cairn.http.wire.json import encode
 from cairn.journal import events as ev
@@ -36,6 +37,7 @@ class Flight:
     A request in flight, or one that ended.
 
     Attributes:
+        client: the program that sent it, by its own word; None if it gave no name.
         words: the first words of what was asked; private.
         end: how it ended; None while it goes on.
     """
@@ -44,6 +46,7 @@ class Flight:
     session: str
     tenant: str
     protocol: str
+    client: str | None
     words: str
     received_us: int
     prompt: int
@@ -152,6 +155,7 @@ def _take(tenant: _Tenant, recorded: ev.Recorded) -> bool:
                 session=event.session,
                 tenant=event.tenant,
                 protocol=event.protocol,
+                client=event.client,
                 words=event.words or "",
                 received_us=recorded.time_us,
                 prompt=event.prompt_tokens,
@@ -201,6 +205,7 @@ def _shown(flight: Flight, tenant: str) -> dict[str, Any]:
     """A request as a page shows it: without its words to a reader of another tenant."""
     own = flight.tenant == tenant
     found = attrs.asdict(flight)
+    found["decision"] = decision(flight.path, flight.reason) if flight.path is not None else None
     found["words"] = flight.words if own else ""
     found["session"] = session_name(flight.session) if own else flight.session
     return found

@@ -1,4 +1,7 @@
-"""The routes of the explorer. Pages change nothing: what does is a POST, or the API's."""
+"""
+The routes of the explorer. Pages change nothing: what does is a POST that only a page of this
+server can send, or the API's.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from cairn.http.explorer.feed import Feed
 from cairn.http.explorer.login import COOKIE, LOGIN_S, Logins, is_own
 from cairn.http.explorer.pages import asset, page, with_policy
 from cairn.http.health import shared_objects
-from cairn.http.models import model_list
+from cairn.http.models import listed, model_list
 from cairn.http.openapi import document as openapi
 from cairn.http.service import Server, Service
 from cairn.http.sessions.objects import (
@@ -110,6 +113,22 @@ def add_explorer(
             **values,
         )
 
+    async def form() -> dict[str, str]:
+        """The fields of a form that one of these pages sent."""
+        if not is_own(request):
+            raise _forged()
+        fields = parse_qs((await _form()).decode("utf-8", "replace"), keep_blank_values=True)
+        return {name: values[0] for name, values in fields.items()}
+
+    async def operators_form() -> dict[str, str]:
+        """As ``form``, of an operator."""
+        fields = await form()
+        if not of_all():
+            raise ClientError(
+                "only the operator's key may do this", code="operator_only", status=403
+            )
+        return fields
+
     @pages.get(HOME)
     async def sessions() -> Response:
         look, args = looking(), request.args
@@ -117,6 +136,7 @@ def add_explorer(
             text=args.get("q", "")[:200],
             state=args.get("state") or None,
             model=args.get("model") or None,
+            client=args.get("client") or None,
             with_bugs=flag(args, "bugs"),
             before=number(args, "before", None),
         )
@@ -139,7 +159,7 @@ def add_explorer(
         turns, total = await look.turns(
             view.summary.id, number(request.args, "before", None), _TURNS
         )
-        shown_turns = [turn_object(one) for one in turns]
+        shown_turns = [turn_object(one, g.tenant) for one in turns]
         seen = session_object(view, g.tenant, words=look.sees_texts(view.summary))
         more = bool(turns) and turns[-1].number > 1
         return shown(
@@ -151,6 +171,22 @@ def add_explorer(
             agent=_agent_of(seen.id),
             may_see_texts=look.sees_texts(view.summary),
         )
+
+    @pages.post(f"{PREFIX}/session/verify")
+    async def verify_session() -> Response:
+        look, fields = looking(), await form()
+        view = find_session(look, fields.get("id", ""))
+        seen = session_object(view, g.tenant, words=look.sees_texts(view.summary))
+        rows = await look.verify(view.summary.id)
+        return shown("check.html", session=seen, rows=rows, replay=None)
+
+    @pages.post(f"{PREFIX}/session/replay")
+    async def replay_session() -> Response:
+        look, fields = looking(), await form()
+        view = find_session(look, fields.get("id", ""))
+        seen = session_object(view, g.tenant, words=look.sees_texts(view.summary))
+        replay = await look.replay(view.summary.id)
+        return shown("check.html", session=seen, rows=None, replay=replay)
 
     @pages.get(f"{PREFIX}/events")
     async def events() -> Response:
@@ -223,7 +259,25 @@ def add_explorer(
 
     @pages.get(f"{PREFIX}/models")
     async def models() -> Response:
-        return shown("models.html", models=model_list(server.models).data)
+        known = server.models
+        return shown(
+            "models.html",
+            models=model_list(known).data,
+            failures={one.facts.model: one.failure for one in known} if of_all() else {},
+            sizes=await server.model_sizes() if of_all() else {},
+        )
+
+    @pages.post(f"{PREFIX}/models/load")
+    async def load_model() -> Response:
+        fields = await operators_form()
+        server.load_model(listed(fields.get("model", ""), server.models).facts.model)
+        return _redirected(f"{PREFIX}/models")
+
+    @pages.post(f"{PREFIX}/models/unload")
+    async def unload_model() -> Response:
+        await operators_form()
+        server.unload_model()
+        return _redirected(f"{PREFIX}/models")
 
     @pages.get(f"{PREFIX}/connect")
     async def connect() -> Response:
@@ -268,10 +322,8 @@ def add_explorer(
 
     @pages.post(LOGIN)
     async def log_in() -> Response:
-        if not is_own(request):
-            raise _forged()
-        form = parse_qs((await _form()).decode("utf-8", "replace"), keep_blank_values=True)
-        key, to = form.get("key", [""])[0].strip(), _next(form.get("next", [""])[0])
+        fields = await form()
+        key, to = fields.get("key", "").strip(), _next(fields.get("next", ""))
         if keys is None:
             return _redirected(to)
         try:
@@ -330,7 +382,7 @@ async def _by_request(look: Looking, agent: str) -> dict[str, TurnObject]:
     except ClientError:
         return {}
     turns, _ = await look.turns(view.summary.id, None, 100)
-    return {one.request: turn_object(one) for one in turns if one.request is not None}
+    return {one.request: turn_object(one, g.tenant) for one in turns if one.request is not None}
 
 
 def wants_page() -> bool:

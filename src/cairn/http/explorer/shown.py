@@ -11,6 +11,14 @@ import attrs
 from cairn.http.sessions.objects import BarObject, EventObject, TurnObject
 
 _US = 1_000_000
+_LABELS = {
+    "cold_start": "new conversation",
+    "fingerprint_changed": "other model",
+    "messages_changed": "a message changed",
+    "system_changed": "system prompt changed",
+    "session_busy": "busy",
+    "cache_mode_prefix": "prefix only",
+}
 _STEPS = ((60, "s"), (60, "min"), (24, "h"))
 
 
@@ -138,7 +146,19 @@ def verdict(turn: TurnObject) -> tuple[str, str]:
         return "continued", "good"
     reason = turn.habit or turn.diverged_part or turn.reason or "new session"
     some = "warn" if reason not in ("cold_start", "cache_mode_prefix") else "quiet"
-    return {"cold_start": "new conversation"}.get(reason, reason.replace("_", " ")), some
+    return _label(reason), some
+
+
+def decision(path: str, reason: str | None) -> str:
+    """The path of a request in a few words."""
+    if path == "continuation":
+        return "continued"
+    return _label(reason or path)
+
+
+def _label(reason: str) -> str:
+    """A reason, or another name of the journal, for people."""
+    return _LABELS.get(reason, reason.replace("_", " "))
 
 
 @attrs.frozen

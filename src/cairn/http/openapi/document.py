@@ -208,6 +208,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
             "q": {"type": "string"},
             "state": {"type": "string"},
             "model": {"type": "string"},
+            "client": {"type": "string"},
             "tenant": {"type": "string"},
             "bugs": _FLAG,
             "texts": _FLAG,

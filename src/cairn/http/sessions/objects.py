@@ -13,7 +13,7 @@ from cairn.actors.looking import BugView, CacheView, SessionView, TurnView, Wher
 from cairn.http.health import BlocksObject, PoolObject
 from cairn.http.wire.sent import Sent
 from cairn.journal.explanations import Habit
-from cairn.journal.tenants import session_name
+from cairn.journal.tenants import session_name, session_tenant
 
 
 class KvObject(Sent):
@@ -38,10 +38,13 @@ class SessionObject(Sent, kw_only=True):
     A session.
 
     Attributes:
+        client: the program that sent its last request, by its own word; null if it gave no name.
         words: the first words of the conversation; absent if the caller may not see texts.
         state: a state of the life of a session, or ``closed``.
         context_tokens: of its last prompt and answer.
         context_max: the most that its model can hold, if that is loaded.
+        went_on: the session in which its conversation went on, if a later request that was to
+            continue this one got a session of its own.
         position: the row of its last request, by which pages continue.
     """
 
@@ -52,6 +55,7 @@ class SessionObject(Sent, kw_only=True):
     named: bool
     model: str
     protocol: str
+    client: str | None
     words: str | UnsetType = UNSET
     state: str
     turns: int
@@ -61,6 +65,7 @@ class SessionObject(Sent, kw_only=True):
     context_tokens: int
     context_max: int | None
     kv: KvObject
+    went_on: str | None
     opened_us: int
     used_us: int
     expires_us: int | None
@@ -108,6 +113,7 @@ class TurnObject(Sent, kw_only=True):
         first_token_us: when its first token was drawn.
         end: how it ended; null while it goes on.
         explanation: what was reused and why not more, in words.
+        nearest: the session that it was compared with, if that is another one.
         habit: the habit of the client that was recognised.
         was, now: the text that differs, in the nearest conversation and in this prompt.
         damaged: why its rows cannot be read.
@@ -124,6 +130,7 @@ class TurnObject(Sent, kw_only=True):
     reason: str | None
     diverged_part: str | None
     explanation: str | None
+    nearest: str | None
     habit: Habit | None
     was: str | None
     now: str | None
@@ -262,6 +269,7 @@ def session_object(view: SessionView, caller: str, *, words: bool) -> SessionObj
         named=of.named,
         model=of.model,
         protocol=of.protocol,
+        client=of.client,
         words=of.words if words else UNSET,
         state=view.state,
         turns=view.turns,
@@ -271,6 +279,7 @@ def session_object(view: SessionView, caller: str, *, words: bool) -> SessionObj
         context_tokens=of.context,
         context_max=view.context_tokens,
         kv=KvObject(view.where, view.slab_tokens, view.memory_tokens, view.disk_tokens),
+        went_on=view.went_on and shown_name(view.went_on, of.tenant, caller),
         opened_us=of.opened_us,
         used_us=of.used_us,
         expires_us=view.expires_us,
@@ -281,8 +290,8 @@ def session_object(view: SessionView, caller: str, *, words: bool) -> SessionObj
     )
 
 
-def turn_object(view: TurnView) -> TurnObject:
-    of, why = view.counts, view.explanation
+def turn_object(view: TurnView, caller: str) -> TurnObject:
+    of, why, nearest = view.counts, view.explanation, view.nearest
     return TurnObject(
         number=view.number,
         request=view.request,
@@ -303,6 +312,7 @@ def turn_object(view: TurnView) -> TurnObject:
         reason=view.reason,
         diverged_part=view.diverged_part,
         explanation=why.text if why is not None else None,
+        nearest=nearest and shown_name(nearest, session_tenant(nearest), caller),
         habit=why.habit if why is not None else None,
         was=why.was if why is not None else None,
         now=why.now if why is not None else None,

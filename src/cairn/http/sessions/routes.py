@@ -70,6 +70,7 @@ def add_session_routes(
             text=args.get("q", "")[:_TEXT_MAX],
             state=args.get("state"),
             model=args.get("model"),
+            client=args.get("client"),
             of_tenant=args.get("tenant"),
             with_bugs=flag(args, "bugs"),
             before=number(args, "before", None),
@@ -90,7 +91,7 @@ def add_session_routes(
         return json_response(
             SessionDetails(
                 session=session_object(view, g.tenant, words=look.sees_texts(view.summary)),
-                turns=[turn_object(one) for one in turns],
+                turns=[turn_object(one, g.tenant) for one in turns],
                 has_more=more,
                 before=turns[-1].number if more else None,
             )

@@ -39,7 +39,8 @@ def sessions(
     """
     List the sessions of a journal, the most recently used first.
 
-    `first words` are those of the conversation, `tokens` those of its last prompt and answer, and
+    `first words` are those of the conversation, `client` is the program that sent its last request,
+    by its own word, `tokens` those of its last prompt and answer, and
     `reused` is the share of all its prompt tokens that were not computed again. `in slab` is the
     number of tokens whose KV cache the session has in memory, `blocks` the number of sealed blocks
     that these tokens fill. A session is `lost` if its server died during one of its requests; it
@@ -72,15 +73,18 @@ def sessions(
     table(
         tuple(rows[0]) if rows else _COLUMNS,
         [tuple(row.values()) for row in rows],
-        hidden=("tenant",) if one_tenant else (),
-        spare=("tenant", "blocks", "in slab", "bug id", "first words"),
+        hidden=[
+            *(["tenant"] if one_tenant else []),
+            *(["client"] if all(row["client"] is None for row in rows) else []),
+        ],
+        spare=("tenant", "blocks", "in slab", "bug id", "client", "first words"),
     )
     if len(shown) < len(known):
         click.echo(f"({len(known) - len(shown)} more: ops sessions --all)")
 
 
 _COLUMNS = (
-    *("id", "state", "first words", "turns", "tokens", "reused", "last used"),
+    *("id", "state", "first words", "client", "turns", "tokens", "reused", "last used"),
     *("in slab", "blocks", "tenant", "bug id"),
 )
 
@@ -93,13 +97,15 @@ def _row(found: Summaries, session: Session, *, dead: bool) -> dict[str, object]
         dead: whether its server died.
     """
     summary = found.session(session.id)
-    words, prompt, reused = "", 0, 0
+    words, client, prompt, reused = "", None, 0, 0
     if summary is not None:
-        words, prompt, reused = summary.words, summary.prompt, summary.reused
+        words, client = summary.words, summary.client
+        prompt, reused = summary.prompt, summary.reused
     values = (
         session.id,
         _state_of_lost(session) if dead else str(session.state),
         Shown(words, words if len(words) <= _WORDS else f"{words[: _WORDS - 1]}…"),
+        client,
         found.turn_count(session.id) if summary is not None else 0,
         summary.context if summary is not None else 0,
         f"{100 * reused // prompt} %" if prompt else None,

@@ -84,7 +84,7 @@ function drawLive(frame) {
 
 function flight(one) {
   const link = node("a", { href: `/explorer/session?id=${encodeURIComponent(one.session)}` }, one.words || one.session);
-  const how = one.end ?? one.phase;
+  const how = [one.end ?? one.phase, one.client, one.decision].filter(Boolean).join(" · ");
   const took = one.ended_us ? ` · ${Math.round((one.ended_us - one.received_us) / 1000)} ms` : "";
   return node("li", { "data-row": "" }, link, " ", node("span", { class: "quiet" },
     `${how} · ${one.reused} reused of ${one.prompt} · ${one.computed} computed · ${one.generated} generated${took}`));
