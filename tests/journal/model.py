@@ -1619,6 +1619,8 @@ class Driver:
             ttl_s=self.lives[self._count("ttl") % len(self.lives)],
             grammar=None,
             words=None,
+            waited_us=0,
+            traceparent=None,
         )
 
     def selected(self, session: str) -> ev.PathSelected:

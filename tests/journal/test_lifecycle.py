@@ -39,6 +39,8 @@ SAMPLES: dict[str, ev.Event] = {
             requested_model="tiny",
             grammar=None,
             words=None,
+            waited_us=0,
+            traceparent=None,
             cache_mode="full",
             ttl_s=None,
         ),

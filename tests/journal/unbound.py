@@ -95,6 +95,8 @@ UNBOUND: dict[str, dict[str, str]] = {
         "grammar": "only `ops replay --engine` draws again",
         "ttl_s": _CLIENT,
         "words": "the prompt's token ids are bound; their words need the tokenizer",
+        "waited_us": _CLOCK,
+        "traceparent": _CLIENT,
     },
     "path_selected": {
         "diverged_text": "words around the first token that differs, for people",

@@ -353,6 +353,8 @@ class Builder:
             requested_model="tiny",
             grammar=None,
             words=messages[-1] if messages else None,
+            waited_us=0,
+            traceparent=None,
             cache_mode="full",
             ttl_s=None,
         )

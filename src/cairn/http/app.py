@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar, cast
 from urllib.parse import quote, urlsplit
 
+import attrs
 import structlog
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, Scope
 from quart import Response, current_app, g, has_request_context, request, websocket
@@ -56,6 +57,7 @@ from cairn.http.wire.checks import BODY_BYTES_MAX, ClientError
 from cairn.http.wire.errors import ErrorAnswer, describe
 from cairn.http.wire.not_found import meant_by, nothing_at
 from cairn.http.wire.parameters import Ignored, ReadRequest
+from cairn.http.wire.traceparent import read_traceparent
 from cairn.journal.tenants import KEY_MIN, LOCAL
 
 log = structlog.get_logger(__name__)
@@ -169,10 +171,12 @@ def create_app(
         read: _R, whole: Callable[[_R], AnswerBuilder], stream: Callable[[_R], StreamBuilder]
     ) -> Response:
         timed = Timed(service(), metrics.latencies_of(g.tenant))
+        caller = read_traceparent(request.headers.getlist("traceparent"))
+        command = attrs.evolve(read.command, traceparent=caller)
         if not read.stream:
-            return await whole_answer(timed, read.command, whole(read))
+            return await whole_answer(timed, command, whole(read))
         resources = cast(OwningRequest, request).resources
-        return await streamed_answer(timed, read.command, stream(read), resources)
+        return await streamed_answer(timed, command, stream(read), resources)
 
     @app.post("/v1/chat/completions")
     async def chat_completions() -> Response:

@@ -18,6 +18,7 @@ from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import Sampling
 from cairn.journal.cache.windows import SinkWindow
 from cairn.journal.events import CacheMode, FinishReason, Path, StallReason
+from cairn.journal.summaries import TurnCounts
 
 
 @attrs.frozen(kw_only=True)
@@ -78,6 +79,7 @@ class Generate:
         context_max: the limit of prompt and answer together, if it is less than the model's
             context; in tokens.
         explain: whether the client wants its path explained in words.
+        traceparent: the span that the client calls from, in the form of ``events.TRACEPARENT``.
     """
 
     protocol: str
@@ -100,6 +102,7 @@ class Generate:
     choices: int = 1
     context_max: int | None = None
     explain: bool = False
+    traceparent: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -193,6 +196,7 @@ class Finished:
         stop_text: which of the client's stop texts ended the answer, if one did.
         ended_in_call: whether it ended in the middle of a call.
         choice: the index of the answer.
+        turn: its times, as the journal has them; None if it no longer has them.
     """
 
     finish_reason: FinishReason
@@ -203,6 +207,7 @@ class Finished:
     stop_text: str | None = None
     ended_in_call: bool = False
     choice: int = 0
+    turn: TurnCounts | None = attrs.field(default=None, eq=False)
 
 
 @attrs.frozen(kw_only=True)
