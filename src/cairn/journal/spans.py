@@ -60,9 +60,7 @@ def request_span(line: Timeline) -> Span:
                 "gen_ai.conversation.id": session_name(received.session),
                 "gen_ai.request.max_tokens": received.max_tokens,
                 "gen_ai.request.seed": received.seed if received.seed_given else None,
-                **{
-                    f"gen_ai.request.{name}": received.sampling.get(name) for name in _SAMPLING
-                },
+                **{f"gen_ai.request.{name}": received.sampling.get(name) for name in _SAMPLING},
                 "gen_ai.response.finish_reasons": _as_list(line.finish_reason),
                 "gen_ai.response.time_to_first_chunk": _seconds(arrived_us, line.first_us),
                 "gen_ai.usage.input_tokens": received.prompt_tokens,

@@ -202,9 +202,7 @@ class Timelines:
         if event.sampled and line.first_us is None:
             line.first_us = now_us
 
-    def _ended(
-        self, request: str | None, now_us: int, how: str, **more: Any
-    ) -> Timeline | None:
+    def _ended(self, request: str | None, now_us: int, how: str, **more: Any) -> Timeline | None:
         line = self._open.pop(request or "", None)
         if line is None:
             return None

@@ -53,7 +53,9 @@ CHAT = "chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}
 TEXT = "completions", {"prompt": "Hello"}
 
 
-async def post(serve: Serve, client: httpx.AsyncClient, to: Any, *replies: Step, **more: Any) -> str:
+async def post(
+    serve: Serve, client: httpx.AsyncClient, to: Any, *replies: Step, **more: Any
+) -> str:
     """The body of the answer to a request that gets these replies."""
     url = await serve(FakeService(replies))
     address, body = to

@@ -312,7 +312,7 @@ def test_the_stop_does_not_wait_for_a_collector(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_failure_that_goes_on_is_logged_once() -> None:
     """Another failure is logged, too; the same one not again for a while."""
-    seldom = module._Seldom()
+    seldom = module.Seldom()
 
     def passes(line: int) -> bool:
         return seldom.filter(logging.LogRecord("opentelemetry.x", 30, "", line, "", (), None))

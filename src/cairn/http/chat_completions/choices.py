@@ -118,7 +118,6 @@ class Choices:
             prompt_tokens_details=CachedTokens(ends[0].cached_tokens),
         )
 
-
     def _timings(self) -> Timings | UnsetType:
         """How long the first answer took; ``UNSET`` if the journal no longer has that."""
         end = self._all[0].end()

@@ -22,9 +22,7 @@ reused more. See docs/how-to/shadow-check.md.
 """
 
 
-def greet(
-    url: str, server: Server, options: dict[str, Any], exporters: Sequence[str] = ()
-) -> None:
+def greet(url: str, server: Server, options: dict[str, Any], exporters: Sequence[str] = ()) -> None:
     """
     Print the server's settings, and a command to try it with.
 

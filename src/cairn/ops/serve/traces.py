@@ -195,7 +195,7 @@ def _exporter(name: str) -> SpanExporter:
     raise TracesFault(f"the exporter {name} is not installed; install {package}")
 
 
-class _Seldom(logging.Filter):
+class Seldom(logging.Filter):
     """Lets each line of a module pass once in a while."""
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ class _Seldom(logging.Filter):
 
 def _log_failures_seldom() -> None:
     """A collector that is away fails each batch, and would fill the log."""
-    seldom = _Seldom()
+    seldom = Seldom()
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("opentelemetry."):
             logging.getLogger(name).addFilter(seldom)
