@@ -23,6 +23,7 @@ from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
 from cairn.journal.rows.store import MemoryStore
+from cairn.journal.summaries import Summaries
 from tests.gate.conversation import words
 from tests.support.in_process_server import Said, ask, events_of, generate, serving
 
@@ -254,12 +255,13 @@ async def test_a_request_times_out(autojump_clock: trio.testing.MockClock) -> No
     A waiting client gets a keep-alive at each beat until the request times out. Then it ends, and
     its session gets the reason.
     """
-    ticket = Ticket("r1", None, 0)  # type: ignore[arg-type]  # none of it is read here
+    ticket = Ticket("r1", None, 0, arrived=0.0)  # type: ignore[arg-type]  # none of it is read here
     deadline = trio.current_time() + 25.0
     replies = Replies(
         [ticket],
         NoWriter(),  # type: ignore[arg-type]
         RequestContext("r1", "local", Limits(heartbeat_s=10.0, request_s=25.0)),
+        Summaries().turn_ended_at,
     )
     beats = [await anext(replies), await anext(replies)]
     assert [Waiting(queued=True, prefilled_tokens=0)] * 2 == beats
@@ -274,12 +276,13 @@ async def test_a_steady_answer_times_out_too(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Steady replies do not extend the limit. Before the limit, all of them are sent."""
-    ticket = Ticket("r1", None, 0)  # type: ignore[arg-type]
+    ticket = Ticket("r1", None, 0, arrived=0.0)  # type: ignore[arg-type]
     beat = Waiting(queued=False, prefilled_tokens=1)
     replies = Replies(
         [ticket],
         NoWriter(),  # type: ignore[arg-type]
         RequestContext("r1", "local", Limits(heartbeat_s=10.0, request_s=5.0)),
+        Summaries().turn_ended_at,
     )
     received: list[Any] = []
 

@@ -1621,6 +1621,8 @@ class Driver:
             thoughts=0,
             grammar=None,
             words=None,
+            waited_us=0,
+            traceparent=None,
         )
 
     def selected(self, session: str) -> ev.PathSelected:

@@ -41,6 +41,8 @@ SAMPLES: dict[str, ev.Event] = {
             thoughts=0,
             grammar=None,
             words=None,
+            waited_us=0,
+            traceparent=None,
             cache_mode="full",
             ttl_s=None,
         ),

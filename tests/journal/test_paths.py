@@ -77,6 +77,8 @@ def _request(driver: Driver, asked: Talk, max_tokens: int, **how: Any) -> OpenRe
         **{"cache_prompt": True, "cache_mode": "full", **how},
         grammar=None,
         words=None,
+        waited_us=0,
+        traceparent=None,
         ttl_s=None,
         base_request=None,
         base_parts=0,

@@ -133,6 +133,22 @@ def test_a_session_and_its_turns() -> None:
     assert 2 == found.turn_count("one")
 
 
+def test_a_turn_is_found_by_the_row_that_ended_it() -> None:
+    """Also if the next turn of its session has begun; no other row finds one."""
+    rows = [decode(row) for row in healthy()]
+    ends = [one.position for one in rows if isinstance(one.event, ev.RequestFinished)]
+    begins = [one.position for one in rows if isinstance(one.event, ev.RequestReceived)]
+    assert len(ends) == len(begins) == 2
+    for last in (begins[-1], rows[-1].position):
+        found = folded(rows[:last])
+        (session,) = (one.id for one in found.latest_first())
+        turn = found.turn_ended_at(session, ends[0])
+        assert turn is not None
+        assert (begins[0], ends[0]) == (turn.received, turn.ended)
+        assert [None] * 2 == [found.turn_ended_at(session, at) for at in (ends[0] - 1, ends[0] + 1)]
+        assert found.turn_ended_at("another", ends[0]) is None
+
+
 def test_a_closed_session_stays_until_a_prune() -> None:
     """A prune of its rows removes it, and a later one with its name is new."""
     driver = started()

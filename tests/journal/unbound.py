@@ -97,6 +97,8 @@ UNBOUND: dict[str, dict[str, str]] = {
         "ttl_s": _CLIENT,
         "thoughts": _CLIENT,
         "words": "the prompt's token ids are bound; their words need the tokenizer",
+        "waited_us": _CLOCK,
+        "traceparent": _CLIENT,
     },
     "path_selected": {
         "diverged_text": "words around the first token that differs, for people",

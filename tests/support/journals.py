@@ -355,6 +355,8 @@ class Builder:
             thoughts=0,
             grammar=None,
             words=messages[-1] if messages else None,
+            waited_us=0,
+            traceparent=None,
             cache_mode="full",
             ttl_s=None,
         )

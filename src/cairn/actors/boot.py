@@ -29,7 +29,6 @@ from cairn.actors.models.model_server import ModelServer
 from cairn.actors.models.startup import StartGivenUp as StartGivenUp
 from cairn.actors.models.startup import Starting as Starting
 from cairn.actors.models.swap import Models
-from cairn.actors.request_log import RequestLog
 from cairn.actors.requests.admission import Admission
 from cairn.actors.requests.messages import ServerFacts
 from cairn.actors.requests.prepare import Preparer
@@ -200,6 +199,7 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
         agents=run.agents,
         stalls=run.stalls,
         gathering=run.gathering,
+        summaries=run.summaries,
         limits=limits,
         model=facts,
     )
@@ -384,7 +384,7 @@ async def _run(
         try:
             starting.check()
             _begin(run, settings, heads.accepted if heads is not None else None)
-            writer.observe(RequestLog())
+            writer.observe(run.request_log)
             writer.observe(run.agents.see)
             yield run
             if pruning is not None:

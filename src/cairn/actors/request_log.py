@@ -8,53 +8,34 @@ same ids.
 
 from __future__ import annotations
 
-import attrs
+from collections.abc import Callable
+
 import structlog
 
 from cairn.journal import events as ev
+from cairn.journal.timelines import Prewarmed, Timeline, Timelines
 
 log = structlog.get_logger("cairn")
 
-
-@attrs.define(kw_only=True)
-class _Line:
-    session: str
-    began_us: int
-    prompt_tokens: int
-    words: str | None
-    path: str | None = None
-    reason: str | None = None
-    reused_tokens: int = 0
-    rerendered_tokens: int = 0
-    prefilled_tokens: int = 0
-    generated_tokens: int = 0
-    first_token_us: int | None = None
-
-    def rate(self, now_us: int) -> float | None:
-        """Tokens a second after the first one; None if that says nothing."""
-        if self.first_token_us is None or now_us <= self.first_token_us:
-            return None
-        more = self.generated_tokens - 1
-        return round(more * 1e6 / (now_us - self.first_token_us), 1) if more > 0 else None
+Follower = Callable[[Timeline | Prewarmed], None]
+"""Is given each request and each prewarm, once it ended."""
 
 
 class RequestLog:
     """Follows requests through the journal and logs each once, when it ends."""
 
     def __init__(self) -> None:
-        self._open: dict[str, _Line] = {}
+        self._timelines = Timelines()
+        self._followers: list[Follower] = []
+
+    def follow(self, follower: Follower) -> None:
+        """Pass each request and each prewarm on to ``follower``, once it ended."""
+        self._followers.append(follower)
 
     def __call__(self, recorded: ev.Recorded) -> None:
         """Take in a committed event."""
         event = recorded.event
         match event:
-            case ev.RequestReceived():
-                self._open[event.request] = _Line(
-                    session=event.session,
-                    began_us=recorded.time_us,
-                    prompt_tokens=event.prompt_tokens,
-                    words=event.words,
-                )
             case ev.RequestRejected():
                 log.warning(
                     "request rejected",
@@ -73,61 +54,41 @@ class RequestLog:
                     row=event.at_position,
                     fact=event.message,
                 )
-                self._ended(recorded, event.request, "bug", bug_id=event.bug_id)
             case ev.ShadowEnded():
                 _shadow(event, event.result)
             case ev.ShadowSkipped():
                 _shadow(event, f"skipped: {event.reason}")
             case _:
-                self._went_on(recorded)
-
-    def _went_on(self, recorded: ev.Recorded) -> None:
-        event = recorded.event
-        line = self._open.get(getattr(event, "request", None) or "")
-        if line is None:
-            return
-        match event:
-            case ev.PathSelected():
-                line.path, line.reason = event.path, event.reason
-                line.reused_tokens = event.reused_tokens
-                line.rerendered_tokens = event.rerendered_tokens
-            case ev.CacheExtended():
-                line.generated_tokens += len(event.sampled)
-                if event.step == "prefill":
-                    line.prefilled_tokens += event.end - event.start
-                if event.sampled and line.first_token_us is None:
-                    line.first_token_us = recorded.time_us
-            case ev.RequestFinished():
-                line.generated_tokens = event.completion_tokens
-                self._ended(recorded, event.request, event.finish_reason)
-            case ev.RequestCancelled():
-                self._ended(recorded, event.request, f"cancelled in {event.stage}")
-            case _:
                 pass
+        ended = self._timelines.see(recorded)
+        if isinstance(ended, Timeline):
+            _request(ended)
+        if ended is not None:
+            for follower in self._followers:
+                follower(ended)
 
-    def _ended(self, recorded: ev.Recorded, request: str | None, how: str, **ids: str) -> None:
-        line = self._open.pop(request or "", None)
-        if line is None:
-            return
-        first = line.first_token_us
-        log.info(
-            "request",
-            request=request,
-            session=line.session,
-            **ids,
-            path=line.path,
-            reason=line.reason,
-            prompt_tokens=line.prompt_tokens,
-            reused_tokens=line.reused_tokens,
-            rerendered_tokens=line.rerendered_tokens,
-            prefilled_tokens=line.prefilled_tokens,
-            generated_tokens=line.generated_tokens,
-            first_token_ms=None if first is None else (first - line.began_us) // 1000,
-            total_ms=(recorded.time_us - line.began_us) // 1000,
-            tokens_a_second=line.rate(recorded.time_us),
-            ended=how,
-            words=line.words,  # shown on a terminal, and in no file
-        )
+
+def _request(line: Timeline) -> None:
+    received, path, first, rate = line.received, line.path, line.first_us, line.tokens_a_second
+    assert line.ended_us is not None
+    log.info(
+        "request",
+        request=received.request,
+        session=received.session,
+        **({} if line.bug_id is None else {"bug_id": line.bug_id}),
+        path=None if path is None else path.path,
+        reason=None if path is None else path.reason,
+        prompt_tokens=received.prompt_tokens,
+        reused_tokens=0 if path is None else path.reused_tokens,
+        rerendered_tokens=0 if path is None else path.rerendered_tokens,
+        prefilled_tokens=0 if line.prefilled is None else line.prefilled.tokens,
+        generated_tokens=line.generated_tokens,
+        first_token_ms=None if first is None else (first - line.received_us) // 1000,
+        total_ms=(line.ended_us - line.received_us) // 1000,
+        tokens_a_second=None if rate is None else round(rate, 1),
+        ended=line.ended,
+        words=received.words,  # shown on a terminal, and in no file
+    )
 
 
 def _shadow(event: ev.ShadowEnded | ev.ShadowSkipped, how: str) -> None:

@@ -16,6 +16,7 @@ import trio
 
 from cairn.actors.agents.agents import TenantAgents
 from cairn.actors.looking import Looking
+from cairn.actors.request_log import Follower
 from cairn.actors.requests.messages import (
     ContextUse,
     Generate,
@@ -85,6 +86,10 @@ class Server:
     def observe(self, observer: Callable[[Recorded], None]) -> None:
         """Pass every event on to ``observer`` once it is committed, in order."""
         self._run.writer.observe(observer)
+
+    def follow_requests(self, follower: Follower) -> None:
+        """Pass every request and every prewarm on to ``follower``, once it ended."""
+        self._run.request_log.follow(follower)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until ``drain`` has ended the last request."""

@@ -58,6 +58,7 @@ from cairn.http.wire.clients import client_name
 from cairn.http.wire.errors import ErrorAnswer, describe
 from cairn.http.wire.not_found import meant_by, nothing_at
 from cairn.http.wire.parameters import Ignored, ReadRequest
+from cairn.http.wire.traceparent import read_traceparent
 from cairn.journal.tenants import KEY_MIN, LOCAL
 
 log = structlog.get_logger(__name__)
@@ -172,7 +173,8 @@ def create_app(
     ) -> Response:
         timed = Timed(service(), metrics.latencies_of(g.tenant))
         client = client_name(request.headers.get("user-agent", ""))
-        command = attrs.evolve(read.command, client=client)
+        caller = read_traceparent(request.headers.getlist("traceparent"))
+        command = attrs.evolve(read.command, client=client, traceparent=caller)
         if not read.stream:
             return await whole_answer(timed, command, whole(read))
         resources = cast(OwningRequest, request).resources

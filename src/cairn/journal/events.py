@@ -18,6 +18,7 @@ Token positions are half-open ranges ``[start, end)``, counted from the first to
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -52,6 +53,9 @@ ShadowResult = Literal["same", "differs", "interrupted", "failed"]
 ShadowSkip = Literal["interrupted", "queue_full", "session_changed", "failed", "model_unloaded"]
 CallFault = Literal["truncated", "unparsable", "no_name", "invalid_arguments"]
 
+TRACEPARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+"""The form of a trace context of W3C: version, trace, parent span and flags."""
+
 
 def private(**kwargs: Any) -> Any:
     """A field that is stored in the private payload of its row."""
@@ -66,6 +70,11 @@ def _range(instance: Any, attribute: Any, value: int) -> None:
 def _natural(instance: Any, attribute: Any, value: int) -> None:
     if value < 0:
         raise ValueError(f"{attribute.name} is {value}; a count must not be negative")
+
+
+def _traceparent(instance: Any, attribute: Any, value: str | None) -> None:
+    if value is not None and not TRACEPARENT.fullmatch(value):
+        raise ValueError(f"{value!r} is not a trace context")
 
 
 def natural(**kwargs: Any) -> Any:
@@ -395,6 +404,9 @@ class RequestReceived(Event):
             sends back.
         words: the first words of the last message of a user, or of a raw prompt, for people; if the
             session is new, after those of the conversation; None if there are none.
+        waited_us: measured: from the arrival of the request to this event.
+        traceparent: the span that the client called from, as W3C's header has it; None if it named
+            none.
     """
 
     kind: ClassVar[str] = "request_received"
@@ -425,6 +437,8 @@ class RequestReceived(Event):
     words: str | None = private()
     cache_mode: CacheMode
     ttl_s: int | None = attrs.field(validator=attrs.validators.optional(_natural))
+    waited_us: int = natural()
+    traceparent: str | None = attrs.field(validator=_traceparent)
 
 
 @attrs.frozen(kw_only=True)

@@ -245,6 +245,18 @@ class Summaries:
             TurnCounts(**dict(zip(COLUMNS, counts[at : at + width], strict=True))) for at in spans
         )
 
+    def turn_ended_at(self, name: str, position: int) -> TurnCounts | None:
+        """The turn of a session that a row ended; None if there is none."""
+        count = self.turn_count(name) if name in self._sessions else 0
+        # The last one, but for those that began within the same commit.
+        for index in range(count - 1, -1, -1):
+            (turn,) = self.turns(name, index, index + 1)
+            if turn.ended == position:
+                return turn
+            if turn.ended and turn.ended < position:
+                break
+        return None
+
     def row_count(self, name: str) -> int:
         """How many rows a session has."""
         return len(self._sessions[name].rows)

@@ -201,7 +201,7 @@ async def test_a_command_ends_idle_time(by: str) -> None:
         match by:
             case "request":
                 with trio.move_on_after(0):
-                    await inbox.serve(Ticket("r", cast("Any", None), 0))
+                    await inbox.serve(Ticket("r", cast("Any", None), 0, arrived=0.0))
             case "slab_needed":
                 with trio.move_on_after(0):
                     await inbox.give_up_slab("room for another session")

@@ -70,6 +70,8 @@ def received(request: str = "r1") -> RequestReceived:
         requested_model="",
         grammar=None,
         words=None,
+        waited_us=0,
+        traceparent=None,
         cache_mode="full",
         ttl_s=None,
     )

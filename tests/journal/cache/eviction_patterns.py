@@ -183,6 +183,8 @@ def _received(session: str, request: str, keys: tuple[str, ...]) -> ev.RequestRe
         ttl_s=None,
         grammar=None,
         words=None,
+        waited_us=0,
+        traceparent=None,
     )
 
 

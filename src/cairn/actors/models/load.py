@@ -13,6 +13,7 @@ from cairn.actors.idle.activity import Activity
 from cairn.actors.measured import measured
 from cairn.actors.models.self_tests import StoredSelfTests
 from cairn.actors.models.startup import Starting
+from cairn.actors.request_log import RequestLog
 from cairn.actors.requests.admission import Admission
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.sessions.gathering import Gathering
@@ -57,6 +58,7 @@ class Run:
         boot: the id of the run.
         earlier: the ids of earlier runs in this journal.
         gathering: the decode passes that are not appended yet.
+        request_log: follows requests through the journal.
     """
 
     sequencer: Sequencer
@@ -75,6 +77,7 @@ class Run:
     earlier: Collection[str]
     progress: Progress
     gathering: Gathering = attrs.field(factory=Gathering)
+    request_log: RequestLog = attrs.field(factory=RequestLog)
 
 
 async def load(run: Run, settings: Settings) -> StartedEngine:

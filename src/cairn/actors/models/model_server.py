@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -45,6 +46,7 @@ from cairn.actors.threads.journal_stalls import Stalls
 from cairn.actors.threads.writer import JournalWriter
 from cairn.engine.reports import ModelFacts
 from cairn.journal.state import SessionId
+from cairn.journal.summaries import Summaries
 from cairn.journal.tenants import session_id
 
 T = TypeVar("T")
@@ -77,6 +79,7 @@ class ModelServer:
     agents: StoredAgents
     model: ModelFacts
     gathering: Gathering
+    summaries: Summaries
     _admission: Admission
     _stalls: Stalls
     _limits: Limits
@@ -136,16 +139,15 @@ class ModelServer:
         with self.activity.preparing():
             return await self._in_time(deadline, self.preparer.count(command, tenant), None)
 
-    def _ticketed(self, request_id: str, prepared: Sequence[Prepared]) -> list[Ticket]:
+    def _ticketed(self, context: RequestContext, prepared: Sequence[Prepared]) -> list[Ticket]:
         """Make a ticket for each answer of a request. The first one has the request's own id."""
         created_s = wall_clock_us() // 1_000_000
         changed = self.activity.changed
-        first = Ticket(request_id, prepared[0], created_s, on_leave=changed)
+        made = partial(Ticket, created_s=created_s, arrived=context.arrived, on_leave=changed)
+        first = made(context.request, prepared[0])
         tickets = [first]
         for choice, other in enumerate(prepared[1:], start=1):
-            tickets.append(
-                Ticket(new_id(), other, created_s, choice=choice, first=first, on_leave=changed)
-            )
+            tickets.append(made(new_id(), other, choice=choice, first=first))
         self._tickets.update((ticket.id, ticket) for ticket in tickets)
         self.activity.arrive(len(tickets))
         return tickets
@@ -168,7 +170,7 @@ class ModelServer:
                     context.deadline, self.preparer.choices(command, context.tenant), context
                 )
                 await self._admit(command)
-                tickets = self._ticketed(context.request, prepared)
+                tickets = self._ticketed(context, prepared)
         except BaseException:
             self.agents.leave(context.request)
             raise
@@ -179,7 +181,7 @@ class ModelServer:
 
     def replies(self, tickets: Sequence[Ticket], context: RequestContext) -> AsyncIterator[Reply]:
         """The replies to a request that was admitted."""
-        return Replies(tickets, self.writer, context)
+        return Replies(tickets, self.writer, context, self.summaries.turn_ended_at)
 
     async def find_blocks(
         self, folder: Path, budget_bytes: int, run: str, earlier: Collection[str]

@@ -20,17 +20,19 @@ class RequestContext:
         request: its id.
         tenant: the tenant whose sessions and blocks it may use.
         limits: how long it may take, and how often its client gets a keep-alive.
+        arrived: on trio's clock: now.
         deadline: on trio's clock. The request ends then.
     """
 
     request: str
     tenant: str
     limits: Limits
+    arrived: float = attrs.field(factory=trio.current_time)
     deadline: float = attrs.field()
 
     @deadline.default
     def _deadline(self) -> float:
-        return trio.current_time() + self.limits.request_s
+        return self.arrived + self.limits.request_s
 
     @property
     def is_over(self) -> bool:

@@ -18,6 +18,7 @@ from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import Sampling
 from cairn.journal.cache.windows import SinkWindow
 from cairn.journal.events import CacheMode, FinishReason, Path, StallReason
+from cairn.journal.summaries import TurnCounts
 
 
 @attrs.frozen(kw_only=True)
@@ -80,6 +81,7 @@ class Generate:
         explain: whether the client wants its path explained in words.
         client: the program that sent it, by its own word: short and of few characters; None if it
             gave no name.
+        traceparent: the span that the client calls from, in the form of ``events.TRACEPARENT``.
     """
 
     protocol: str
@@ -103,6 +105,7 @@ class Generate:
     context_max: int | None = None
     explain: bool = False
     client: str | None = None
+    traceparent: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -196,6 +199,7 @@ class Finished:
         stop_text: which of the client's stop texts ended the answer, if one did.
         ended_in_call: whether it ended in the middle of a call.
         choice: the index of the answer.
+        turn: its times, as the journal has them; None if it no longer has them.
     """
 
     finish_reason: FinishReason
@@ -206,6 +210,7 @@ class Finished:
     stop_text: str | None = None
     ended_in_call: bool = False
     choice: int = 0
+    turn: TurnCounts | None = attrs.field(default=None, eq=False)
 
 
 @attrs.frozen(kw_only=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
+
+import attrs
 
 from cairn.actors.errors import Broken, RefusalError, Stopping, TimedOut
 from cairn.actors.requests.context import RequestContext
 from cairn.actors.requests.messages import Finished, Reply, Waiting
 from cairn.actors.requests.ticket import Ticket
 from cairn.actors.threads.writer import JournalWriter, WriterDied
+from cairn.journal.summaries import TurnCounts
 
 T = TypeVar("T")
 
@@ -18,15 +21,21 @@ class Replies:
     """The replies to one client, each once its events are committed."""
 
     def __init__(
-        self, tickets: Sequence[Ticket], writer: JournalWriter, context: RequestContext
+        self,
+        tickets: Sequence[Ticket],
+        writer: JournalWriter,
+        context: RequestContext,
+        turn_ended_at: Callable[[str, int], TurnCounts | None],
     ) -> None:
         """
         Args:
             tickets: one for each answer of the request, in order.
+            turn_ended_at: see ``Summaries.turn_ended_at``.
         """
         self._tickets = tickets
         self._writer = writer
         self._context = context
+        self._turn_ended_at = turn_ended_at
         self._left = len(tickets)
 
     def __aiter__(self) -> Replies:
@@ -51,8 +60,12 @@ class Replies:
                 await unless_dead(self._writer.wait_all_committed())
             raise item
         await unless_dead(self._writer.wait_committed(item.receipt))
-        self._left = left - isinstance(item.reply, Finished)
-        return item.reply
+        if not isinstance(item.reply, Finished):
+            self._left = left
+            return item.reply
+        self._left = left - 1
+        session = self._tickets[item.reply.choice].session
+        return attrs.evolve(item.reply, turn=self._turn_ended_at(session, item.receipt))
 
 
 async def unless_dead(step: Awaitable[T]) -> T:

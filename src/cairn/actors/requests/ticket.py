@@ -77,6 +77,7 @@ class Ticket:
         prefilled: set once its prompt is prefilled, or never will be.
         sealed_tokens: prompt tokens whose KV was computed for this request and became blocks.
         finished: whether the answer is complete, committed or not.
+        session: the journal's id of the session that took the request; empty before.
     """
 
     def __init__(
@@ -85,12 +86,14 @@ class Ticket:
         prepared: Prepared,
         created_s: int,
         *,
+        arrived: float,
         choice: int = 0,
         first: Ticket | None = None,
         on_leave: Callable[[], object] = lambda: None,
     ) -> None:
         """
         Args:
+            arrived: when the request arrived, on trio's clock.
             choice: the index of the answer among those of the request.
             first: the ticket of the first answer, whose channel this one shares; None for the first
                 itself.
@@ -99,6 +102,8 @@ class Ticket:
         self.id = request_id
         self.prepared = prepared
         self.created_s = created_s
+        self.arrived = arrived
+        self.session = ""
         self.gone: str | None = None
         self.admitted = False
         self.rerouted = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
+import trio
 
 from cairn.actors.errors import Broken
 from cairn.actors.requests.messages import Accepted, Generate
@@ -136,7 +137,7 @@ class Claim:
         cache.opened = True
         receipt = context.sequencer.begin(self._received(ticket), opened, self._text)
         cache.seq += 2 if opened is None else 3
-        ticket.accepted = True
+        ticket.accepted, ticket.session = True, cache.id
         return receipt
 
     def _text(self, ids: tuple[int, ...]) -> str:
@@ -213,6 +214,8 @@ class Claim:
             ttl_s=max(self.context.ttl_s, command.least_ttl_s)
             if command.ttl_s is None
             else command.ttl_s,
+            waited_us=round(1e6 * (trio.current_time() - ticket.arrived)),
+            traceparent=command.traceparent,
         )
 
 

@@ -88,7 +88,7 @@ class ChatStream(StreamedChoices):
                 return self._delta(reply)
             case Finished():
                 reason = _finish_reason(reply, reply.choice in self._with_calls)
-                return self._ended(self._piece(reply.choice, ChatDelta(), finish_reason=reason))
+                return self._piece(reply.choice, ChatDelta(), finish_reason=reason)
 
     def _delta(self, reply: Delta) -> bytes:
         if any(isinstance(part, Called) for part in reply.parts):
@@ -131,7 +131,7 @@ class ChatStream(StreamedChoices):
             logprobs=_logprobs(tokens) if self._logprobs and tokens else None,
             finish_reason=finish_reason,
         )
-        return self._event(choice, accepted)
+        return self._event(choice, accepted, ends=finish_reason is not None)
 
 
 def _message(parts: list[AnswerPart]) -> AssistantMessage:

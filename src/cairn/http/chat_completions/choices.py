@@ -21,12 +21,14 @@ from cairn.actors.requests.messages import (
     Waiting,
 )
 from cairn.engine.answer.parts import AnswerPart, Called
-from cairn.http.chat_completions.objects import CachedTokens, Usage
+from cairn.http.chat_completions.objects import CachedTokens, Timings, Usage
 from cairn.http.chat_completions.request import ChatRequest
 from cairn.http.wire.answers import UnfinishedAnswer, accepted_headers, cairn_object
 from cairn.http.wire.errors import FormatPlaces, describe
 from cairn.http.wire.json import encode
 from cairn.http.wire.sent import CairnObject, Sent
+from cairn.journal.summaries import TurnCounts
+from cairn.journal.timelines import tokens_a_second
 
 DONE = b"data: [DONE]\n\n"
 
@@ -116,6 +118,36 @@ class Choices:
             prompt_tokens_details=CachedTokens(ends[0].cached_tokens),
         )
 
+    def _timings(self) -> Timings | UnsetType:
+        """How long the first answer took; ``UNSET`` if the journal no longer has that."""
+        end = self._all[0].end()
+        return UNSET if end.turn is None else timings_of(end, end.turn)
+
+
+def timings_of(end: Finished, turn: TurnCounts) -> Timings:
+    """
+    How long an answer took, by its rows: the times that the log and the explorer have.
+
+    Args:
+        turn: of the answer.
+    """
+    first_us = turn.first_us or turn.ended_us
+    prompt_ms = max(0, first_us - turn.received_us) / 1000
+    answer_ms = max(0, turn.ended_us - first_us) / 1000
+    computed = end.prompt_tokens - end.cached_tokens
+    rate = tokens_a_second(end.completion_tokens, turn.first_us, turn.ended_us)
+    return Timings(
+        cache_n=end.cached_tokens,
+        prompt_n=computed,
+        prompt_ms=prompt_ms,
+        prompt_per_token_ms=prompt_ms / computed if computed else 0.0,
+        prompt_per_second=computed * 1000 / prompt_ms if prompt_ms else 0.0,
+        predicted_n=end.completion_tokens,
+        predicted_ms=answer_ms,
+        predicted_per_token_ms=1000 / rate if rate else 0.0,
+        predicted_per_second=rate or 0.0,
+    )
+
 
 class WholeChoices(Choices, ABC):
     """Builds an answer that is sent as a whole."""
@@ -142,6 +174,7 @@ class WholeChoices(Choices, ABC):
             **self._fields(),
             choices=[self._choice(*found) for found in enumerate(self._all)],
             usage=self._usage(),
+            timings=self._timings(),
             cairn=self._cairn(),
         )
 
@@ -200,30 +233,34 @@ class StreamedChoices(Choices):
             return b": writing\n\n"
         return b": prefill %d/%d\n\n" % (waiting.prefilled_tokens, accepted.prompt_tokens)
 
-    def _event(self, choice: Sent, accepted: Accepted | None = None) -> bytes:
+    def _event(
+        self, choice: Sent, accepted: Accepted | None = None, *, ends: bool = False
+    ) -> bytes:
         """
-        An event of one answer.
+        An event of one answer; after the last event of the last answer, also that of the usage. The
+        last event of a stream has the timings.
 
         Args:
             accepted: the answer's first reply, if the event is its first one.
+            ends: whether it is the answer's last event. Changes how many answers are left.
         """
         cairn: CairnObject | UnsetType = UNSET
         if accepted is not None:
             # Only the first answer lists what was ignored.
             is_first = accepted.choice == 0
             cairn = cairn_object(accepted, self._ignored) if is_first else _choice_object(accepted)
-        usage = None if self._include_usage else UNSET
-        return event(self._chunk(**self._fields(), choices=[choice], usage=usage, cairn=cairn))
+        self._left -= ends
+        is_last = ends and not self._left
+        timings = self._timings() if is_last else UNSET
+        if not self._include_usage:
+            return self._chunk_of([choice], timings=timings, cairn=cairn)
+        sent = self._chunk_of([choice], usage=None, cairn=cairn)
+        if is_last:
+            sent += self._chunk_of([], usage=self._usage(), timings=timings)
+        return sent
 
-    def _ended(self, last: bytes) -> bytes:
-        """
-        The last event of an answer; after the last answer, also the usage. Changes how many answers
-        are left.
-        """
-        self._left -= 1
-        if self._left or not self._include_usage:
-            return last
-        return last + event(self._chunk(**self._fields(), choices=[], usage=self._usage()))
+    def _chunk_of(self, choices: list[Sent], **fields: object) -> bytes:
+        return event(self._chunk(**self._fields(), choices=choices, **fields))
 
 
 def _choice_object(accepted: Accepted) -> CairnObject:

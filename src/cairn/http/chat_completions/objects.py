@@ -2,10 +2,10 @@
 The JSON objects of OpenAI's chat completions, as they are sent.
 
 To add a field: declare it here (in ``ChatChunk`` too if it is streamed), set it in ``answers.py``
-(``id`` to ``system_fingerprint`` and ``usage`` are set in ``choices.py``, ``cairn`` in
+(``id`` to ``system_fingerprint``, ``usage`` and ``timings`` are set in ``choices.py``, ``cairn`` in
 ``wire/answers.py``), and describe it in docs/reference/chat-completions.md. A new value comes from
 ``actors/requests/messages.py``. The OpenAPI document follows from ``ChatCompletion``. Agents send
-these objects too, and ``choices.py`` shares ``Usage`` with ``/v1/completions``.
+these objects too, and ``choices.py`` shares ``Usage`` and ``Timings`` with ``/v1/completions``.
 """
 
 from __future__ import annotations
@@ -30,6 +30,25 @@ class Usage(Sent):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+
+
+class Timings(Sent, kw_only=True):
+    """
+    How long the answer took, under llama.cpp's names; with several answers, the first one.
+    ``cache_n`` and ``prompt_n`` are the tokens of the prompt that were served from the cache, and
+    the others. Times are in milliseconds: of the prompt up to the first token, without the time in
+    the queue, and of the tokens after it. A rate is 0 if there is none.
+    """
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
 
 
 class Alternative(Sent):
@@ -104,6 +123,7 @@ class ChatCompletion(Sent, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    timings: Timings | UnsetType = UNSET
     cairn: CairnObject
 
 
@@ -152,4 +172,5 @@ class ChatChunk(Sent, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
     cairn: CairnObject | UnsetType = UNSET

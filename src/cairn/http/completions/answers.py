@@ -62,8 +62,7 @@ class TextStream(StreamedChoices):
                 text, tokens = _text(reply.parts), reply.tokens if self._logprobs else ()
                 return self._piece(reply.choice, text, tokens) if text or tokens else b""
             case Finished():
-                last = self._piece(reply.choice, "", finish_reason=reply.finish_reason)
-                return self._ended(last)
+                return self._piece(reply.choice, "", finish_reason=reply.finish_reason)
 
     def _piece(
         self,
@@ -80,7 +79,7 @@ class TextStream(StreamedChoices):
             logprobs=_text_logprobs(tokens, self._offsets[index]) if tokens else None,
             finish_reason=finish_reason,
         )
-        return self._event(choice, accepted)
+        return self._event(choice, accepted, ends=finish_reason is not None)
 
 
 def _text(parts: Sequence[AnswerPart]) -> str:

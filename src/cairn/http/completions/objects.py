@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from cairn.http.chat_completions.objects import Usage
+from cairn.http.chat_completions.objects import Timings, Usage
 from cairn.http.wire.sent import CairnObject, Sent
 from cairn.journal.events import FinishReason
 
@@ -39,6 +39,7 @@ class TextCompletion(Sent, kw_only=True):
     system_fingerprint: str
     choices: list[TextChoice]
     usage: Usage
+    timings: Timings | UnsetType = UNSET
     cairn: CairnObject
 
 
@@ -61,4 +62,5 @@ class TextChunk(Sent, kw_only=True):
     system_fingerprint: str
     choices: list[TextChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
     cairn: CairnObject | UnsetType = UNSET

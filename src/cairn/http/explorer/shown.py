@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from cairn.http.sessions.objects import BarObject, EventObject, TurnObject
+from cairn.journal.timelines import tokens_a_second
 
 _US = 1_000_000
 _LABELS = {
@@ -132,10 +133,8 @@ def first_token(turn: TurnObject) -> str:
 
 def speed(turn: TurnObject) -> str:
     """Tokens a second after the first one."""
-    if turn.first_token_us is None or turn.ended_us is None or turn.tokens.generated < 2:
-        return "–"
-    took_us = max(1, turn.ended_us - turn.first_token_us)
-    return f"{(turn.tokens.generated - 1) * _US / took_us:.0f} tok/s"
+    rate = tokens_a_second(turn.tokens.generated, turn.first_token_us, turn.ended_us)
+    return "–" if rate is None else f"{rate:.0f} tok/s"
 
 
 def verdict(turn: TurnObject) -> tuple[str, str]:

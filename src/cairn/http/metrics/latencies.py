@@ -2,9 +2,9 @@
 Metrics of what clients wait for: time to first token, time per output token, queue and whole
 requests, by model and protocol, with the buckets of vLLM, so that its boards and alerts fit.
 
-They are measured where replies leave for the client, and not by the journal: the time from a
-request's arrival to its place in a session is no event. A request counts once its first reply came;
-one that was refused before has no latency.
+They are measured where replies leave for the client, which is after the rows of a reply are
+committed. ``timings`` and traces have the times of the rows themselves. A request counts once its
+first reply came; one that was refused before has no latency.
 """
 
 from __future__ import annotations

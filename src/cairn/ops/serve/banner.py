@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -21,8 +22,13 @@ reused more. See docs/how-to/shadow-check.md.
 """
 
 
-def greet(url: str, server: Server, options: dict[str, Any]) -> None:
-    """Print the server's settings, and a command to try it with."""
+def greet(url: str, server: Server, options: dict[str, Any], exporters: Sequence[str] = ()) -> None:
+    """
+    Print the server's settings, and a command to try it with.
+
+    Args:
+        exporters: of traces; none if they are off.
+    """
     facts = server.facts
     journal = options["journal"] or (options["data_dir"] / "journal.db").absolute()
     body = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
@@ -45,6 +51,7 @@ def greet(url: str, server: Server, options: dict[str, Any]) -> None:
         f"  context      {facts.context_tokens} tokens{_bound_of(facts)}{_window_of(facts.policy)}",
         f"  sampling     {_sampling(facts.defaults)}, unless a request sets it",
         *([f"  API keys     for {options['tenants']}"] if options["tenants"] else []),
+        *([f"  traces       sent by {', '.join(exporters)}"] if exporters else []),
         f"  journal      {journal}",
         f"  try it       {curl} -d '{body}'",
     )

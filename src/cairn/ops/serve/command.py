@@ -378,7 +378,11 @@ _option = partial(click.option, show_default=True)
     help="Load a model that may not fit in memory. This is journaled.",
 )
 def serve(**options: Any) -> None:
-    """Run the server. SIGTERM or Ctrl-C drains it; a second one stops it at once."""
+    """
+    Run the server. SIGTERM or Ctrl-C drains it; a second one stops it at once.
+
+    OpenTelemetry's variables, such as $OTEL_EXPORTER_OTLP_ENDPOINT, switch traces on.
+    """
     preload_blas(options["blas"])
     # After the restart that preloads a BLAS, so that nothing is imported twice.
     from cairn.ops.serve.run import run

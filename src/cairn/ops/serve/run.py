@@ -66,6 +66,7 @@ from cairn.ops.serve.models_option import read_models_option
 from cairn.ops.serve.progress import ShownProgress
 from cairn.ops.serve.recorded_heads import head_keeper, require_known_head
 from cairn.ops.serve.second_writer import warning
+from cairn.ops.serve.traces import tracing
 
 ENDED_AT_ONCE = 130
 """The exit code if a signal ended the process before it had finished."""
@@ -292,13 +293,15 @@ async def _serve(
                 booting = booted_models(
                     choices, default, store, secret, progress, starting, heads=heads
                 )
-            async with booting as server:
+            async with tracing(os.environ) as traces, booting as server:
                 shown.close()
                 if not starting.given_up:  # after the model was loaded
                     serving.set()
                     nursery.start_soon(_drain, server, stop)
+                    if traces is not None:
+                        server.follow_requests(traces.follow)
                     front.open(server)
-                    greet(url, server, options)
+                    greet(url, server, options, traces.exporters if traces is not None else ())
                     await ended.wait()
         nursery.cancel_scope.cancel()
 

@@ -251,6 +251,8 @@ def received(index: Index, keys: Sequence[str], answer_tokens: int) -> ev.Reques
         requested_model="m",
         grammar=None,
         words=None,
+        waited_us=0,
+        traceparent=None,
         cache_mode="full",
         ttl_s=None,
     )

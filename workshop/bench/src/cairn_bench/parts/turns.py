@@ -268,6 +268,8 @@ class Conversation:
             ttl_s=_LIFE_S,
             grammar=None,
             words=None,
+            waited_us=0,
+            traceparent=None,
             cache_mode="full",
         )
 
