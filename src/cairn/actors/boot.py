@@ -202,6 +202,7 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
         gathering=run.gathering,
         limits=limits,
         model=facts,
+        leaving=run.leaving,
     )
     if settings.blocks_folder is not None:
         folder, budget = settings.blocks_folder, settings.disk_bytes
@@ -380,6 +381,9 @@ async def _run(
             boot=new_id(),
             earlier=earlier,
             progress=progress,
+            keys=settings.keys,
+            reader=settings.reader,
+            snapshot=file,
         )
         try:
             starting.check()

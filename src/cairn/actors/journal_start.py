@@ -61,6 +61,8 @@ def start_journal(
     _require_keys(fold)
     if keys is not None and fold.forgotten:
         keys.remove(fold.forgotten)
+        if file is not None and begins is not None:
+            file.remove()  # it is of a row before that, and has texts of the session
     outside = attrs.evolve(clock(), key_of=keys.key_of if keys is not None else None)
     ledger = Ledger(outside, state=fold.state, head=fold.report().head)
     _ = ledger.order  # computed now, on this thread

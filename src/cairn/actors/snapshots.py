@@ -31,7 +31,7 @@ import trio
 import cairn
 import cairn.journal
 from cairn.actors.models.self_tests import code_hash
-from cairn.journal.events import JournalPruned, Recorded
+from cairn.journal.events import JournalPruned, Recorded, SessionForgotten
 from cairn.journal.rows.snapshots import Folds, Snapshot, pieces, snapshot_of, unusable
 from cairn.journal.rows.store import Store
 from cairn.journal.state import State
@@ -44,6 +44,7 @@ ROWS_MIN = 10_000
 BYTES_A_ROW = 1024
 """The most bytes of snapshots for each row, on average, while a server runs."""
 
+_DRAFT = ".new"
 _FORMAT = 1
 _LENGTH_BYTES = 4
 _DIGEST_BYTES = 32
@@ -109,10 +110,18 @@ class SnapshotFile:
             )
             return None
 
-    def remove(self) -> None:
-        """Remove it, if it is there and can be removed."""
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
+    def remove(self) -> str | None:
+        """
+        Remove it, and what was left when writing one was cut short. Why it is left, if it cannot be
+        removed; None if nothing is.
+        """
+        left = None
+        for path in (self.path, *self.path.parent.glob(f".{self.path.name}.*{_DRAFT}")):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                left = f"{path}: {error.strerror}"
+        return left
 
 
 class Snapshots:
@@ -137,6 +146,7 @@ class Snapshots:
         self._folds = folds
         self._now = now
         self._last = last
+        self._forgot_at = 0
         self._rows = ROWS_MIN
         self._awaited: tuple[State, str] | None = None
         self._wake = trio.Event()
@@ -146,10 +156,13 @@ class Snapshots:
 
     def see(self, recorded: Recorded) -> None:
         """
-        Take a snapshot if one is due. Rows that are not committed yet are awaited. After a prune
-        one is due at once, and the one before, which has texts of the removed rows, goes.
+        Take a snapshot if one is due. Rows that are not committed yet are awaited. After a prune,
+        or when a session was forgotten, one is due at once, and the one before, which has texts
+        that are to go, goes.
         """
-        if isinstance(recorded.event, JournalPruned):
+        if isinstance(recorded.event, SessionForgotten):
+            self._forgot_at = recorded.position
+        if isinstance(recorded.event, JournalPruned | SessionForgotten):
             self._file.remove()
             self._last = -self._rows
             self._awaited = None
@@ -186,8 +199,9 @@ class Snapshots:
             self._taken = None
             self._last = snapshot.place.position
             pruned = self._folds.pruned
-            if pruned is not None and snapshot.place.base_digest != pruned[1].base_digest:
-                # Rows were pruned while it was written, and it has their texts.
+            is_old = pruned is not None and snapshot.place.base_digest != pruned[1].base_digest
+            if is_old or snapshot.place.position < self._forgot_at:
+                # Rows were pruned, or a session forgotten, while it was written: it has texts.
                 self._file.remove()
                 self._last = -self._rows
             if size is not None:
@@ -243,7 +257,7 @@ def _pieces_in(content: memoryview, check: Callable[[], None]) -> Iterator[bytes
 def _write(path: Path, snapshot: Snapshot) -> int:
     """Write a file that its owner alone can read, and put it in place."""
     digest = hashlib.sha256()
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".new")
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_DRAFT)
     try:
         with os.fdopen(handle, "wb") as file:
 

@@ -14,10 +14,12 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from cairn.actors.looking import Looking, SessionFilter
 from cairn.http.access.keys import Keys, sees_all, tenant_of
+from cairn.http.access.pages import forged, is_own
 from cairn.http.adapter import STREAM_HEADERS
 from cairn.http.agents.requests import look_up_turns
 from cairn.http.explorer.feed import Feed
-from cairn.http.explorer.login import COOKIE, LOGIN_S, Logins, is_own
+from cairn.http.explorer.forget import add_forget_pages
+from cairn.http.explorer.login import COOKIE, LOGIN_S, Logins
 from cairn.http.explorer.pages import asset, page, with_policy
 from cairn.http.health import shared_objects
 from cairn.http.models import model_list
@@ -152,6 +154,8 @@ def add_explorer(
             may_see_texts=look.sees_texts(view.summary),
         )
 
+    add_forget_pages(pages, PREFIX, service, of_all, shown)
+
     @pages.get(f"{PREFIX}/events")
     async def events() -> Response:
         look, args = looking(), request.args
@@ -269,7 +273,7 @@ def add_explorer(
     @pages.post(LOGIN)
     async def log_in() -> Response:
         if not is_own(request):
-            raise _forged()
+            raise forged()
         form = parse_qs((await _form()).decode("utf-8", "replace"), keep_blank_values=True)
         key, to = form.get("key", [""])[0].strip(), _next(form.get("next", [""])[0])
         if keys is None:
@@ -293,7 +297,7 @@ def add_explorer(
     @pages.post(f"{PREFIX}/logout")
     async def log_out() -> Response:
         if not is_own(request):
-            raise _forged()
+            raise forged()
         logins.end(request)
         response = _redirected(LOGIN)
         response.delete_cookie(COOKIE, httponly=True, samesite="Strict")
@@ -413,11 +417,3 @@ def _redirected(to: str) -> Response:
     response = redirect(to, 303)
     assert isinstance(response, Response)
     return with_policy(response)
-
-
-def _forged() -> ClientError:
-    return ClientError(
-        "this form may only be sent from the server's own pages",
-        code="origin_not_allowed",
-        status=403,
-    )
