@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from cairn.actors.agents.messages import NewAgent
 from cairn.actors.errors import CannotForget, NotForgotten, RefusalError, SessionBusy
@@ -27,6 +28,7 @@ from cairn.journal.replay import Report, replay
 from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.journal.tenants import LOCAL, agent_session
+from tests.support.held_engine import Hold
 from tests.support.in_process_server import (
     ask,
     chat,
@@ -197,16 +199,19 @@ async def test_again_there_is_nothing_to_do(place: Place):
 async def test_a_session_that_answers_is_refused(place: Place):
     """Neither closed nor forgotten, and its answer is complete; after that both can be done."""
     async with place.serving() as server:
-        command = generate(chat(LONG), session_name="mine", max_tokens=200)
-        async with local(server).generate(command) as replies:
-            await anext(replies)
+        hold = Hold(server, "decode")
+        command = generate(chat(LONG), session_name="mine")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, server, command)
+            await hold.wait()
             with pytest.raises(SessionBusy, match="is answering a request"):
                 await forget(server, "mine")
             with pytest.raises(SessionBusy):
                 await local(server).sessions(of_all=False).close("mine")
-            assert 1 < len([reply async for reply in replies])
+            hold.go.set()
         await wait_idle(server)
         assert [] == place.events(ev.SessionForgotten)
+        assert [] == place.events(ev.RequestCancelled)
         await forget(server, "mine")
     assert {False} == place.readable("mine")
 

@@ -77,7 +77,11 @@ class Forgetting:
         """Whether the journal, or its keys, have a session of this id."""
         run = self._run
         keys = run.keys.subjects() if run.keys is not None else set()
-        return session in keys - {SERVER} or run.summaries.session(session) is not None
+        return (
+            SessionId(session) in run.sequencer.state.sessions  # perhaps not committed yet
+            or run.summaries.session(session) is not None
+            or session in keys - {SERVER}
+        )
 
     async def close_session(self, session: str, reason: str) -> None:
         """
