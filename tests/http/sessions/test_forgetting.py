@@ -197,9 +197,7 @@ async def test_a_page_asks_twice(tmp_path: Path):
         page = (await sent(here, "GET", f"/explorer/session?id={name}", headers=BROWSER)).text
         for what in ("close", "forget"):
             assert f'href="/explorer/session/{what}?id={name}"' in page
-            asked = await sent(
-                here, "GET", f"/explorer/session/{what}?id={name}", headers=BROWSER
-            )
+            asked = await sent(here, "GET", f"/explorer/session/{what}?id={name}", headers=BROWSER)
             assert 200 == asked.status_code
             assert f'<form method="post" action="/explorer/session/{what}">' in asked.text
             refused = await post(here, f"/explorer/session/{what}", {"id": name})

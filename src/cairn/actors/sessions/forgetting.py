@@ -60,7 +60,7 @@ _REST_S = 0.02
 
 
 class Forgetting:
-    """Closes and forgets sessions, one at a time. ``leaving`` has those that no request may name."""
+    """Closes and forgets sessions, these one at a time. ``Run.leaving`` has those under way."""
 
     def __init__(self, run: Run, models: Models) -> None:
         self._run = run

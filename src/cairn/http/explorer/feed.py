@@ -143,7 +143,6 @@ class Feed:
         if _take(tenant, recorded):
             tenant.changes += 1
 
-
     def _forget(self, session: str) -> None:
         """Drop the words of a session, also from frames that were made."""
         tenant = self._tenants.get(session_tenant(session), _Tenant())
