@@ -129,7 +129,7 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
         rows=traces.rows,
         plain=traces.plain,
         key_ids=tuple(sorted(traces.key_ids)),
-        forgotten=fold.forgotten,
+        forgotten=fold.forgotten.get(session, frozenset()),
         blocks=traces.blocks(report.state),
         removed=traces.removed(report.state),
         same_text=traces.same_text,

@@ -219,7 +219,7 @@ def _forget(
         click.echo(f"Session {name} has no keys here: it was forgotten, or has no texts.")
         return
     if found.forgotten.issuperset(stored):
-        keys.remove(stored)  # an earlier try ended before that
+        keys.remove(name, stored)  # an earlier try ended before that
         click.echo(f"Session {name} is forgotten.")
         return
     click.echo(
@@ -235,7 +235,7 @@ def _forget(
     remove_snapshot(data_dir)
     report = _reread(store)
     _append(store, report, [found.event(stored)])
-    keys.remove((*found.key_ids, *stored))
+    keys.remove(name, (*found.key_ids, *stored))
     click.echo(f"Session {name} is forgotten.")
 
 

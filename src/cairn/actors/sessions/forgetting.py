@@ -248,7 +248,7 @@ class Forgetting:
         assert keys is not None
         self._unfinished.add(session)
         try:
-            await trio.to_thread.run_sync(keys.remove, key_ids)
+            await trio.to_thread.run_sync(keys.remove, session, key_ids)
         except StoreError as error:
             raise NotForgotten(
                 session_name(session),
