@@ -10,10 +10,11 @@ import attrs
 import pytest
 
 from cairn.actors.clock import clock
-from cairn.actors.journal_keys import KeyFile
+from cairn.actors.journal_keys import KeyFile, _overwrite
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError, StoreLocked
 from cairn.journal.ledger import Ledger
+from cairn.journal.rows.sealing import SERVER
 from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 
 
@@ -27,6 +28,7 @@ def test_a_key_lasts_once_it_is_committed(path: Path):
     """A subject has one key, which another process finds after ``commit`` and not before."""
     with closing(KeyFile.open(path)) as keys:
         assert keys.is_new
+        keys.confirm()
         key = keys.key_of("s1")
         assert key is keys.key_of("s1")
         assert key is keys.get(key.id)
@@ -54,15 +56,61 @@ def test_a_removed_key_is_gone(path: Path):
     with closing(KeyFile.open(path)) as keys:
         key, kept = keys.key_of("s1"), keys.key_of("s2")
         keys.commit()
-        assert 1 == keys.remove([key.id])
-        assert 0 == keys.remove([key.id])
+        assert 1 == keys.remove("s1", [key.id])
+        assert 0 == keys.remove("s1", [key.id])
         assert None is keys.get(key.id)
         assert kept is keys.get(kept.id)
         assert keys.key_of("s1").id != key.id
         fresh = keys.key_of("s3")
-        assert 0 == keys.remove([fresh.id])  # not stored yet
+        assert 0 == keys.remove("s3", [fresh.id])  # not stored yet
         keys.commit()
         assert () == keys.ids_of("s3")
+
+
+def test_keys_of_another_stay(path: Path):
+    """A row may name any key, and its session is forgotten with its own alone."""
+    with closing(KeyFile.open(path)) as keys:
+        key, of_server = keys.key_of("s1"), keys.key_of(SERVER)
+        keys.commit()
+        assert 0 == keys.remove("s2", [key.id, of_server.id])
+        assert key is keys.get(key.id)
+        assert of_server is keys.get(of_server.id)
+
+
+def test_a_removed_key_is_in_no_log(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The rollback journal had it, and is overwritten before it goes."""
+    kept: list[tuple[bytes, bytes]] = []
+
+    def overwrite(log: Path) -> None:
+        before = log.read_bytes()
+        _overwrite(log)
+        kept.append((before, log.read_bytes()))
+
+    monkeypatch.setattr("cairn.actors.journal_keys._overwrite", overwrite)
+    with closing(KeyFile.open(path)) as keys, closing(sqlite3.connect(path)) as reader:
+        key = keys.key_of("s1")
+        keys.commit()
+        ((wrapped,),) = reader.execute("SELECT wrapped FROM keys")
+        reader.rollback()
+        keys.remove("s1", [key.id])
+        ((before, after),) = kept
+        assert (True, False) == (wrapped in before, wrapped in after)
+        assert wrapped not in path.read_bytes()
+        assert not path.with_name("keys.db-journal").exists()
+        assert (1, 1) == keys.counts()
+
+
+def test_keys_are_new_until_they_fit(path: Path):
+    """A start that was refused leaves nothing that a later one takes for the journal's keys."""
+    for _ in range(2):
+        with closing(KeyFile.open(path)) as keys:
+            assert keys.is_new
+    with closing(KeyFile.open(path)) as keys:
+        keys.confirm()
+        keys.confirm()
+    with closing(KeyFile.open(path)) as keys:
+        assert not keys.is_new
+        assert (0, 0) == keys.counts()
 
 
 def test_many_keys(path: Path):
@@ -114,7 +162,8 @@ def test_the_journal_key_may_be_elsewhere(path: Path, tmp_path: Path):
 )
 def test_another_journal_key(path: Path, tmp_path: Path, contents: bytes, words: str):
     """A wrong one is refused with what to do, and nothing is changed."""
-    KeyFile.open(path).close()
+    with closing(KeyFile.open(path)) as keys:
+        keys.confirm()
     before = path.read_bytes()
     (tmp_path / "journal-key").write_bytes(contents)
     for open_ in (KeyFile.open, KeyFile.read):
@@ -183,4 +232,4 @@ def test_keys_are_stored_before_rows(path: Path, monkeypatch: pytest.MonkeyPatch
         other.rollback()
         store.append(rows)
         assert rows == tuple(store.read())
-        assert 1 == len(keys.ids_of("server"))
+        assert 1 == len(keys.ids_of(SERVER))

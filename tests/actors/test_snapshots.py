@@ -99,6 +99,35 @@ def test_a_snapshot_that_was_changed_is_not_used(file: SnapshotFile):
     assert len(store.rows) == rows_read(store, file)
 
 
+def test_a_draft_is_removed(file: SnapshotFile):
+    """What a server that was killed while it wrote has left has texts, too."""
+    store = MemoryStore(journals.healthy())
+    file.write(snapshot_at(store, 10))
+    draft = file.path.with_name(f".{file.path.name}.abc.new")
+    draft.write_bytes(b"the first half")
+    assert file.read(store) is not None
+    assert [file.path] == list(file.path.parent.iterdir())
+
+
+@pytest.mark.parametrize("older", [(2, 1), (3, 0)], ids=["made", "removed"])
+def test_a_snapshot_with_older_keys_is_not_used(file: SnapshotFile, older: tuple[int, int]):
+    """
+    Keys that were restored from before it miss sessions of rows that would not be read, or have
+    those that were forgotten since.
+    """
+    store = MemoryStore(journals.healthy())
+    now = (3, 1)
+    counted = SnapshotFile(file.path, lambda: now)
+    counted.write(snapshot_at(store, 10))
+    assert counted.read(store) is not None
+    now = (4, 2)
+    assert counted.read(store) is not None
+    now = older
+    with structlog.testing.capture_logs() as logged:
+        assert counted.read(store) is None
+    assert ["the keys of the journal are older than it"] == [line["fact"] for line in logged]
+
+
 def _pruned(store: MemoryStore) -> MemoryStore:
     taken = snapshot_at(store, 12)
     return MemoryStore(store.rows[12:], base_of(taken.state, taken.place.head))

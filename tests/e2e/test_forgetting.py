@@ -1,9 +1,16 @@
-"""A server seals what it journals, and a session is forgotten between two of its runs."""
+"""A server seals what it journals; a session is forgotten between two of its runs, or in one."""
 
 from pathlib import Path
 
 from cairn.journal import events as ev
-from tests.support.subprocess_server import ask, recorded, run_ops, started, user
+from tests.support.subprocess_server import (
+    ask,
+    eventually,
+    recorded,
+    run_ops,
+    started,
+    user,
+)
 
 
 def test_a_conversation_is_forgotten(tmp_path: Path, model_directory: Path):
@@ -40,11 +47,59 @@ def test_a_conversation_is_forgotten(tmp_path: Path, model_directory: Path):
         answer = ask(again, user(words), max_tokens=8)
         assert first.bits == answer.bits
         assert other.bits == ask(again, user("Another thing."), max_tokens=8).bits
-        busy, _, words_of = run_ops("forget", session, "--data-dir", home, "--yes")
-        assert 2 == busy
-        assert "A server (process" in words_of
+        code, out, _ = run_ops("forget", session, "--data-dir", home, "--yes")
+        assert (0, True) == (code, "has no keys here" in out)
         again.wait_idle()
         assert 0 == again.stop()
     mine = [one for one in recorded(home) if getattr(one.event, "session", None) == session]
     assert any(one.unread is not None for one in mine)
+    assert 4 == run_ops("verify", "--data-dir", home)[0]
+
+
+KEY, ALICES = "operator-key-0123", "alices-key-456789"
+
+
+def test_a_running_server_is_asked(tmp_path: Path, model_directory: Path):
+    """
+    `ops forget` has the running server forget a session, with the operator's key: its texts and its
+    block files go at once, the server goes on, and computes the same answer again.
+    """
+    home = tmp_path / "home"
+    words = "The stone of Zanport is blue. " * 20
+    options = ("--model", model_directory, "--api-key", f"local={KEY}")
+    options = (*options, "--api-key", f"alice={ALICES}")
+    with started(home, *options) as server:
+        server.use_key(ALICES)
+        first = ask(server, user(words), max_tokens=8, session_id="mine")
+        server.use_key(KEY)
+        server.wait_idle()
+        eventually(lambda: any((home / "blocks").rglob("*.safetensors")))
+        session = "@alice/mine"
+        asked = ("forget", session, "--data-dir", home, "--yes")
+        code, out, err = run_ops(*asked)
+        assert (2, True) == (code, "Give the API key" in err), out + err
+        code, out, err = run_ops(*asked, env={"CAIRN_API_KEY": ALICES})
+        assert (2, True) == (code, "(404)" in err), out + err
+        code, out, err = run_ops("forget", "nowhere", *asked[2:], env={"CAIRN_API_KEY": KEY})
+        assert (2, True) == (code, "No session nowhere" in err), out + err
+
+        code, out, err = run_ops(*asked, env={"CAIRN_API_KEY": KEY})
+
+        assert 0 == code, out + err
+        assert f"Session {session} is forgotten." in out
+        mine = [one for one in server.recorded() if getattr(one.event, "session", None) == session]
+        assert {False} == {
+            one.unread is None for one in mine if isinstance(one.event, ev.RequestReceived)
+        }
+        assert not any((home / "blocks").rglob("*.safetensors*"))
+        (acted,) = server.events(ev.OperatorActed, action="forget")
+        assert f"session {session}" == acted.detail
+        server.use_key(ALICES)
+        again = ask(server, user(words), max_tokens=8, session_id="mine")
+        server.use_key(KEY)
+        assert (first.bits, 0) == (again.bits, again.cached_tokens)
+        code, out, _ = run_ops("sessions", "--data-dir", home)
+        assert 0 == code
+        server.wait_idle()
+        assert 0 == server.stop()
     assert 4 == run_ops("verify", "--data-dir", home)[0]

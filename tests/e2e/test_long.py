@@ -58,7 +58,9 @@ def test_a_thousand_streams(start: Start, cold: Serving) -> None:
     talks = [[user(f"{chance.choice(begins)}Number {place}?")] for place in range(STREAMS)]
     leaves = [chance.randint(0, 4) if place % 3 == 0 else None for place in range(STREAMS)]
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        streams = list(threads.map(lambda one: leaving(server, *one), zip(talks, leaves, strict=True)))
+        streams = list(
+            threads.map(lambda one: leaving(server, *one), zip(talks, leaves, strict=True))
+        )
 
     stayed = [(s, talk) for s, talk, n in zip(streams, talks, leaves, strict=True) if n is None]
     assert Counter(stream.status for stream in streams) == {200: STREAMS}

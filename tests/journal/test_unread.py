@@ -4,6 +4,7 @@ that is right is called wrong.
 """
 
 import hashlib
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 from cairn.journal import events as ev
 from cairn.journal.keys import ids_bytes
 from cairn.journal.replay import Report, replay
-from cairn.journal.rows.codec import GENESIS, Row, decode, encode, opened
+from cairn.journal.rows.codec import GENESIS, Row, decode, encode, opened, row_hash
 from cairn.journal.rows.sealing import SERVER, Key, key_id, subject_of
 from cairn.journal.state import State
+from cairn.journal.tenants import session_tenant
 from cairn.journal.unread import is_placeholder, placeholders
+from tests.support.journals import Builder
 
 from .model import TAPES, played, profile, tape
 from .test_histories import EXPECTED, base_of_history, rows_of
@@ -252,3 +255,103 @@ def test_a_length_that_no_server_writes():
     """A row that claims a prompt of any length takes no memory for it."""
     assert len(placeholders(1, 0, 10**15)) < 10**7
     assert () == placeholders(1, 5, 2)
+
+
+# --- what seals the rows --------------------------------------------------------------------------
+
+
+def chained(rows: Iterable[Row]) -> list[Row]:
+    """Rows with the chain that an attacker gives them."""
+    found: list[Row] = []
+    for row in rows:
+        before = found[-1].hash if found else GENESIS
+        digest = hashlib.sha256(row.private).hexdigest() if row.private is not None else ""
+        linked = attrs.evolve(row, previous_hash=before, private_digest=digest)
+        found.append(attrs.evolve(linked, hash=row_hash(linked)))
+    return found
+
+
+def forgotten(rows: Sequence[Row], session: str, key_ids: tuple[str, ...]) -> list[Row]:
+    """The rows, and one more that says that a session was forgotten with these keys."""
+    event = ev.SessionForgotten(
+        of_session=session,
+        tenant=session_tenant(session),
+        key_ids=key_ids,
+        rows=1,
+        blocks=(),
+        removed=(),
+        same_text=(),
+    )
+    last = decode(rows[-1])
+    recorded = attrs.evolve(last, position=last.position + 1, stream="server", event=event)
+    servers = [row.seq for row in rows if row.stream == "server"]
+    recorded = attrs.evolve(recorded, seq=servers[-1] + 1, event_id=str(uuid.UUID(int=1)))
+    return [*rows, encode(recorded, rows[-1].hash)]
+
+
+def closed() -> list[Row]:
+    """A sealed journal of sessions that are closed."""
+    made = Builder()
+    made.start()
+    made.turn("s1", "r1", ["Hello"], range(11, 21), (21, 22))
+    made.turn("s2", "r2", ["Good day"], range(31, 41), (41, 42))
+    made.stop()
+    for session in ("s1", "s2"):
+        made.propose(ev.SessionClosed(session=session, reason="its client closed it"))
+    assert made.bug is None
+    return sealed(made.rows)
+
+
+def test_a_session_is_forgotten_with_its_own_key():
+    """With that of another session, or of the server, nothing is forgotten."""
+    rows = closed()
+    assert [] == news(replay(forgotten(rows, "s1", (key_of("s1").id,))))
+    for whose in ("s2", SERVER):
+        ((_, message),) = news(replay(forgotten(rows, "s1", (key_of(whose).id,))))
+        assert "with the key of another" in message
+
+
+def test_an_agent_that_never_was_is_not_forgotten():
+    """Its name alone is no session."""
+    rows = forgotten(closed(), "agent/never-was", (key_of("agent/never-was").id,))
+    ((_, message),) = news(replay(rows))
+    assert "never was" in message
+
+
+def test_a_key_is_of_one_session():
+    """Rows that were sealed again with the key of another session are found without keys."""
+    rows = closed()
+    again = []
+    for row in rows:
+        of = subject_of(decode(row).event)
+        key = key_of("s1" if of == "s2" else of)
+        again.append(encode(decode(row), again[-1].hash if again else GENESIS, key))
+    assert "the key of another session" in news(replay(stored(again, ())))[0][1]
+
+
+def test_a_plain_payload_among_sealed_ones():
+    """It needs no key to be written, so it is no evidence; before the first sealed row it is."""
+    rows = closed()
+    plain = [
+        attrs.evolve(row, private=row.plain, opened=None)
+        if row.kind == "request_received" and row.stream == "session/s2"
+        else row
+        for row in rows
+    ]
+    ((_, message),) = news(replay(chained(plain)))
+    assert "a private payload is plain" in message
+    begun = next(place for place, row in enumerate(rows) if row.stream == "session/s2")
+    first = [attrs.evolve(row, private=row.plain, opened=None) for row in rows[:begun]]
+    assert [] == news(replay(chained([*first, *rows[begun:]])))
+
+
+def test_a_payload_is_of_its_row():
+    """Another row cannot be given the payload of one, though its id comes with it."""
+    rows = closed()
+    first, second = (place for place, row in enumerate(rows) if row.kind == "request_received")
+    keys = {key.id: key for key in map(key_of, ("s1", "s2"))}
+    moved = attrs.evolve(
+        rows[second], private=rows[first].private, event_id=rows[first].event_id, opened=None
+    )
+    assert b"" == opened(moved, keys).opened
+    assert opened(attrs.evolve(rows[first], opened=None), keys).opened

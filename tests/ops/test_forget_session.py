@@ -21,6 +21,8 @@ from cairn.journal.rows.sealing import subject_of
 from cairn.journal.rows.store_sql import SqlStore, journal_url
 from cairn.journal.tenants import agent_session
 from cairn.ops import forget as ops_forget
+from tests.support.forgetting_killed import PLACES as KILLED
+from tests.support.forgetting_killed import killed
 from tests.support.journals import NOTES, TENANT, Builder, healthy
 from tests.support.journals import stored as with_turns
 
@@ -128,6 +130,14 @@ def test_an_export_with_keys_stays_readable(run: Any, folder: Path, tmp_path: Pa
     beside.write_text("not keys")
     assert 2 == run("verify", export).exit_code
     assert 2 == run("export", "--with-keys").exit_code
+
+
+def test_what_a_snapshot_left_goes(run: Any, folder: Path):
+    """A snapshot whose writing was cut short has texts, too."""
+    draft = folder / ".snapshot.abc.new"
+    draft.write_bytes(b"texts")
+    assert 0 == run("forget", "s1", "--yes").exit_code
+    assert not draft.exists()
 
 
 def test_it_asks_first(run: Any, folder: Path):
@@ -272,6 +282,26 @@ def test_cut_short(run: Any, folder: Path, place: str):
     assert 1 == sum(isinstance(event, ev.SessionForgotten) for event in events)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "where", [one for one in KILLED if "block" not in one and "file" not in one]
+)
+def test_killed(run: Any, folder: Path, where: str):
+    """A process that is killed leaves the same as one that ends by an exception."""
+    (folder / "snapshot").write_bytes(b"texts")
+    killed(where, "ops", "forget", "s1", "--yes", env={"CAIRN_DATA_DIR": str(folder)})
+    gone = where == "after the keys went"
+    assert (4 if gone else 0) == run("verify").exit_code
+    assert gone != readable(folder, "s1")
+    assert 0 == run("forget", "s1", "--yes").exit_code
+    assert not readable(folder, "s1")
+    assert readable(folder, "s2")
+    assert not (folder / "snapshot").exists()
+    events = [decode(row).event for row in rows_in(folder)]
+    assert 1 == sum(isinstance(event, ev.SessionForgotten) for event in events)
+    assert 4 == run("verify").exit_code
+
+
 def test_a_start_finishes_it(run: Any, folder: Path):
     """If only the key is left, the next start of the server removes it."""
     with pytest.MonkeyPatch.context() as patched:
@@ -290,14 +320,19 @@ def test_a_start_finishes_it(run: Any, folder: Path):
 
 
 def test_a_start_without_the_keys_is_refused(folder: Path):
-    """A server whose keys are not those of its journal would miss texts, and refuses."""
+    """
+    A server whose keys are not those of its journal would miss texts, and refuses, as often as it
+    starts: no snapshot is used in place of the rows.
+    """
     (folder / "keys.db").unlink()
-    with (
-        closing(KeyFile.open(folder / "keys.db")) as keys,
-        closing(SqlStore.open(journal_url(folder), keys=keys)) as store,
-        pytest.raises(JournalBroken, match="their keys are missing"),
-    ):
-        start_journal(store, None, no_progress, lambda: None, keys)
+    for _ in range(2):
+        with (
+            closing(KeyFile.open(folder / "keys.db")) as keys,
+            closing(SqlStore.open(journal_url(folder), keys=keys)) as store,
+        ):
+            assert keys.is_new
+            with pytest.raises(JournalBroken, match="their keys are missing"):
+                start_journal(store, None, no_progress, lambda: None, keys)
 
 
 def test_verify_without_keys(run: Any, folder: Path):

@@ -247,6 +247,9 @@ class FakeEngine(Engine):
             return None
         return self._file_report(key, "", self._files.pop(key).bytes)
 
+    def drop_aside(self, keys: Collection[str]) -> None:
+        """It sets no file aside."""
+
     def _get(self, slab: int) -> list[int]:
         if slab not in self._slabs:
             raise EngineFault(f"slab {slab} is not held")

@@ -202,6 +202,7 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
         summaries=run.summaries,
         limits=limits,
         model=facts,
+        leaving=run.leaving,
     )
     if settings.blocks_folder is not None:
         folder, budget = settings.blocks_folder, settings.disk_bytes
@@ -313,7 +314,8 @@ async def _run(
     """
     A run of the server: checks the journal, and records the start and in the end the stop.
     """
-    file = SnapshotFile(settings.snapshot) if settings.snapshot is not None else None
+    counts = settings.keys.counts if settings.keys is not None else None
+    file = SnapshotFile(settings.snapshot, counts) if settings.snapshot is not None else None
     usable = None if settings.fold_all else file
     # It raises StartGivenUp within a moment, so it is not left to itself if this is cancelled.
     try:
@@ -380,6 +382,9 @@ async def _run(
             boot=new_id(),
             earlier=earlier,
             progress=progress,
+            keys=settings.keys,
+            reader=settings.reader,
+            snapshot=file,
         )
         try:
             starting.check()

@@ -12,6 +12,8 @@ Grouped by whose fault it is, with the status that a client gets::
       |- AgentExists        409  an agent of this name exists
       |- AgentBusy          409  the agent is busy; the client may try again
       |- TooManyAgents      409  the tenant has as many agents as it may have
+      |- SessionBusy        409  the session is answering, or being forgotten; may be tried again
+      |- CannotForget       409  the session cannot be forgotten as things are
       |  the load's: the client may try again
       |- QueueFull          429  too many requests wait
       |- NoMemory           503  the KV cache does not fit, and no request will make room
@@ -19,6 +21,7 @@ Grouped by whose fault it is, with the status that a client gets::
       |  the operator's or the machine's: the client may try again
       |- ModelNotLoaded     503  the model cannot be loaded
       |- CannotRecord        503  the journal takes no rows: full disk, lock, lost connection
+      |- NotForgotten        503  what is left of a session cannot be removed now
       |- StillStarting      503  the server is starting
       |- Stopping           503  the server is stopping
       |  ours
@@ -149,6 +152,19 @@ class TooManyAgents(RefusalError):
         super().__init__(f"there are {most} agents, which is the limit; delete one first")
 
 
+class SessionBusy(RefusalError):
+    """The session is at work. The same request succeeds once it is not."""
+
+    retry_after_s = 1
+
+    def __init__(self, name: str, fact: str) -> None:
+        super().__init__(f"session {name!r} {fact}; try again in a moment")
+
+
+class CannotForget(RefusalError):
+    """The session cannot be forgotten as things are. Nothing was changed."""
+
+
 # --- the load's -----------------------------------------------------------------------------------
 
 
@@ -234,6 +250,15 @@ class CannotRecord(RefusalError):
         super().__init__(f"{fact}, so no request can be recorded; try again {when}")
         self.reason = reason
         self.retry_after_s = retry_after_s
+
+
+class NotForgotten(RefusalError):
+    """Something of a session cannot be removed now. The same request goes on where this ended."""
+
+    retry_after_s = 10
+
+    def __init__(self, name: str, fact: str, *, hint: str = "send the same request again") -> None:
+        super().__init__(f"session {name!r} is not forgotten yet: {fact}; {hint}")
 
 
 class StillStarting(RefusalError):

@@ -4,8 +4,10 @@ The keys of a journal's private fields: a small database beside the journal, and
 1. Each key is wrapped by the *journal key*, which is in a file of its own and may be on another
    disk. The database says where that file was last.
 2. A key is stored before a row that it seals: ``SqlStore`` calls ``commit`` before its own.
-3. A removed key is overwritten (``secure_delete``), and no log keeps it. That reaches neither
-   backups nor what a disk keeps of overwritten blocks.
+3. A removed key is overwritten (``secure_delete``), in SQLite's rollback journal too. That reaches
+   neither backups nor what a disk keeps of overwritten blocks.
+4. The database counts the keys that it ever got and lost, so that an older copy of it is found out:
+   a snapshot of the journal has the counts of its time.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS keys (id TEXT PRIMARY KEY, subject TEXT NOT NULL, wrapped BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS keys_subject ON keys (subject);
 CREATE TABLE IF NOT EXISTS wrapped_by (known BLOB NOT NULL, place TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS counts (made INTEGER NOT NULL, removed INTEGER NOT NULL);
 """
 
 
@@ -43,13 +46,18 @@ class KeyFile:
     writes the journal.
 
     Attributes:
-        is_new: whether it was made now, so that it has no key of an earlier row.
+        is_new: whether it was not ``confirm``ed before, so that it has no key of an earlier row.
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, path: Path, journal_key: bytes, is_new: bool = False
+        self, connection: sqlite3.Connection, path: Path, journal_key: bytes, place: str | None
     ) -> None:
-        self.is_new = is_new
+        """
+        Args:
+            place: of the file with the journal key, to be stored by ``confirm``; None if it is.
+        """
+        self.is_new = place is not None
+        self._place = place
         self._connection = connection
         self._path = path
         self._journal_key = journal_key
@@ -61,7 +69,8 @@ class KeyFile:
     @classmethod
     def open(cls, path: Path, journal_key: Path | None = None) -> KeyFile:
         """
-        Open the keys for a server, and make what is missing at its first start.
+        Open the keys for a server, and make what is missing at its first start. They are new until
+        ``confirm`` says that they fit the journal.
 
         Args:
             path: of the database.
@@ -80,17 +89,14 @@ class KeyFile:
                 secret = _secret_of(place, path, may_make=known is None)
                 # A data directory may be moved as a whole.
                 named = place.name if place.parent == path.absolute().parent else str(place)
-                if known is None:
-                    wrapped = aes_key_wrap(secret, _KNOWN)
-                    connection.execute("INSERT INTO wrapped_by VALUES (?, ?)", (wrapped, named))
-                else:
+                if known is not None:
                     _require(secret, known[0], place, path)
                     connection.execute("UPDATE wrapped_by SET place = ?", (named,))
-                connection.commit()
+                    connection.commit()
             except BaseException:
                 connection.close()
                 raise
-        return cls(connection, path, secret, is_new=known is None)
+        return cls(connection, path, secret, named if known is None else None)
 
     @classmethod
     def read(cls, path: Path) -> KeyFile | None:
@@ -114,7 +120,29 @@ class KeyFile:
             except BaseException:
                 connection.close()
                 raise
-        return cls(connection, path, secret)
+        return cls(connection, path, secret, None)
+
+    def confirm(self) -> None:
+        """
+        Say that the keys fit the journal. Until then, or until one is stored, the next start takes
+        them for new.
+        """
+        with self._lock, _errors(self._path), self._connection:
+            self._confirm()
+
+    def _confirm(self) -> None:
+        if self._place is None:
+            return
+        wrapped = aes_key_wrap(self._journal_key, _KNOWN)
+        self._connection.execute("INSERT INTO wrapped_by VALUES (?, ?)", (wrapped, self._place))
+        self._connection.execute("INSERT INTO counts VALUES (0, 0)")
+        self._place = None
+
+    def counts(self) -> tuple[int, int]:
+        """How many keys were ever stored, and removed."""
+        with self._lock, _errors(self._path):
+            row = self._connection.execute("SELECT made, removed FROM counts").fetchone()
+            return row or (0, 0)
 
     def close(self) -> None:
         """Close the database."""
@@ -159,7 +187,9 @@ class KeyFile:
                 for subject, key in self._new
             ]
             with _errors(self._path), self._connection:
+                self._confirm()
                 self._connection.executemany("INSERT INTO keys VALUES (?, ?, ?)", values)
+                self._connection.execute("UPDATE counts SET made = made + ?", (len(values),))
             self._new.clear()
 
     def subjects(self) -> set[str]:
@@ -174,20 +204,35 @@ class KeyFile:
             stored = [key_id for (key_id,) in rows]
             return tuple(sorted({*stored, *(key.id for of, key in self._new if of == subject)}))
 
-    def remove(self, key_ids: Iterable[str]) -> int:
-        """Remove keys for good; returns how many were there. What they sealed is unreadable."""
+    def remove(self, subject: str, key_ids: Iterable[str]) -> int:
+        """
+        Remove keys for good; returns how many were there. What they sealed is unreadable.
+
+        Args:
+            subject: whose they are. Those of others stay, whatever a row says.
+        """
+        gone = {(subject, key_id) for key_id in key_ids}
         with self._lock, _errors(self._path):
-            gone = set(key_ids)
-            with self._connection:
-                removed = sum(
-                    self._connection.execute("DELETE FROM keys WHERE id = ?", (key_id,)).rowcount
-                    for key_id in sorted(gone)
-                )
-            self._new = [(of, key) for of, key in self._new if key.id not in gone]
-            self._by_id = {name: key for name, key in self._by_id.items() if name not in gone}
+            # The rollback journal has the key, and stays until it is overwritten.
+            self._connection.execute("PRAGMA journal_mode = PERSIST")
+            try:
+                with self._connection:
+                    removed = sum(
+                        self._connection.execute(
+                            "DELETE FROM keys WHERE subject = ? AND id = ?", one
+                        ).rowcount
+                        for one in sorted(gone)
+                    )
+                    self._connection.execute("UPDATE counts SET removed = removed + ?", (removed,))
+            finally:
+                _overwrite(self._path.with_name(f"{self._path.name}-journal"))
+                self._connection.execute("PRAGMA journal_mode = DELETE")
+            left = {key.id for of, key in self._new if (of, key.id) not in gone}
             self._by_subject = {
-                of: key for of, key in self._by_subject.items() if key.id not in gone
+                of: key for of, key in self._by_subject.items() if (of, key.id) not in gone
             }
+            self._new = [(of, key) for of, key in self._new if key.id in left]
+            self._by_id = {key.id: key for key in self._by_subject.values()}
             return removed
 
     def _found(self, query: str, name: str) -> Key | None:
@@ -228,6 +273,14 @@ def _connected(path: Path, *, read_only: bool) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = EXTRA")
         connection.execute("PRAGMA secure_delete = ON")
     return connection
+
+
+def _overwrite(path: Path) -> None:
+    """Fill a file with zeros. Does nothing if there is none."""
+    with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _place_of(path: Path, known: tuple[bytes, str] | None, named: Path | None) -> Path:

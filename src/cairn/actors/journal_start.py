@@ -59,8 +59,12 @@ def start_journal(
     folds = Folds(begins, store.base() if begins is None else None)
     fold = read_journal(store, progress, begins=begins, folds=folds, check=check)
     _require_keys(fold)
-    if keys is not None and fold.forgotten:
-        keys.remove(fold.forgotten)
+    if keys is not None:
+        keys.confirm()
+        for session, key_ids in fold.forgotten.items():
+            keys.remove(session, key_ids)
+        if fold.forgotten and file is not None and begins is not None:
+            file.remove()  # it is of a row before that, and has texts of the session
     outside = attrs.evolve(clock(), key_of=keys.key_of if keys is not None else None)
     ledger = Ledger(outside, state=fold.state, head=fold.report().head)
     _ = ledger.order  # computed now, on this thread
@@ -75,7 +79,7 @@ def _require_keys(fold: Replay) -> None:
     if missing:
         raise JournalBroken(
             f"the texts of {missing} rows cannot be read: their keys are missing, and no row says "
-            "that they were forgotten. Nothing was changed. Restore `keys.db` and "
+            "that they were forgotten. The journal was not changed. Restore `keys.db` and "
             "`journal-key` from a backup, or start with a different --data-dir."
         )
 

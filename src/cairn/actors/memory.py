@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Protocol
 
@@ -485,6 +486,33 @@ class Memory:
                 return await self._drop(key, reason="expired") or block.present
             return block.present
 
+    async def forget(self, keys: Collection[str], still_own: Callable[[str], bool]) -> str | None:
+        """
+        Remove blocks of a closed session from memory and disk, the last ones of their chains first,
+        and what was set aside of their files.
+
+        Args:
+            still_own: whether no other session has a block by now; called before each.
+
+        Returns:
+            Why something of them is left, as the end of a sentence; None if nothing is.
+        """
+        known = self._sequencer.state.blocks
+        for key in sorted(keys, key=lambda key: known[key].start, reverse=True):
+            async with self.eviction_lock, self._blocks:
+                block = self._sequencer.state.blocks[key]
+                if not still_own(key):
+                    continue
+                if self._sequencer.state.is_pinned(key):
+                    return "a session works with a block of it"
+                if block.present:
+                    await self._engine.call(methodcaller("evict", key), self._evicted)
+                if block.file_bytes is not None and not await self._drop(key):
+                    return "the disk refuses to remove the file of a block"
+        own = [key for key in keys if still_own(key)]
+        left = await self._engine.call(lambda mlx: mlx.drop_aside(own), _same)
+        return None if left is None else f"the disk refuses to remove a file ({left.reason})"
+
     # --- blocks in memory ------------------------------------------------------------------------
 
     def _present(self, key: str) -> bool:
@@ -644,3 +672,8 @@ class Memory:
 
 def _noop(report: object) -> None:
     """Nothing to record: the journal never knew of it."""
+
+
+def _same(report: UnremovedReport | None) -> UnremovedReport | None:
+    """Nothing to record: the journal does not know of it any more."""
+    return report

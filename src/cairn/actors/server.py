@@ -26,6 +26,7 @@ from cairn.actors.requests.messages import (
     Statistics,
     StoredTurn,
 )
+from cairn.actors.sessions.forgetting import Forgetting, TenantSessions
 from cairn.actors.statistics import contexts
 from cairn.journal.events import Recorded
 
@@ -42,10 +43,11 @@ class Server:
     def __init__(self, run: Run, models: Models) -> None:
         self._run = run
         self._models = models
+        self._forgetting = Forgetting(run, models)
 
     def for_tenant(self, tenant: str) -> TenantServer:
         """The server as one tenant sees it."""
-        return TenantServer(self._run, self._models, tenant)
+        return TenantServer(self._run, self._models, self._forgetting, tenant)
 
     @property
     def facts(self) -> ServerFacts:
@@ -100,6 +102,7 @@ class Server:
         Refuse new requests, end those that wait for a model, and let running requests finish within
         the limit. On return all of it is in the journal, and the blocks in memory are in files.
         """
+        self._forgetting.close()
         await self._models.drain()
 
 
@@ -109,6 +112,7 @@ class TenantServer:
 
     _run: Run
     _models: Models
+    _forgetting: Forgetting
     _tenant: str
 
     @property
@@ -144,6 +148,15 @@ class TenantServer:
             sequencer=run.sequencer,
             writer=run.writer,
         )
+
+    def sessions(self, *, of_all: bool) -> TenantSessions:
+        """
+        The sessions that the tenant may close and have forgotten.
+
+        Args:
+            of_all: whether these are those of all tenants.
+        """
+        return TenantSessions(self._forgetting, self._tenant, of_all)
 
     def facts_of(self, requested_model: str) -> ServerFacts:
         """Facts about the model that answers a request for this name."""

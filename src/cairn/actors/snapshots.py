@@ -3,8 +3,8 @@ Stores snapshots of the fold in a file of the data directory, so that the next s
 rows after it. See ``cairn.journal.rows.snapshots``.
 
 1. A snapshot is used if the file is as it was written, its owner alone can write it, this code
-   wrote it, and the journal has the row after which it was made, unchanged. Otherwise the log says
-   why not, and the whole journal is folded.
+   wrote it, the journal has the row after which it was made, unchanged, and its keys are no older
+   copy. Otherwise the log says why not, and the whole journal is folded.
 2. One is written when the server stops, and while it runs every so many rows: so few that a start
    after a crash is quick, and so many that snapshots take a small part of what is written.
 3. Trio's thread takes what is to be written, which copies no more than the places of stored turns.
@@ -20,7 +20,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,7 @@ import trio
 import cairn
 import cairn.journal
 from cairn.actors.models.self_tests import code_hash
-from cairn.journal.events import JournalPruned, Recorded
+from cairn.journal.events import JournalPruned, Recorded, SessionForgotten
 from cairn.journal.rows.snapshots import Folds, Snapshot, pieces, snapshot_of, unusable
 from cairn.journal.rows.store import Store
 from cairn.journal.state import State
@@ -44,8 +44,10 @@ ROWS_MIN = 10_000
 BYTES_A_ROW = 1024
 """The most bytes of snapshots for each row, on average, while a server runs."""
 
+_DRAFT = ".new"
 _FORMAT = 1
 _LENGTH_BYTES = 4
+_COUNT_BYTES = 8
 _DIGEST_BYTES = 32
 
 
@@ -55,20 +57,29 @@ class _Unusable(Exception):
 
 @attrs.frozen
 class SnapshotFile:
-    """The file with the last snapshot. Its folder exists."""
+    """
+    The file with the last snapshot. Its folder exists.
+
+    Attributes:
+        key_counts: how many of the journal's keys were ever stored, and removed; None if it has
+            none.
+    """
 
     path: Path
+    key_counts: Callable[[], tuple[int, int]] | None = None
 
     def read(self, store: Store, check: Callable[[], None] = lambda: None) -> Snapshot | None:
         """
         The snapshot, if there is one that may be used for this journal. One that may not is
-        removed, because it may have texts that were pruned.
+        removed, because it may have texts that were pruned, and so is what a writer that was
+        killed has left.
 
         Args:
             check: called again and again; what it raises ends the reading.
         """
+        _remove(self._drafts())
         try:
-            content = _content(self.path)
+            content = _content(self.path, self._counts())
             found = snapshot_of(_pieces_in(content, check))
             place = found.place
             base = store.base()
@@ -100,7 +111,7 @@ class SnapshotFile:
             Its size in bytes; None if it could not be written, which is logged.
         """
         try:
-            return _write(self.path, snapshot)
+            return _write(self.path, snapshot, self._counts())
         except OSError as error:
             log.warning(
                 "no snapshot is stored, so the next start reads more of the journal",
@@ -109,10 +120,18 @@ class SnapshotFile:
             )
             return None
 
-    def remove(self) -> None:
-        """Remove it, if it is there and can be removed."""
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
+    def _counts(self) -> tuple[int, int]:
+        return self.key_counts() if self.key_counts is not None else (0, 0)
+
+    def remove(self) -> str | None:
+        """
+        Remove it, and what was left when writing one was cut short. Why it is left, if it cannot be
+        removed; None if nothing is.
+        """
+        return _remove([self.path, *self._drafts()])
+
+    def _drafts(self) -> list[Path]:
+        return list(self.path.parent.glob(f".{self.path.name}.*{_DRAFT}"))
 
 
 class Snapshots:
@@ -137,6 +156,7 @@ class Snapshots:
         self._folds = folds
         self._now = now
         self._last = last
+        self._forgot_at = 0
         self._rows = ROWS_MIN
         self._awaited: tuple[State, str] | None = None
         self._wake = trio.Event()
@@ -146,10 +166,13 @@ class Snapshots:
 
     def see(self, recorded: Recorded) -> None:
         """
-        Take a snapshot if one is due. Rows that are not committed yet are awaited. After a prune
-        one is due at once, and the one before, which has texts of the removed rows, goes.
+        Take a snapshot if one is due. Rows that are not committed yet are awaited. After a prune,
+        or when a session was forgotten, one is due at once, and the one before, which has texts
+        that are to go, goes.
         """
-        if isinstance(recorded.event, JournalPruned):
+        if isinstance(recorded.event, SessionForgotten):
+            self._forgot_at = recorded.position
+        if isinstance(recorded.event, JournalPruned | SessionForgotten):
             self._file.remove()
             self._last = -self._rows
             self._awaited = None
@@ -186,8 +209,9 @@ class Snapshots:
             self._taken = None
             self._last = snapshot.place.position
             pruned = self._folds.pruned
-            if pruned is not None and snapshot.place.base_digest != pruned[1].base_digest:
-                # Rows were pruned while it was written, and it has their texts.
+            is_old = pruned is not None and snapshot.place.base_digest != pruned[1].base_digest
+            if is_old or snapshot.place.position < self._forgot_at:
+                # Rows were pruned, or a session forgotten, while it was written: it has texts.
                 self._file.remove()
                 self._last = -self._rows
             if size is not None:
@@ -196,8 +220,19 @@ class Snapshots:
 
 # --- the file ------------------------------------------------------------------------------------
 #
-# A line of JSON with what wrote it, the pieces, each with its length before it, and the SHA-256 of
-# all that.
+# A line of JSON with what wrote it, how many keys the journal had got and lost, the pieces, each
+# with its length before it, and the SHA-256 of all that.
+
+
+def _remove(paths: Iterable[Path]) -> str | None:
+    """Remove files. Why one of them is left; None if none is."""
+    left = None
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            left = f"{path}: {error.strerror}"
+    return left
 
 
 def _header() -> bytes:
@@ -206,13 +241,17 @@ def _header() -> bytes:
     return f"cairn snapshot {json.dumps(written_by)}\n".encode()
 
 
-def _content(path: Path) -> memoryview:
+def _content(path: Path, counts: tuple[int, int]) -> memoryview:
     """
     The pieces in a file.
 
+    Args:
+        counts: of the journal's keys now.
+
     Raises:
         OSError: it cannot be read.
-        _Unusable: others may have written it, it is damaged, or other code wrote it.
+        _Unusable: others may have written it, it is damaged, other code wrote it, or keys that it
+            was written with are not here.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
@@ -228,7 +267,14 @@ def _content(path: Path) -> memoryview:
     header = _header()
     if bytes(signed[: len(header)]) != header:
         raise _Unusable("another version of Cairn wrote it")
-    return signed[len(header) :]
+    begins = len(header) + 2 * _COUNT_BYTES
+    before = (
+        int.from_bytes(signed[at : at + _COUNT_BYTES], "big")
+        for at in (len(header), len(header) + _COUNT_BYTES)
+    )
+    if any(now < then for now, then in zip(counts, before, strict=True)):
+        raise _Unusable("the keys of the journal are older than it")
+    return signed[begins:]
 
 
 def _pieces_in(content: memoryview, check: Callable[[], None]) -> Iterator[bytes]:
@@ -240,10 +286,10 @@ def _pieces_in(content: memoryview, check: Callable[[], None]) -> Iterator[bytes
         yield bytes(content[begins:at])
 
 
-def _write(path: Path, snapshot: Snapshot) -> int:
+def _write(path: Path, snapshot: Snapshot, counts: tuple[int, int]) -> int:
     """Write a file that its owner alone can read, and put it in place."""
     digest = hashlib.sha256()
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".new")
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_DRAFT)
     try:
         with os.fdopen(handle, "wb") as file:
 
@@ -251,7 +297,7 @@ def _write(path: Path, snapshot: Snapshot) -> int:
                 digest.update(part)
                 file.write(part)
 
-            put(_header())
+            put(_header() + b"".join(one.to_bytes(_COUNT_BYTES, "big") for one in counts))
             for piece in pieces(snapshot):
                 put(len(piece).to_bytes(_LENGTH_BYTES, "big") + piece)
             file.write(digest.digest())

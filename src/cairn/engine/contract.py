@@ -299,6 +299,15 @@ class Engine(Protocol):
             None if it has none.
         """
 
+    @abstractmethod
+    def drop_aside(self, keys: Collection[str]) -> UnremovedReport | None:
+        """
+        Remove the files of blocks that were set aside, under any fingerprint.
+
+        Returns:
+            The first that could not be removed; None if none is left.
+        """
+
 
 class Detokenizer(Protocol):
     """A streaming detokenizer: token ids in, text out. ``copy.copy`` makes an independent one."""

@@ -225,7 +225,7 @@ def create_app(
         answered=lambda read: answered(read, ChatAnswer, ChatStream),
     )
 
-    add_session_routes(app, server, service, keys)
+    add_session_routes(app, server, service, keys, readers.admits)
 
     @app.get("/v1/models")
     async def models() -> Response:

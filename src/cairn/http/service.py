@@ -16,6 +16,7 @@ from cairn.actors.looking import Looking
 from cairn.actors.models.size import ModelSize
 from cairn.actors.requests.messages import (
     ContextUse,
+    ForgottenSession,
     Generate,
     ListedModel,
     Reply,
@@ -72,6 +73,32 @@ class Server(Protocol):
         """Pass every event on to ``observer`` once it is committed, in order."""
 
 
+class SessionService(Protocol):
+    """The sessions that one caller may close and have forgotten."""
+
+    def find(self, name: str) -> str | None:
+        """The id of the session that the caller calls by a name; None if there is none."""
+
+    async def close(self, session: str) -> None:
+        """
+        Close a session. Does nothing if it is closed.
+
+        Raises:
+            RefusalError: it is answering, or that cannot be journaled now.
+        """
+
+    async def forget(self, session: str, *, with_agent: bool) -> ForgottenSession:
+        """
+        Make the texts of a session unreadable, in all copies of the journal.
+
+        Args:
+            with_agent: if it is an agent's session, delete the agent too.
+
+        Raises:
+            RefusalError: it cannot be forgotten now, or not at all. The message says what to do.
+        """
+
+
 class Service(Protocol):
     """The server as one tenant sees it. Adapters hold this, so they cannot choose the tenant."""
 
@@ -94,6 +121,14 @@ class Service(Protocol):
         Args:
             of_all: whether it may see the sessions of all tenants.
             texts: whether it asks for their texts, which is journaled before it reads them.
+        """
+
+    def sessions(self, *, of_all: bool) -> SessionService:
+        """
+        The sessions that the tenant may close and have forgotten.
+
+        Args:
+            of_all: whether these are those of all tenants.
         """
 
     def facts_of(self, requested_model: str) -> ServerFacts:

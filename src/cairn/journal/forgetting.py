@@ -2,23 +2,26 @@
 Prepares forgetting a session: which rows are sealed with its keys, which blocks are its own, and
 which other sessions have the same text.
 
-Nothing is changed here. `ops forget` closes it, removes the files of its own blocks, appends
-``session_forgotten``, and removes the keys last: until then nothing is forgotten, and after a crash
-the same steps can be done again.
+Nothing is changed here. `ops forget`, or the server (``actors/sessions/forgetting.py``), closes it,
+removes the files of its own blocks, appends ``session_forgotten``, and removes the keys last: until
+then nothing is forgotten, and after a crash the same steps can be done again.
+
+``find`` also verifies the journal, for a command. A server, which has the fold, reads ``Traces``
+alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal.agents import Agent
+from cairn.journal.agents import Agent, Agents
 from cairn.journal.errors import StoreError
 from cairn.journal.replay import Replay, Report
-from cairn.journal.retention import keys_in
+from cairn.journal.retention import NAMING, keys_in
 from cairn.journal.rows.base import Base, histories_of
 from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.sealing import key_id, subject_of
@@ -71,11 +74,10 @@ class Found:
         Args:
             stored: the ids of its keys that are stored, whether a row names them or not.
         """
-        return ev.SessionForgotten(
-            of_session=self.session,
-            tenant=session_tenant(self.session),
+        return _event(
+            self.session,
             rows=self.rows,
-            key_ids=tuple(sorted({*self.key_ids, *stored})),
+            key_ids={*self.key_ids, *stored},
             blocks=self.blocks,
             removed=self.removed,
             same_text=self.same_text,
@@ -96,9 +98,8 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
     agents = kept.fold()
     begins = fold.state
     runs.boots.update([begins.boot] if begins.boot is not None else [])
-    own = _keys_of(begins, session)
-    key_ids = set[str]()
-    rows = plain = 0
+    traces = Traces(session)
+    traces.see_state(begins)
     in_base = ((row, decode(row)) for row in kept.rows)
     for row, recorded in chain(in_base, ((row, fold.feed(row)) for row in first)):
         if recorded is None:
@@ -106,13 +107,7 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
         if recorded.position > begins.position:
             runs.see(recorded)
             agents.see(recorded)
-        if getattr(recorded.event, "session", None) == session:
-            own.update(keys_in(recorded.event))
-        if row.private is not None and subject_of(recorded.event) == session:
-            named = key_id(row.private)
-            plain += named is None
-            rows += named is not None
-            key_ids.update([named] if named is not None else [])
+        traces.see_own(row, recorded)
     report = fold.report()
     broken = [found for found in report.findings if not found.recorded]
     if broken:
@@ -120,55 +115,156 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
             f"The journal failed verification: {broken[0].invariant} at {broken[0].where} "
             f"({broken[0].message}). Nothing was forgotten. Run `ops verify` to see what is broken."
         )
-    own |= _keys_of(report.state, session)
-    blocks = sorted(own & set(report.state.blocks))
-    sharing = dict(_others(session, second, (begins, report.state), own))
-    shared = set[str]().union(*sharing.values())
+    traces.see_state(report.state)
+    traces.see_state(begins)  # again, because others are compared with all blocks of the session
+    for row in second:
+        if row.kind in NAMING:
+            traces.see_other(decode(row).event)
     mine = next((one for one in agents.of(None) if one.session == session), None)
     return Found(
         session=session,
         report=report,
         agent=mine,
-        needed_by=tuple(
-            one
-            for one in agents.of(None)
-            if one != mine and any(place.session == session for place in agents.history(one))
-        ),
-        rows=rows,
-        plain=plain,
-        key_ids=tuple(sorted(key_ids)),
-        forgotten=fold.forgotten,
-        blocks=tuple(blocks),
-        removed=tuple(key for key in blocks if key not in shared),
-        same_text=tuple(sorted(sharing)),
+        needed_by=needing(agents, session),
+        rows=traces.rows,
+        plain=traces.plain,
+        key_ids=tuple(sorted(traces.key_ids)),
+        forgotten=fold.forgotten.get(session, frozenset()),
+        blocks=traces.blocks(report.state),
+        removed=traces.removed(report.state),
+        same_text=traces.same_text,
         runs=frozenset(runs.boots),
     )
 
 
-def _others(
-    session: str, rows: Iterable[Row], states: Iterable[State], own: set[str]
-) -> Iterator[tuple[str, set[str]]]:
-    """
-    The other sessions that name blocks of ``own``, each with those, and those whose decision quotes
-    a few words of the session, which may have none.
-    """
-    found: dict[str, set[str]] = {}
+def needing(agents: Agents, session: str) -> tuple[Agent, ...]:
+    """The agents whose histories begin with turns of a session that is not their own."""
+    return tuple(
+        one
+        for one in agents.of(None)
+        if one.session != session and any(at.session == session for at in agents.history(one))
+    )
 
-    def see(name: str, keys: Iterable[str]) -> None:
-        if name != session and (same := own.intersection(keys)):
-            found.setdefault(name, set()).update(same)
 
-    for state in states:
+class Traces:
+    """
+    What a journal has of a session, and which others have the same text. ``see_own`` gets the rows
+    first, so that ``see_other`` can compare the others with all blocks of the session.
+
+    A row may be seen twice.
+
+    Attributes:
+        key_ids: the ids of the keys that its rows name.
+        forgotten: the ids of keys that are to be removed, by rows of earlier tries.
+    """
+
+    def __init__(self, session: str) -> None:
+        self._sealed: set[int] = set()
+        self._plain: set[int] = set()
+        self.key_ids: set[str] = set()
+        self.forgotten: set[str] = set()
+        self._session = session
+        self._own: set[str] = set()
+        self._others: dict[str, set[str]] = {}
+        self._shared: set[str] = set()
+
+    def see_state(self, state: State) -> None:
+        """Take in a fold, by which blocks are known whose rows were pruned."""
         for name, held in state.sessions.items():
-            see(name, _held(held))
-    for row in rows:
-        event = decode(row).event
+            if name == self._session:
+                self._own.update(_held(held))
+        for name, held in state.sessions.items():
+            self._see(name, _held(held))
+
+    def see_own(self, row: Row, recorded: ev.Recorded) -> None:
+        """Take in a row, as far as it is of the session itself."""
+        event = recorded.event
+        if getattr(event, "session", None) == self._session:
+            self._own.update(keys_in(event))
+        if row.private is not None and subject_of(event) == self._session:
+            named = key_id(row.private)
+            (self._plain if named is None else self._sealed).add(recorded.position)
+            self.key_ids.update([named] if named is not None else [])
+        if isinstance(event, ev.SessionForgotten) and event.of_session == self._session:
+            self.forgotten.update(event.key_ids)
+
+    def see_other(self, event: ev.Event) -> None:
+        """Take in an event, as far as it is of another session."""
         serving: str | None = getattr(event, "session", None)
-        if serving is not None:
-            see(serving, keys_in(event))
-            if serving != session and _quotes(event, session):
-                found.setdefault(serving, set())
-    return iter(found.items())
+        if serving is None or serving == self._session:
+            return
+        self._see(serving, keys_in(event))
+        if _quotes(event, self._session):
+            self._others.setdefault(serving, set())
+
+    @property
+    def rows(self) -> int:
+        """How many rows are sealed with its keys."""
+        return len(self._sealed)
+
+    @property
+    def plain(self) -> int:
+        """How many private rows of it are not sealed."""
+        return len(self._plain)
+
+    def blocks(self, state: State) -> tuple[str, ...]:
+        """The keys of its blocks that the journal has."""
+        return tuple(sorted(self._own & set(state.blocks)))
+
+    def removed(self, state: State) -> tuple[str, ...]:
+        """Those of them that no other session names."""
+        return tuple(key for key in self.blocks(state) if key not in self._shared)
+
+    def is_shared(self, key: str) -> bool:
+        """Whether another session names a block of it."""
+        return key in self._shared
+
+    @property
+    def same_text(self) -> tuple[str, ...]:
+        """The other sessions that name one of them, or quote a few words of it."""
+        return tuple(sorted(self._others))
+
+    def event(self, state: State, stored: Iterable[str]) -> ev.SessionForgotten:
+        """
+        The event with which it is forgotten.
+
+        Args:
+            state: the fold at this moment.
+            stored: the ids of its keys that are stored, whether a row names them or not.
+        """
+        return _event(
+            self._session,
+            rows=self.rows,
+            key_ids={*self.key_ids, *stored},
+            blocks=self.blocks(state),
+            removed=self.removed(state),
+            same_text=self.same_text,
+        )
+
+    def _see(self, name: str, keys: Iterable[str]) -> None:
+        if name != self._session and (same := self._own.intersection(keys)):
+            self._others.setdefault(name, set()).update(same)
+            self._shared |= same
+
+
+def _event(
+    session: str,
+    *,
+    rows: int,
+    key_ids: set[str],
+    blocks: Sequence[str],
+    removed: Sequence[str],
+    same_text: Sequence[str],
+) -> ev.SessionForgotten:
+    return ev.SessionForgotten(
+        of_session=session,
+        tenant=session_tenant(session),
+        rows=rows,
+        key_ids=tuple(sorted(key_ids)),
+        blocks=tuple(blocks),
+        removed=tuple(removed),
+        same_text=tuple(same_text),
+    )
 
 
 def _quotes(event: ev.Event, session: str) -> bool:
@@ -178,10 +274,6 @@ def _quotes(event: ev.Event, session: str) -> bool:
             return nearest == session and words is not None
         case _:
             return False
-
-
-def _keys_of(state: State, session: str) -> set[str]:
-    return {key for name, held in state.sessions.items() if name == session for key in _held(held)}
 
 
 def _held(session: Session) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ If the first rows were pruned, the replay begins at their base.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import attrs
 
@@ -146,12 +146,12 @@ class Replay:
             self.state = attrs.evolve(self.state, position=at)
             return None
         recorded = completed(self.state, recorded)
-        self._fold(recorded, row.hash)
+        self._fold(recorded, row)
         return recorded
 
     @property
-    def forgotten(self) -> frozenset[str]:
-        """The ids of the keys that are to be removed, by the rows so far."""
+    def forgotten(self) -> Mapping[str, frozenset[str]]:
+        """The ids of the keys that are to be removed, by their sessions and by the rows so far."""
         return self._unread.forgotten
 
     def report(self, *, whole: bool = True) -> Report:
@@ -180,7 +180,7 @@ class Replay:
         position = self._base.position if self._base is not None else at
         return (_news(position, None, _violation("INV-8", *fault), self._head),)
 
-    def _fold(self, recorded: ev.Recorded, row_hash: str) -> None:
+    def _fold(self, recorded: ev.Recorded, row: Row) -> None:
         event = recorded.event
         if isinstance(event, ev.JournalPruned):
             self._pruned = recorded.position, event
@@ -194,7 +194,7 @@ class Replay:
             return
         before, self._unsure = self.state, None
         try:
-            violations, whole = self._unread.violations(self.state, recorded)
+            violations, whole = self._unread.violations(self.state, recorded, row.private)
             if not violations:
                 self.state = apply(self.state, recorded)
                 self._unsure = None if whole else (before, recorded)
@@ -204,7 +204,7 @@ class Replay:
         if violations:
             self.state = lengthened(self.state, recorded)
             self._broken = (recorded, violations[0])
-            self._broken_hash = row_hash
+            self._broken_hash = row.hash
 
     def _on_record(self, event: ev.InvariantViolated) -> None:
         """

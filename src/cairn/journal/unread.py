@@ -13,16 +13,23 @@ What depends on them is not checked, and counted. That is
 
 All else is: a decision names the session and the block that gave it, and placeholders, which match
 nothing, lose every comparison that it does not name.
+
+What seals the rows is checked without keys: a key is of one session alone, its session is forgotten
+with it and no other, and after the first sealed row no private payload is plain.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import attrs
 
 from cairn.journal import events as ev
 from cairn.journal.invariants import Violation, check, check_step
+from cairn.journal.invariants.sentences import broken
 from cairn.journal.keys import ID_BYTES, IdBytes
-from cairn.journal.state import SessionId, State
+from cairn.journal.rows.sealing import key_id, subject_of
+from cairn.journal.state import EMPTY, SessionId, State
 
 FORGOTTEN = "(cannot be read: the session was forgotten, or its key is not here)"
 """Shown in place of a text."""
@@ -123,7 +130,7 @@ class NotChecked:
 
 
 class Unread:
-    """What a replay knows of unread rows: ``violations`` for each row, in order."""
+    """What a replay knows of sealed and unread rows: ``violations`` for each row, in order."""
 
     def __init__(self, begins: State) -> None:
         """
@@ -132,12 +139,23 @@ class Unread:
         """
         self._sessions = {str(name) for name, held in begins.sessions.items() if _unread(held.last)}
         self._rows: dict[str, int] = {}
-        self._forgotten: set[str] = set()
+        self._subjects: dict[str, str] = {}
+        self._forgotten: dict[str, set[str]] = {}
+        self._has_all = begins is EMPTY  # else rows that name other keys are gone
         self._named = 0
 
-    def violations(self, state: State, recorded: ev.Recorded) -> tuple[list[Violation], bool]:
-        """The violations of a row on ``state``, and whether it could be checked as a whole."""
+    def violations(
+        self, state: State, recorded: ev.Recorded, private: bytes | None
+    ) -> tuple[list[Violation], bool]:
+        """
+        The violations of a row on ``state``, and whether it could be checked as a whole.
+
+        Args:
+            private: its private payload as it is stored.
+        """
         event = recorded.event
+        if (fault := self._sealing_fault(state, event, private)) is not None:
+            return [fault], True
         session = getattr(event, "session", None)
         if recorded.unread is not None:
             self._rows[recorded.unread] = self._rows.get(recorded.unread, 0) + 1
@@ -145,7 +163,7 @@ class Unread:
                 self._sessions.add(session)
             return check_step(state, recorded), False
         if isinstance(event, ev.SessionForgotten):
-            self._forgotten.update(event.key_ids)
+            self._forgotten.setdefault(event.of_session, set()).update(event.key_ids)
         if isinstance(event, ev.SessionOpened | ev.SessionClosed):
             self._sessions.discard(event.session)  # the id may come again
         elif self._depends(state, event, session):
@@ -154,14 +172,36 @@ class Unread:
         return check(state, recorded), True
 
     @property
-    def forgotten(self) -> frozenset[str]:
-        """The ids of the keys of forgotten sessions."""
-        return frozenset(self._forgotten)
+    def forgotten(self) -> Mapping[str, frozenset[str]]:
+        """The ids of the keys of forgotten sessions, by session."""
+        return {session: frozenset(ids) for session, ids in self._forgotten.items()}
 
     def not_checked(self) -> NotChecked:
         """What could not be checked so far."""
-        gone = sum(rows for key, rows in self._rows.items() if key in self._forgotten)
+        keys = set().union(*self._forgotten.values())
+        gone = sum(rows for key, rows in self._rows.items() if key in keys)
         return NotChecked(forgotten=gone, no_key=sum(self._rows.values()) - gone, named=self._named)
+
+    def _sealing_fault(
+        self, state: State, event: ev.Event, private: bytes | None
+    ) -> Violation | None:
+        """What is wrong with how a row is sealed, or with the keys that it names."""
+        subject, named = subject_of(event), key_id(private)
+        if named is not None and (whose := self._subjects.setdefault(named, subject)) != subject:
+            return broken("INV-9", "a row has the key of another session", subject, whose)
+        if private is not None and named is None and self._subjects:
+            fact = "a private payload is plain, and those before it are sealed"
+            return broken("INV-8", fact, "sealed", "plain")
+        if not isinstance(event, ev.SessionForgotten):
+            return None
+        of = event.of_session
+        was = f"session/{of}" in state.streams or of in self._subjects.values()
+        if self._has_all and not was:
+            return broken("INV-9", "a session was forgotten that never was", "a session", of)
+        for key in event.key_ids:
+            if (whose := self._subjects.setdefault(key, of)) != of:
+                return broken("INV-9", "a session was forgotten with the key of another", of, whose)
+        return None
 
     def _depends(self, state: State, event: ev.Event, session: str | None) -> bool:
         """Whether a row that can be read is checked against what cannot."""

@@ -1,6 +1,8 @@
 """
 ``ops forget``: removes the keys of a session, so that its texts cannot be read in any copy.
 
+If a server uses the journal, it is asked to do that. Otherwise this command does it.
+
 The order of the steps is such that a crash between any two of them leaves a journal that can be
 served, and the same command finishes: the session is closed; the files of its own blocks go; the
 snapshot goes, which has texts; ``session_forgotten`` is appended; its keys go. If only the last
@@ -13,8 +15,10 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import click
+import msgspec
 
 from cairn.actors.clock import clock
 from cairn.actors.journal_keys import KeyFile
@@ -25,11 +29,13 @@ from cairn.journal.ledger import Ledger
 from cairn.journal.replay import Report, replay
 from cairn.journal.rows.sealing import SERVER
 from cairn.journal.state import SessionId
+from cairn.ops.cli import Unreadable
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import (
     Source,
     example,
     journal_options,
+    keys_in,
     named,
     snapshot_path,
     too_short_words,
@@ -37,20 +43,47 @@ from cairn.ops.common.locations import (
 )
 from cairn.ops.common.output import counted, progress
 from cairn.ops.journal.forget import remove_files
-from cairn.ops.serve.data_dir import hold_journal
+from cairn.ops.serve.api_keys import KEY_VARIABLE, api_key_option
+from cairn.ops.serve.data_dir import Holder, hold_journal, server_of
 
 if TYPE_CHECKING:
     from cairn.journal.rows.store_sql import SqlStore
 
 _WHO = "forget"
+_SURE = "Its texts cannot be restored. Forget it?"
+_CONNECT_S = 5.0
+
+
+class _Refusal(msgspec.Struct):
+    """Why a server does not do it."""
+
+    message: str
+    code: str = ""
+
+
+class _Answer(msgspec.Struct):
+    """What a server says that it did, or why not."""
+
+    rows: int = 0
+    blocks_removed: int = 0
+    same_text: list[str] = []
+    error: _Refusal | None = None
 
 
 @click.command(epilog=example("ops forget 6acffc27", "ops forget agent/notes --agent --yes"))
 @click.argument("session")
 @journal_options
+@api_key_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--agent", is_flag=True, help="If it is an agent's session, delete the agent first.")
-def forget(data_dir: Path, journal: str | None, session: str, yes: bool, agent: bool) -> None:
+def forget(
+    data_dir: Path,
+    journal: str | None,
+    api_key: str | None,
+    session: str,
+    yes: bool,
+    agent: bool,
+) -> None:
     """
     Make the texts of a session unreadable, in all copies of the journal.
 
@@ -64,7 +97,11 @@ def forget(data_dir: Path, journal: str | None, session: str, yes: bool, agent: 
     sessions, models and tenants, numbers and times; keys that were handed over (`ops export
     --with-keys`, `ops bundle`) or are in a backup of keys.db; and logs of other programs.
 
-    Stop the server first. If this is interrupted, run the same command again to finish.
+    If a server uses the journal, it is asked to forget the session, and need not be stopped. With
+    API keys, that needs the session's own, or the operator's. A server on PostgreSQL, or whose
+    --data-dir is another one, is to be asked itself: POST /v1/sessions/SESSION/forget.
+
+    If this is interrupted, run the same command again to finish.
 
     \b
     Exit code
@@ -76,22 +113,93 @@ def forget(data_dir: Path, journal: str | None, session: str, yes: bool, agent: 
 
     files, url = HeadFiles.of(data_dir, journal), url_of(data_dir, journal)
     source = Source.of(data_dir, journal)
-    with hold_journal(url, "and forget the session then", who=_WHO):
+    server = server_of(data_dir, url)
+    if server is not None:
+        name = _named(source, keys_in(files.keys), session)
+        _ask(server, name, api_key, yes=yes, with_agent=agent)
+        return
+    other = "and forget the session then, or ask it: POST /v1/sessions/SESSION/forget"
+    with hold_journal(url, other, who=_WHO):
         require_known_head(files, url, accept=False)
         with contextlib.ExitStack() as opened:
             keys = KeyFile.open(files.keys)
             opened.callback(keys.close)
-            # An agent without turns has texts, and no session.
-            known = source.sessions(source.base()) | keys.subjects() - {SERVER}
-            name = named(session, known)
-            if name is None:
-                raise StoreError(
-                    f"No session {session} is in {source.name}{too_short_words(session)}; `ops "
-                    "sessions` lists them."
-                )
+            name = _named(source, keys, session)
             store = SqlStore.open(url, keys=keys)
             opened.callback(store.close)
             _forget(store, keys, data_dir, name, yes=yes, with_agent=agent)
+
+
+def _named(source: Source, keys: KeyFile | None, session: str) -> str:
+    """
+    The id of the session that is meant.
+
+    Raises:
+        StoreError: there is none, or several.
+    """
+    # An agent without turns has texts, and no session.
+    of_keys = keys.subjects() - {SERVER} if keys is not None else set()
+    name = named(session, source.sessions(source.base()) | of_keys)
+    if name is None:
+        raise StoreError(
+            f"No session {session} is in {source.name}{too_short_words(session)}; `ops sessions` "
+            "lists them."
+        )
+    return name
+
+
+def _ask(server: Holder, name: str, key: str | None, *, yes: bool, with_agent: bool) -> None:
+    """
+    Have a running server forget a session.
+
+    Raises:
+        Unreadable: it cannot be asked, or refuses.
+    """
+    import httpx
+
+    from cairn.ops.common.http_client import http_client
+
+    who = f"The server (process {server.process})"
+    if server.address is None:
+        raise Unreadable(
+            f"{who} uses the journal, and its address is not known yet. Try again in a moment, or "
+            "stop it."
+        )
+    who = f"The server at {server.address} (process {server.process})"
+    if not yes:
+        click.echo(f"{who} forgets session {name}, and goes on.", err=True)
+        click.confirm(_SURE, abort=True, err=True)
+    address = f"/v1/sessions/{quote(name, safe='/')}/forget"
+    query = {"agent": "true" if with_agent else "false"}
+    try:
+        with http_client(server.address, key=key) as client:
+            client.timeout = httpx.Timeout(None, connect=_CONNECT_S)
+            response = client.post(address, params=query)
+        answer = msgspec.json.decode(response.content, type=_Answer)
+    except (httpx.HTTPError, msgspec.MsgspecError) as error:
+        raise Unreadable(
+            f"{who} did not answer as it should: {error}. Run the same command again, which "
+            "finishes what it began; or stop the server before."
+        ) from error
+    if answer.error is not None or response.status_code != 200:
+        words = answer.error.message.rstrip(".") if answer.error is not None else "no reason given"
+        is_key = response.status_code == 401
+        hint = f" Give the API key with --api-key or ${KEY_VARIABLE}." if is_key else ""
+        raise Unreadable(f"{who} refuses ({response.status_code}): {words}.{hint}")
+    if not answer.rows:
+        click.echo(f"Session {name} has no keys here: it was forgotten, or has no texts.")
+        return
+    click.echo(
+        f"session {name}: {counted(answer.rows, 'row')} with texts; "
+        f"{counted(answer.blocks_removed, 'block')} of its own"
+    )
+    _name_others(answer.same_text)
+    click.echo(f"Session {name} is forgotten.")
+
+
+def _name_others(sessions: Sequence[str]) -> None:
+    for other in sessions:
+        click.echo(f"the same beginning is in session {other}, which keeps it")
 
 
 def _forget(
@@ -111,24 +219,23 @@ def _forget(
         click.echo(f"Session {name} has no keys here: it was forgotten, or has no texts.")
         return
     if found.forgotten.issuperset(stored):
-        keys.remove(stored)  # an earlier try ended before that
+        keys.remove(name, stored)  # an earlier try ended before that
         click.echo(f"Session {name} is forgotten.")
         return
     click.echo(
         f"session {name}: {counted(found.rows, 'row')} with texts; "
         f"{counted(len(found.removed), 'block')} of its own"
     )
-    for other in found.same_text:
-        click.echo(f"the same beginning is in session {other}, which keeps it")
+    _name_others(found.same_text)
     if not yes:
-        click.confirm("Its texts cannot be restored. Forget it?", abort=True, err=True)
+        click.confirm(_SURE, abort=True, err=True)
     report = _closed(store, found)
     if not remove_files(store, data_dir, found.runs, report, found.own_blocks, who=_WHO):
         raise StoreError("Block files of the session are left, so nothing is forgotten yet.")
     remove_snapshot(data_dir)
     report = _reread(store)
     _append(store, report, [found.event(stored)])
-    keys.remove((*found.key_ids, *stored))
+    keys.remove(name, (*found.key_ids, *stored))
     click.echo(f"Session {name} is forgotten.")
 
 
@@ -187,11 +294,11 @@ def _append(store: SqlStore, report: Report, events: Sequence[ev.Event]) -> None
 
 def remove_snapshot(data_dir: Path) -> None:
     """Remove the snapshot of the journal, which has texts of the session."""
-    path = snapshot_path(data_dir)
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
+    from cairn.actors.snapshots import SnapshotFile
+
+    left = SnapshotFile(snapshot_path(data_dir)).remove()
+    if left is not None:
         raise StoreError(
-            f"{path}, which has texts of the session, cannot be removed: {error.strerror}. Remove "
-            "it, and run the same command again."
-        ) from error
+            f"A snapshot, which has texts of the session, cannot be removed: {left}. Remove it, "
+            "and run the same command again."
+        )

@@ -112,6 +112,21 @@ class StoredAgents:
             del self._busy[key]
 
     @contextlib.contextmanager
+    def forgetting(self, name: str, tenant: str) -> Iterator[None]:
+        """
+        Let no agent of a name be used, created or forked while the context lasts.
+
+        Raises:
+            AgentBusy: there is one that is busy.
+        """
+        key = tenant, name
+        self._mark(key, _DELETED)
+        try:
+            yield
+        finally:
+            del self._busy[key]
+
+    @contextlib.contextmanager
     def creating(self, name: str, tenant: str) -> Iterator[None]:
         """
         Reserve the name of a new agent while the context lasts.
@@ -165,7 +180,7 @@ class StoredAgents:
                 self.stored_turns.text_cache.forget(
                     lambda key, _: isinstance(key, _Created) and key not in held
                 )
-            case ev.TurnForgotten() | ev.JournalPruned():
+            case ev.TurnForgotten() | ev.JournalPruned() | ev.SessionForgotten():
                 self.stored_turns.drop_deleted()
             case _:
                 pass

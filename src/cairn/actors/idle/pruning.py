@@ -46,6 +46,8 @@ class _Ended(Exception):
 
 
 _MOVES_THE_CUT = (ev.InvariantViolated, ev.ShadowChecked)
+_UNMAKES_THE_BASE = ev.SessionForgotten
+"""What was read before this may have token ids of the session."""
 
 
 class _Later:
@@ -56,11 +58,13 @@ class _Later:
 
     def __init__(self) -> None:
         self.counting: list[ev.Recorded] = []
+        self.forgot = False
 
     def see(self, one: ev.Recorded) -> None:
         """Keep an event if it counts."""
         if one.event.kind in NAMING or isinstance(one.event, _MOVES_THE_CUT):
             self.counting.append(one)
+        self.forgot = self.forgot or isinstance(one.event, _UNMAKES_THE_BASE)
 
 
 class Pruning:
@@ -143,6 +147,8 @@ class Pruning:
             return False
         if any(isinstance(event, _MOVES_THE_CUT) for event in events):
             raise StoreError("An answer was checked, or an invariant broken, while it was read.")
+        if later.forgot:
+            raise StoreError("A session was forgotten while it was read.")
         receipt = self._sequencer.prune(base, cut)
         try:
             await self._writer.wait_committed(receipt)

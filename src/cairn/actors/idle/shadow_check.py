@@ -152,6 +152,7 @@ class ShadowCheck:
         self._waiting: deque[_Answer] = deque()
         self._skipped: deque[tuple[_Answer, ev.ShadowSkip]] = deque()  # not recorded yet
         self._closed = False
+        self._checking: _Answer | None = None
 
     # --- for other tasks --------------------------------------------------------------------------
 
@@ -199,6 +200,23 @@ class ShadowCheck:
         self._closed = True
         self._activity.changed()
 
+    async def forget(self, session: str) -> None:
+        """
+        Drop the answers of a closed session, after the check of one that runs. The caller keeps the
+        server from being idle, which ends that check.
+        """
+        self._drop(session)
+        self._activity.changed()
+        while self._checking is not None and self._checking.ask.session == session:
+            await self._activity.wait_change()
+        self._drop(session)
+
+    def _drop(self, session: str) -> None:
+        dropped = [one for one in self._waiting if one.ask.session == session]
+        self._skipped.extend((one, "session_changed") for one in dropped)
+        self._waiting = deque(one for one in self._waiting if one.ask.session != session)
+        self._skip_all()
+
     # --- the task ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -211,7 +229,12 @@ class ShadowCheck:
                     await self._activity.wait_change()
                     continue
                 self._waiting.remove(answer)
-                await self._check_or_skip(answer)
+                self._checking = answer
+                try:
+                    await self._check_or_skip(answer)
+                finally:
+                    self._checking = None
+                    self._activity.changed()
             # No other model can compute them again.
             self._skipped.extend((answer, "model_unloaded") for answer in self._waiting)
             self._waiting.clear()

@@ -10,6 +10,7 @@ import structlog
 
 from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.idle.activity import Activity
+from cairn.actors.journal_keys import KeyFile
 from cairn.actors.measured import measured
 from cairn.actors.models.self_tests import StoredSelfTests
 from cairn.actors.models.startup import Starting
@@ -18,6 +19,7 @@ from cairn.actors.requests.admission import Admission
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.sessions.gathering import Gathering
 from cairn.actors.settings import BootRefused, Progress, Settings
+from cairn.actors.snapshots import SnapshotFile
 from cairn.actors.threads.engine import EngineThread
 from cairn.actors.threads.journal_stalls import Stalls
 from cairn.actors.threads.prompts import PromptThreads
@@ -28,6 +30,7 @@ from cairn.engine.row_class import RowClass
 from cairn.journal import events as ev
 from cairn.journal.cache.checkpoints import STATES_A_SLAB
 from cairn.journal.keys import tested_fields
+from cairn.journal.rows.store import Store
 from cairn.journal.state import ACCEPTED_UNSTABLE, State
 from cairn.journal.summaries import Summaries
 
@@ -57,8 +60,12 @@ class Run:
         starting: with which the start can be given up.
         boot: the id of the run.
         earlier: the ids of earlier runs in this journal.
+        keys: seal private fields; None if these are plain.
+        reader: opens the journal once more, read-only; None if that is not possible.
+        snapshot: the file with the snapshot of the fold, if there is one.
         gathering: the decode passes that are not appended yet.
         request_log: follows requests through the journal.
+        leaving: the sessions that are being forgotten, which no request may name.
     """
 
     sequencer: Sequencer
@@ -76,8 +83,12 @@ class Run:
     boot: str
     earlier: Collection[str]
     progress: Progress
+    keys: KeyFile | None = attrs.field(default=None, repr=False)
+    reader: Callable[[], Store] | None = None
+    snapshot: SnapshotFile | None = None
     gathering: Gathering = attrs.field(factory=Gathering)
     request_log: RequestLog = attrs.field(factory=RequestLog)
+    leaving: set[str] = attrs.field(factory=set)
 
 
 async def load(run: Run, settings: Settings) -> StartedEngine:

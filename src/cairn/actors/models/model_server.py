@@ -8,7 +8,7 @@ no request may be answered any more and the server stops. A session that dies af
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +23,7 @@ from cairn.actors.errors import (
     Broken,
     QueueFull,
     RefusalError,
+    SessionBusy,
     Stopping,
     TimedOut,
 )
@@ -47,7 +48,7 @@ from cairn.actors.threads.writer import JournalWriter
 from cairn.engine.reports import ModelFacts
 from cairn.journal.state import SessionId
 from cairn.journal.summaries import Summaries
-from cairn.journal.tenants import session_id
+from cairn.journal.tenants import session_id, session_name
 
 T = TypeVar("T")
 
@@ -80,6 +81,7 @@ class ModelServer:
     model: ModelFacts
     gathering: Gathering
     summaries: Summaries
+    _leaving: Set[str]
     _admission: Admission
     _stalls: Stalls
     _limits: Limits
@@ -279,6 +281,9 @@ class ModelServer:
         """Refuse a request if none may come in now, or if its session is quarantined."""
         self._admission.check_open(stopping=self._stopping)
         await self._admission.check_bugs(self.sessions.quarantine_of(command.session_name))
+        name = command.session_name
+        if name is not None and name in self._leaving:
+            raise _leaving(name)
 
     def _check_places(self, command: Generate, context: RequestContext | None) -> None:
         """
@@ -361,6 +366,9 @@ class ModelServer:
                 if bug_id is not None:
                     ticket.fail(Broken(bug_id))
                     break
+                if name is not None and name in self._leaving:
+                    ticket.fail(_leaving(name))
+                    break
                 chosen = self.sequencer.choose(ticket.prepared.ask)
                 found = chosen or name or session_id(ticket.tenant, new_id())
                 actor = self.sessions.actor(found, ticket, named=name is not None)
@@ -374,3 +382,7 @@ class ModelServer:
                 # Serving was shielded, so a client that left meanwhile is noticed here.
                 await trio.lowlevel.checkpoint_if_cancelled()
         self.sessions.close_excess()
+
+
+def _leaving(session: str) -> SessionBusy:
+    return SessionBusy(session_name(session), "is being forgotten")

@@ -209,6 +209,21 @@ class Models:
         if held is not None and held.slab is None:
             self._run.sequencer.append(ev.SessionClosed(session=session, reason=reason))
 
+    async def settled_server(self) -> ModelServer | None:
+        """
+        The server over the model that is loaded, once none is being swapped; None if there is none.
+        While a request is in flight no other one is loaded.
+        """
+        while self._loading is not None and not self._stopping:
+            await self._activity.wait_change()
+        return self._server
+
+    def forget_texts(self, tenant: str) -> None:
+        """Drop what tokenizers have cached of a tenant's texts."""
+        if self._server is not None:
+            self._server.preparer.encoder.forget(tenant)
+        self._token_counter.forget_texts(tenant)
+
     def _choice_of(self, requested_model: str) -> Choice:
         return self._names.get(requested_model, self._default)
 

@@ -105,6 +105,11 @@ class TokenCounter:
         self._texts.pop(choice.name, None)
         self._pauses.pop(choice.name, None)
 
+    def forget_texts(self, tenant: str) -> None:
+        """Drop what is cached of a tenant's texts."""
+        for text in self._texts.values():
+            text.encoder.forget(tenant)
+
     async def _text_of(self, choice: Choice) -> _Text:
         name = choice.name
         known = self._texts.get(name)

@@ -240,6 +240,23 @@ class StoredTurn:
         return (*self.asked, message_of(self.parts))
 
 
+@attrs.frozen(kw_only=True)
+class ForgottenSession:
+    """
+    A session whose texts can be read no more.
+
+    Attributes:
+        rows: how many rows of the journal had its texts; 0 if it was forgotten before.
+        blocks: how many blocks only it had, which are removed.
+        same_text: the other sessions that have the same beginning, or quote a few words of it.
+    """
+
+    session: str
+    rows: int = 0
+    blocks: int = 0
+    same_text: tuple[str, ...] = ()
+
+
 Reply = Accepted | Waiting | Delta | Finished
 
 

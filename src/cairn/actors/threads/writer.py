@@ -32,7 +32,7 @@ from cairn.actors.errors import CannotRecord
 from cairn.actors.threads.heads import HeadKeeper
 from cairn.actors.threads.thread import run_thread
 from cairn.journal.errors import StoreError, StoreUnready
-from cairn.journal.events import Recorded, StallReason
+from cairn.journal.events import Recorded, SessionForgotten, StallReason
 from cairn.journal.rows.base import Base, histories_of
 from cairn.journal.rows.codec import Row
 from cairn.journal.rows.heads import Head
@@ -152,6 +152,7 @@ class JournalWriter:
         self._stall: StallReason | None = None
         self._over = False  # once the writer has died, and clients know
         self._closing = threading.Event()
+        self._early_observers: list[Callable[[Row, Recorded], None]] = []
         self._stall_observers: list[StallObserver] = []
         self._log_bytes = store.log_bytes()
         self._warned = False
@@ -215,6 +216,18 @@ class JournalWriter:
             self._observers.remove(observer)
 
     @contextlib.contextmanager
+    def submitted_to(self, observer: Callable[[Row, Recorded], None]) -> Iterator[None]:
+        """
+        Pass every row on to ``observer`` as soon as it is submitted, in order, while the context
+        lasts. It may append nothing.
+        """
+        self._early_observers.append(observer)
+        try:
+            yield
+        finally:
+            self._early_observers.remove(observer)
+
+    @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
         """
         While the context lasts, the last rows are held in memory, so that several who look each
@@ -253,6 +266,9 @@ class JournalWriter:
             trio.lowlevel.current_trio_token().run_sync_soon(self._hand_over)
         self._submitting.append(_Batch(tuple(rows), tuple(recorded), base))
         self._submitted = rows[-1].position
+        for observer in self._early_observers:
+            for row, one in zip(rows, recorded, strict=True):
+                observer(row, one)
         return self._submitted
 
     async def wait_all_committed(self) -> None:
@@ -463,11 +479,15 @@ class JournalWriter:
                     observer(recorded)
 
     def _hold(self, batches: Sequence[_Batch]) -> None:
-        """Hold the last rows for those who follow; none that a prune may have removed."""
+        """
+        Hold the last rows for those who follow; none that a prune may have removed, and none with
+        texts of a session that was forgotten.
+        """
         if not self._followers:
             return
         for batch in batches:
-            if batch.base is not None:
+            forgot = any(isinstance(one.event, SessionForgotten) for one in batch.recorded)
+            if batch.base is not None or forgot:
                 self._recent.clear()
             self._recent.update((row.position, row) for row in batch.rows)
         for position in tuple(self._recent)[:-RECENT_ROWS]:

@@ -260,6 +260,20 @@ class BlockFiles:
         self._forget(key)
         return size
 
+    def drop_aside(self, key: str) -> None:
+        """
+        Remove what was set aside of a block's files, under any fingerprint.
+
+        Raises:
+            OSError: one cannot be removed.
+        """
+        for above in self._folder.iterdir() if self._folder.is_dir() else ():
+            path = place_of(self._folder, above.name, key)
+            aside = path.with_name(path.name + ASIDE)
+            if is_file(aside):
+                aside.unlink()
+                self._aside = max(0, self._aside - 1)
+
     def _set_aside(self, key: str, reason: FileFault) -> RejectReport:
         """Stop counting a file, and rename it so that it is not taken for a block again."""
         path, _ = self._forget(key)

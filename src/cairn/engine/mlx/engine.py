@@ -644,6 +644,18 @@ class MlxEngine(Engine):
             return UnremovedReport(key=key, reason=error.strerror or type(error).__name__)
         return self._file_report(key, "", size)
 
+    def drop_aside(self, keys: Collection[str]) -> UnremovedReport | None:
+        """Remove the files of blocks that were set aside. The first that could not be removed."""
+        left = None
+        for key in keys if self.files is not None else ():
+            assert self.files is not None
+            try:
+                self.files.drop_aside(key)
+            except OSError as error:
+                reason = error.strerror or type(error).__name__
+                left = left or UnremovedReport(key=key, reason=reason)
+        return left
+
     def _file_report(self, key: str, digest: str, size: int) -> FileReport:
         assert self.files is not None
         count, total = self.files.measure()

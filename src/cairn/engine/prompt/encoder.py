@@ -139,6 +139,10 @@ class Encoder:
         self._count(len(text), 0)
         return self._whole(text, special=True)
 
+    def forget(self, tenant: str) -> None:
+        """Drop the cached pieces of a tenant's texts."""
+        self._pieces.forget(tenant)
+
     @property
     def cached_bytes(self) -> int:
         """The size of the cached pieces."""
@@ -252,6 +256,12 @@ class _PieceCache:
                     self._ids.move_to_end((tenant, piece))
                     found[piece] = ids
         return found
+
+    def forget(self, tenant: str) -> None:
+        """Drop the pieces of a tenant."""
+        with self._lock:
+            for of, piece in [one for one in self._ids if one[0] == tenant]:
+                self.bytes -= _held_bytes(piece, self._ids.pop((of, piece)))
 
     def keep(self, tenant: str, fresh: Mapping[str, tuple[int, ...]]) -> None:
         """Add pieces, and evict the least recently used ones."""

@@ -137,12 +137,23 @@ class Feed:
         return held[1]
 
     def _see(self, recorded: ev.Recorded) -> None:
+        if isinstance(recorded.event, ev.SessionForgotten):
+            self._forget(recorded.event.of_session)
         session = getattr(recorded.event, "session", None)
         if session is None:
             return
         tenant = self._tenants.setdefault(session_tenant(session), _Tenant())
         if _take(tenant, recorded):
             tenant.changes += 1
+
+    def _forget(self, session: str) -> None:
+        """Drop the words of a session, also from frames that were made."""
+        tenant = self._tenants.get(session_tenant(session), _Tenant())
+        for flight in tenant.ended:
+            if flight.session == session:
+                flight.words = ""
+        tenant.changes += 1
+        self._frames.clear()
 
 
 def _take(tenant: _Tenant, recorded: ev.Recorded) -> bool:

@@ -15,17 +15,15 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 from cachetools import TTLCache
 from quart.wrappers import Request
 
+from cairn.http.access.pages import is_own
+
 COOKIE = "cairn_login"
 LOGIN_S = 12 * 60 * 60
 LOGINS_MAX = 1000
-
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-_OWN = frozenset({"same-origin", "none"})
 
 
 class Logins:
@@ -54,22 +52,6 @@ class Logins:
 def has_key(request: Request) -> bool:
     """Whether a request has an API key in a header, be it a valid one or not."""
     return "authorization" in request.headers or "x-api-key" in request.headers
-
-
-def is_own(request: Request) -> bool:
-    """Whether a request came from the server's own pages, or by an address that a person typed."""
-    if request.headers.get("sec-fetch-site", "none") not in _OWN:
-        return False
-    return request.method in _SAFE or _has_own_origin(request)
-
-
-def _has_own_origin(request: Request) -> bool:
-    """Whether the page that sent a request has the host and port that it was sent to."""
-    try:
-        host = urlsplit(request.headers.get("origin", "")).netloc
-    except ValueError:
-        return False
-    return bool(host) and host.lower() == request.headers.get("host", "").lower()
 
 
 def _digest(token: str) -> bytes:

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qs
 
 import msgspec
 import structlog
 from quart import Blueprint, Quart, Response, g, has_request_context, redirect, request
 from werkzeug.datastructures import Headers
-from werkzeug.exceptions import RequestEntityTooLarge
 
 from cairn.actors.looking import Looking, SessionFilter
 from cairn.http.access.keys import Keys, sees_all, tenant_of
+from cairn.http.access.pages import forged, is_own
 from cairn.http.adapter import STREAM_HEADERS
 from cairn.http.agents.requests import look_up_turns
 from cairn.http.explorer.feed import Feed
-from cairn.http.explorer.login import COOKIE, LOGIN_S, Logins, is_own
+from cairn.http.explorer.forget import add_forget_pages
+from cairn.http.explorer.forms import form_fields
+from cairn.http.explorer.login import COOKIE, LOGIN_S, Logins
 from cairn.http.explorer.pages import asset, page, with_policy
 from cairn.http.health import shared_objects
 from cairn.http.models import listed, model_list
@@ -56,7 +57,6 @@ _EVENTS = 100
 _BEFORE_BUG = 12
 _CACHED = 40
 _AGENTS = 100
-_FORM_BYTES = 4096
 _STALLS = {
     "disk_full": "the journal's disk is full",
     "locked": "another program has locked the journal",
@@ -113,16 +113,9 @@ def add_explorer(
             **values,
         )
 
-    async def form() -> dict[str, str]:
-        """The fields of a form that one of these pages sent."""
-        if not is_own(request):
-            raise _forged()
-        fields = parse_qs((await _form()).decode("utf-8", "replace"), keep_blank_values=True)
-        return {name: values[0] for name, values in fields.items()}
-
     async def operators_form() -> dict[str, str]:
-        """As ``form``, of an operator."""
-        fields = await form()
+        """As ``form_fields``, of an operator."""
+        fields = await form_fields()
         if not of_all():
             raise ClientError(
                 "only the operator's key may do this", code="operator_only", status=403
@@ -174,7 +167,7 @@ def add_explorer(
 
     @pages.post(f"{PREFIX}/session/verify")
     async def verify_session() -> Response:
-        look, fields = looking(), await form()
+        look, fields = looking(), await form_fields()
         view = find_session(look, fields.get("id", ""))
         seen = session_object(view, g.tenant, words=look.sees_texts(view.summary))
         rows = await look.verify(view.summary.id)
@@ -182,11 +175,13 @@ def add_explorer(
 
     @pages.post(f"{PREFIX}/session/replay")
     async def replay_session() -> Response:
-        look, fields = looking(), await form()
+        look, fields = looking(), await form_fields()
         view = find_session(look, fields.get("id", ""))
         seen = session_object(view, g.tenant, words=look.sees_texts(view.summary))
         replay = await look.replay(view.summary.id)
         return shown("check.html", session=seen, rows=None, replay=replay)
+
+    add_forget_pages(pages, PREFIX, service, of_all, shown)
 
     @pages.get(f"{PREFIX}/events")
     async def events() -> Response:
@@ -322,7 +317,7 @@ def add_explorer(
 
     @pages.post(LOGIN)
     async def log_in() -> Response:
-        fields = await form()
+        fields = await form_fields()
         key, to = fields.get("key", "").strip(), _next(fields.get("next", ""))
         if keys is None:
             return _redirected(to)
@@ -345,7 +340,7 @@ def add_explorer(
     @pages.post(f"{PREFIX}/logout")
     async def log_out() -> Response:
         if not is_own(request):
-            raise _forged()
+            raise forged()
         logins.end(request)
         response = _redirected(LOGIN)
         response.delete_cookie(COOKIE, httponly=True, samesite="Strict")
@@ -446,16 +441,6 @@ def _operations(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-async def _form() -> bytes:
-    if (request.content_length or 0) > _FORM_BYTES:
-        raise RequestEntityTooLarge
-    body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
-    g.body_is_read = True
-    if len(body) > _FORM_BYTES:
-        raise RequestEntityTooLarge
-    return body
-
-
 def _next(path: str) -> str:
     """Where to go on after a login: a page of the explorer, and nowhere else."""
     return path if path.startswith(f"{PREFIX}/") and "\\" not in path else HOME
@@ -465,11 +450,3 @@ def _redirected(to: str) -> Response:
     response = redirect(to, 303)
     assert isinstance(response, Response)
     return with_policy(response)
-
-
-def _forged() -> ClientError:
-    return ClientError(
-        "this form may only be sent from the server's own pages",
-        code="origin_not_allowed",
-        status=403,
-    )

@@ -35,7 +35,9 @@ from cairn.http.sessions import routes as sessions
 from cairn.http.sessions.objects import (
     BugPage,
     CacheObject,
+    ClosedSession,
     EventPage,
+    ForgottenSessionObject,
     SessionDetails,
     SessionPage,
 )
@@ -49,7 +51,8 @@ _REFUSALS = {
     403: "Requests to this host name, or from this origin, are not allowed.",
     404: "Not found.",
     408: "The body did not arrive in time.",
-    409: "An agent with this name exists, or the agent is answering another request.",
+    409: "An agent with this name exists, or the agent or session is answering a request, or is as "
+    "it cannot be changed; the error says why.",
     413: "The body is too large.",
     415: "The body is compressed.",
     429: "The queue is full. Try again after `retry-after` seconds.",
@@ -220,6 +223,17 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         answer=SessionDetails,
         query={"limit": _LIMIT, "before": _POSITION, "texts": _FLAG},
         statuses=(404, 503),
+    ),
+    ("DELETE", _SESSION): Operation(
+        summary="Close a session. Its texts stay in the journal.",
+        answer=ClosedSession,
+        statuses=(404, 409, 503),
+    ),
+    ("POST", f"{_SESSION}/forget"): Operation(
+        summary="Forget a session: its texts cannot be read any more, in any copy of the journal.",
+        answer=ForgottenSessionObject,
+        query={"agent": _FLAG},
+        statuses=(404, 409, 503),
     ),
     ("GET", f"{_SESSION}/events"): Operation(
         summary="List the events of a session, or follow them.",

@@ -10,10 +10,38 @@ from typing import Any, Literal
 from msgspec import UNSET, UnsetType
 
 from cairn.actors.looking import BugView, CacheView, SessionView, TurnView, Where
+from cairn.actors.requests.messages import ForgottenSession
 from cairn.http.health import BlocksObject, PoolObject
 from cairn.http.wire.sent import Sent
 from cairn.journal.explanations import Habit
 from cairn.journal.tenants import session_name, session_tenant
+
+
+class ClosedSession(Sent, kw_only=True):
+    """The name of a session that is closed."""
+
+    id: str
+    object: Literal["cairn.session.closed"] = "cairn.session.closed"
+    closed: Literal[True] = True
+
+
+class ForgottenSessionObject(Sent, kw_only=True):
+    """
+    A session whose texts cannot be read any more.
+
+    Attributes:
+        rows: how many rows of the journal had its texts; 0 if it was forgotten before.
+        blocks_removed: how many blocks only it had.
+        same_text: the other sessions that have the same beginning, or quote a few words of it, and
+            keep that.
+    """
+
+    id: str
+    object: Literal["cairn.session.forgotten"] = "cairn.session.forgotten"
+    forgotten: Literal[True] = True
+    rows: int
+    blocks_removed: int
+    same_text: list[str]
 
 
 class KvObject(Sent):
@@ -254,6 +282,17 @@ class BugPage(Sent, kw_only=True):
 def shown_name(session: str, tenant: str, caller: str) -> str:
     """The id of a session as the caller names it: within its own tenant by its name."""
     return session_name(session) if tenant == caller else session
+
+
+def forgotten_object(found: ForgottenSession, caller: str) -> ForgottenSessionObject:
+    """The result of forgetting a session, with names as the caller has them."""
+    tenant = session_tenant(found.session)
+    return ForgottenSessionObject(
+        id=shown_name(found.session, tenant, caller),
+        rows=found.rows,
+        blocks_removed=found.blocks,
+        same_text=[shown_name(one, session_tenant(one), caller) for one in found.same_text],
+    )
 
 
 def session_object(view: SessionView, caller: str, *, words: bool) -> SessionObject:

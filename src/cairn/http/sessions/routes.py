@@ -17,16 +17,19 @@ from cairn.actors.looking import (
     SessionView,
 )
 from cairn.http.access.keys import Keys, sees_all
+from cairn.http.access.pages import forged, is_own
 from cairn.http.adapter import STREAM_HEADERS, json_response
 from cairn.http.health import shared_objects
 from cairn.http.server.connection import OwningRequest
-from cairn.http.service import Server, Service
+from cairn.http.service import Server, Service, SessionService
 from cairn.http.sessions.objects import (
     BugPage,
+    ClosedSession,
     SessionDetails,
     SessionPage,
     bug_object,
     cache_object,
+    forgotten_object,
     session_object,
     shown_name,
     turn_object,
@@ -43,13 +46,18 @@ PAGE_DEFAULT = 50
 _KEEP_ALIVE_S = 15.0
 _TEXT_MAX = 200
 _EVENTS = "/events"
+_FORGET = "/forget"
 
 _YES = ("true", "1")
 _NO = ("false", "0")
 
 
 def add_session_routes(
-    app: Quart, server: Server, service: Callable[[], Service], keys: Keys | None
+    app: Quart,
+    server: Server,
+    service: Callable[[], Service],
+    keys: Keys | None,
+    admits: Callable[[str | None], bool],
 ) -> None:
     """
     Add the routes.
@@ -57,7 +65,17 @@ def add_session_routes(
     Args:
         service: the server as the caller sees it.
         keys: the API keys of callers, which say whose sessions a caller may see.
+        admits: whether pages of an origin may call the server, because its operator allowed that.
     """
+
+    def changing(name: str) -> tuple[SessionService, str]:
+        """The caller's sessions, and the id of the one that it calls by a name."""
+        # A page on another port of this host may send requests, as to all addresses of the API.
+        origin = request.headers.get("origin")
+        if origin is not None and not is_own(request) and not admits(origin):
+            raise forged()
+        held = service().sessions(of_all=sees_all(g.tenant, keys))
+        return held, named_session(held, name)
 
     def looking() -> Looking:
         texts = flag(request.args, "texts")
@@ -96,6 +114,19 @@ def add_session_routes(
                 before=turns[-1].number if more else None,
             )
         )
+
+    @app.delete(f"{ADDRESS}/<path:name>")
+    async def close_session(name: str) -> Response:
+        held, session = changing(name)
+        await held.close(session)
+        name = shown_name(session, session_tenant(session), g.tenant)
+        return json_response(ClosedSession(id=name))
+
+    @app.post(f"{ADDRESS}/<path:name>{_FORGET}")
+    async def forget_session(name: str) -> Response:
+        held, session = changing(name)
+        found = await held.forget(session, with_agent=flag(request.args, "agent"))
+        return json_response(forgotten_object(found, g.tenant))
 
     @app.get(f"{ADDRESS}/<path:name>{_EVENTS}")
     async def session_events(name: str) -> Response:
@@ -184,7 +215,24 @@ def find_session(look: Looking, name: str) -> SessionView:
             return look.session(one)
         except NothingThere:
             continue
-    raise ClientError(
+    raise _not_found(name)
+
+
+def named_session(held: SessionService, name: str) -> str:
+    """
+    The id of the session that the caller calls by a name.
+
+    Raises:
+        ClientError: there is none.
+    """
+    session = held.find(name)
+    if session is None:
+        raise _not_found(name)
+    return session
+
+
+def _not_found(name: str) -> ClientError:
+    return ClientError(
         f"there is no session {name[:_TEXT_MAX]!r}; GET {ADDRESS} lists them",
         code="session_not_found",
         status=404,

@@ -125,7 +125,7 @@ def encode(recorded: ev.Recorded, previous_hash: str, key: Key | None = None) ->
     plain = _json(hidden) if hidden else None
     private = plain
     if plain is not None and key is not None:
-        private = key.seal(recorded.event_id, plain)
+        private = key.seal(recorded.event_id, event.kind, recorded.position, plain)
     row = Row(
         position=recorded.position,
         stream=recorded.stream,
@@ -154,9 +154,10 @@ def opened(row: Row, keys: Keys) -> Row:
     if type(row.private) is not bytes or (named := key_id(row.private)) is None:
         return row
     key = keys.get(named)
-    if key is None or type(row.event_id) is not str or not _is_unicode(row.event_id):
+    if key is None or type_fault(row) is not None:
         return row
-    return attrs.evolve(row, opened=key.open(row.event_id, row.private) or b"")
+    plain = key.open(row.event_id, row.kind, row.position, row.private)
+    return attrs.evolve(row, opened=plain or b"")
 
 
 def _json(payload: Payload) -> bytes:

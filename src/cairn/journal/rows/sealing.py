@@ -3,9 +3,10 @@ Sealed private payloads: encrypted under a key of the session that they are of, 
 key makes them unreadable in every copy of the journal.
 
 A sealed payload is the byte 1, the id of its key, and AES-256-GCM of the JSON text. The nonce
-follows from the row's id, which no other row has. The digest of a row covers the sealed bytes, so
-the chain holds with and without keys, and no text can be guessed from a digest. A payload that
-begins with ``{`` is plain.
+follows from the row's id, which no other row has; kind and position of the row are authenticated
+with it, so that a payload cannot be opened in another row. The digest of a row covers the sealed
+bytes, so the chain holds with and without keys, and no text can be guessed from a digest. A payload
+that begins with ``{`` is plain.
 
 Rules of this module:
 
@@ -29,8 +30,10 @@ from cairn.journal import events as ev
 from cairn.journal.tenants import agent_session
 
 KEY_BYTES = 32
-SERVER = "server"
-"""The subject of private fields that are of no session. It is never forgotten."""
+SERVER = ""
+"""
+The subject of private fields that are of no session. It is never forgotten. No session has this id.
+"""
 
 _SEALED = b"\x01"
 _ID_BYTES = 8
@@ -59,14 +62,15 @@ class Key:
         object.__setattr__(self, "_named", _SEALED + named)
         object.__setattr__(self, "_cipher", AESGCM(self.secret))
 
-    def seal(self, event_id: str, plain: bytes) -> bytes:
-        """The sealed bytes of the private payload of the row with this id."""
-        return self._named + self._cipher.encrypt(_nonce(event_id), plain, None)
+    def seal(self, event_id: str, kind: str, position: int, plain: bytes) -> bytes:
+        """The sealed bytes of the private payload of this row."""
+        return self._named + self._cipher.encrypt(_nonce(event_id), plain, _about(kind, position))
 
-    def open(self, event_id: str, sealed: bytes) -> bytes | None:
+    def open(self, event_id: str, kind: str, position: int, sealed: bytes) -> bytes | None:
         """The payload of a row that this key sealed; None if it is another row's, or changed."""
+        about = _about(kind, position)
         try:
-            return self._cipher.decrypt(_nonce(event_id), sealed[1 + _ID_BYTES :], None)
+            return self._cipher.decrypt(_nonce(event_id), sealed[1 + _ID_BYTES :], about)
         except InvalidTag:
             return None
 
@@ -120,6 +124,10 @@ def keys_from_text(text: bytes) -> dict[str, Key]:
     read = msgspec.json.decode(text, type=dict[str, dict[str, str]])
     keys = [Key(bytes.fromhex(secret)) for secret in read.get("keys", {}).values()]
     return {key.id: key for key in keys}
+
+
+def _about(kind: str, position: int) -> bytes:
+    return f"{kind} {position}".encode()
 
 
 def _nonce(event_id: str) -> bytes:

@@ -100,6 +100,37 @@ def server_at(data_dir: Path) -> Holder | None:
     return holder if holder.who == _SERVER else None
 
 
+def server_of(data_dir: Path, url: str) -> Holder | None:
+    """
+    The server that uses both a data directory and an SQLite journal; None if none does.
+
+    Raises:
+        Unreadable: a lock cannot be read.
+    """
+    holder = server_at(data_dir)
+    if holder is None or not url.startswith("sqlite"):
+        return None
+    lock = _lock_of(url)
+    try:
+        with lock.open() as file:
+            if _taken(file, fcntl.LOCK_SH):
+                return None
+            writes = Holder.of(file.read())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Unreadable(
+            f"{lock} cannot be read: {error.strerror}. Check who owns the directory."
+        ) from error
+    return holder if writes.process == holder.process else None
+
+
+def _lock_of(url: str) -> Path:
+    """The file that the server of an SQLite journal locks, beside it, by whatever path it is."""
+    journal = Path(os.path.realpath(sqlite_path(url)))
+    return journal.with_name(f"{journal.name}.lock")
+
+
 @contextlib.contextmanager
 def hold(data_dir: Path, url: str) -> Iterator[Held]:
     """
@@ -144,10 +175,9 @@ def hold_journal(
     if not url.startswith("sqlite"):
         yield
         return
-    # The same file may have several paths.
     journal = Path(os.path.realpath(sqlite_path(url)))
     _check_one_name(journal)
-    with _locked(journal.with_name(f"{journal.name}.lock"), journal, other, who):
+    with _locked(_lock_of(url), journal, other, who):
         yield
 
 

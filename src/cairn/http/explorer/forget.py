@@ -1,0 +1,100 @@
+"""
+The pages on which a session is closed or forgotten. Each is asked twice: a button leads to a page
+that says what will be done, and the form on it must be ticked. Reading these pages changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+from urllib.parse import quote
+
+from quart import Blueprint, Response, g, redirect, request
+
+from cairn.http.explorer.forms import form_fields
+from cairn.http.explorer.pages import with_policy
+from cairn.http.service import Service, SessionService
+from cairn.http.sessions.objects import forgotten_object, shown_name
+from cairn.http.sessions.routes import named_session
+from cairn.http.wire.checks import ClientError
+from cairn.journal.agents import is_agent_name, session_of
+from cairn.journal.tenants import session_name, session_tenant
+
+
+def add_forget_pages(
+    pages: Blueprint,
+    prefix: str,
+    service: Callable[[], Service],
+    of_all: Callable[[], bool],
+    shown: Callable[..., Response],
+) -> None:
+    """
+    Add the pages.
+
+    Args:
+        prefix: of their addresses.
+        service: the server as the caller sees it.
+        of_all: whether the caller may change the sessions of all tenants.
+        shown: renders a template with the values that all pages have.
+    """
+
+    def held(name: str) -> tuple[SessionService, str]:
+        found = service().sessions(of_all=of_all())
+        return found, named_session(found, name)
+
+    def asking(what: Literal["close", "forget"]) -> Response:
+        _, session = held(request.args.get("id", ""))
+        return shown("forget.html", what=what, done=None, **_names(session))
+
+    @pages.get(f"{prefix}/session/close")
+    async def ask_close() -> Response:
+        return asking("close")
+
+    @pages.get(f"{prefix}/session/forget")
+    async def ask_forget() -> Response:
+        return asking("forget")
+
+    @pages.post(f"{prefix}/session/close")
+    async def close() -> Response:
+        form = await _ticked()
+        found, session = held(form.get("id", ""))
+        await found.close(session)
+        response = redirect(_session_page(prefix, session), 303)
+        assert isinstance(response, Response)
+        return with_policy(response)
+
+    @pages.post(f"{prefix}/session/forget")
+    async def forget() -> Response:
+        form = await _ticked()
+        found, session = held(form.get("id", ""))
+        done = await found.forget(session, with_agent=form.get("agent") == "yes")
+        return shown(
+            "forget.html", what="forget", done=forgotten_object(done, g.tenant), **_names(session)
+        )
+
+
+def _names(session: str) -> dict[str, Any]:
+    """The names of a session, as the caller has them, and of its agent."""
+    name = session_name(session)
+    agent = name.removeprefix(session_of(""))
+    return {
+        "id": shown_name(session, session_tenant(session), g.tenant),
+        "agent": agent if agent != name and is_agent_name(agent) else None,
+    }
+
+
+def _session_page(prefix: str, session: str) -> str:
+    return f"{prefix}/session?id={quote(_names(session)['id'], safe='')}"
+
+
+async def _ticked() -> dict[str, str]:
+    """
+    The fields of the form, which must be ticked and come from a page of this server.
+
+    Raises:
+        ClientError: it is not, or does not.
+    """
+    fields = await form_fields()
+    if fields.get("sure") != "yes":
+        raise ClientError("tick the box that says that you mean it; nothing was changed")
+    return fields
