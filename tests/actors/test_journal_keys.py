@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from cairn.actors.clock import clock
-from cairn.actors.journal_keys import KeyFile, _overwrite
+from cairn.actors.journal_keys import KeyFile, overwrite
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError, StoreLocked
 from cairn.journal.ledger import Ledger
@@ -81,12 +81,12 @@ def test_a_removed_key_is_in_no_log(path: Path, monkeypatch: pytest.MonkeyPatch)
     """The rollback journal had it, and is overwritten before it goes."""
     kept: list[tuple[bytes, bytes]] = []
 
-    def overwrite(log: Path) -> None:
+    def watched(log: Path) -> None:
         before = log.read_bytes()
-        _overwrite(log)
+        overwrite(log)
         kept.append((before, log.read_bytes()))
 
-    monkeypatch.setattr("cairn.actors.journal_keys._overwrite", overwrite)
+    monkeypatch.setattr("cairn.actors.journal_keys.overwrite", watched)
     with closing(KeyFile.open(path)) as keys, closing(sqlite3.connect(path)) as reader:
         key = keys.key_of("s1")
         keys.commit()

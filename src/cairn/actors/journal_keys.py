@@ -225,7 +225,7 @@ class KeyFile:
                     )
                     self._connection.execute("UPDATE counts SET removed = removed + ?", (removed,))
             finally:
-                _overwrite(self._path.with_name(f"{self._path.name}-journal"))
+                overwrite(self._path.with_name(f"{self._path.name}-journal"))
                 self._connection.execute("PRAGMA journal_mode = DELETE")
             left = {key.id for of, key in self._new if (of, key.id) not in gone}
             self._by_subject = {
@@ -275,7 +275,7 @@ def _connected(path: Path, *, read_only: bool) -> sqlite3.Connection:
     return connection
 
 
-def _overwrite(path: Path) -> None:
+def overwrite(path: Path) -> None:
     """Fill a file with zeros. Does nothing if there is none."""
     with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
         file.write(bytes(path.stat().st_size))

@@ -46,7 +46,7 @@ REPLAY_S = 10.0
 REPLAY_ROWS = 200
 """How many rows are replayed at a time; between them others have their turn."""
 
-_REPLAYS = trio.CapacityLimiter(1)
+REPLAYS = trio.CapacityLimiter(1)
 
 Where = Literal["slab", "memory", "disk", "nowhere"]
 
@@ -365,7 +365,7 @@ class Looking:
         rows = self._summaries.rows_before(name, sys.maxsize, 1)
         last, read, replaying = rows[-1], 0, SessionReplaying(name)
         try:
-            _REPLAYS.acquire_nowait()
+            REPLAYS.acquire_nowait()
         except trio.WouldBlock:
             why = "another replay runs; try again in a moment"
             return ReplayView(found=None, read=0, last=last, why=why)
@@ -387,7 +387,7 @@ class Looking:
         except (DamagedRow, UnknownEvent) as error:
             return ReplayView(found=None, read=read, last=last, why=str(error))
         finally:
-            _REPLAYS.release()
+            REPLAYS.release()
         return ReplayView(found=replaying.result(), read=read, last=last, why="")
 
     # --- the cache and the bugs ----------------------------------------------------------------

@@ -313,7 +313,7 @@ async def test_what_is_sealed_again_meanwhile_stays(place: Place, monkeypatch: p
     """A session that begins alike while the journal is read keeps its blocks, and is named."""
     async with place.serving() as server:
         await talked(server, session_name="mine")
-        look = forgetting._other_rows
+        look = forgetting.other_rows
 
         def looking(*args: Any) -> Any:
             found = look(*args)
@@ -323,7 +323,7 @@ async def test_what_is_sealed_again_meanwhile_stays(place: Place, monkeypatch: p
         async def talked_other() -> None:
             await talked(server, session_name="other")
 
-        monkeypatch.setattr(forgetting, "_other_rows", looking)
+        monkeypatch.setattr(forgetting, "other_rows", looking)
         done = await forget(server, "mine")
         assert ("other",) == done.same_text
         again = await ask(server, generate(chat(LONG), session_name="third"))

@@ -127,11 +127,11 @@ async def test_a_replay_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "could not replay up to the session's last row" in text
         assert f"ops replay {name}" in text
         monkeypatch.setattr(looking, "REPLAY_S", 10.0)
-        looking._REPLAYS.acquire_nowait()
+        looking.REPLAYS.acquire_nowait()
         try:
             assert "another replay runs" in (await pressed(here, "replay", name))[1]
         finally:
-            looking._REPLAYS.release()
+            looking.REPLAYS.release()
         del here.store.rows[0]
         assert "were pruned" in (await pressed(here, "replay", name))[1]
 

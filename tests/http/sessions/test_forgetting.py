@@ -20,7 +20,7 @@ from cairn.journal import events as ev
 from cairn.journal.rows.codec import decode
 from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.journal.tenants import LOCAL
-from tests.http.sessions.test_sessions import KEYS, LONG, PLAN, Site, _served, talked
+from tests.http.sessions.test_sessions import KEYS, LONG, PLAN, Site, served, talked
 from tests.support.held_engine import Hold
 from tests.support.in_process_server import ask, chat, generate, serving_fake, wait_idle
 
@@ -45,7 +45,7 @@ async def site(folder: Path, keys: Keys | None = None) -> AsyncIterator[Site]:
             serving_fake(store, keys=sealed, reader=reader) as server,
             trio.open_nursery() as nursery,
         ):
-            at = await nursery.start(partial(_served, create_app(server, keys=keys), shutdown))
+            at = await nursery.start(partial(served, create_app(server, keys=keys), shutdown))
             yield Site(server, store, at)
             shutdown.set()
         store.close()

@@ -70,12 +70,12 @@ async def site(keys: Keys | None = None) -> AsyncIterator[Site]:
     """A server over the fake engine, served on a free port."""
     store, shutdown = MemoryStore(), trio.Event()
     async with serving_fake(store) as server, trio.open_nursery() as nursery:
-        url = await nursery.start(partial(_served, create_app(server, keys=keys), shutdown))
+        url = await nursery.start(partial(served, create_app(server, keys=keys), shutdown))
         yield Site(server, store, url)
         shutdown.set()
 
 
-async def _served(app: Any, shutdown: trio.Event, *, task_status: trio.TaskStatus[str]) -> None:
+async def served(app: Any, shutdown: trio.Event, *, task_status: trio.TaskStatus[str]) -> None:
     await serve_http(
         app,
         bind_socket("127.0.0.1", 0),

@@ -140,7 +140,7 @@ class Forgetting:
                 run.sequencer.append(ev.OperatorActed(action=FORGET, detail=f"session {session}"))
             await self._close(session, "forgotten", with_agent=with_agent)
             later.add_own(traces)  # the last ones: it is closed
-            await self._read(partial(_other_rows, traces))
+            await self._read(partial(other_rows, traces))
             traces.see_state(run.sequencer.state)
             later.add_others(traces)
             with run.activity.preparing():
@@ -190,7 +190,7 @@ class Forgetting:
             RefusalError: with what the caller can do.
         """
         run, name = self._run, session_name(session)
-        self._require_at_rest(session)
+        self._require_idle(session)
         agents = run.agents.agents
         agent = next((one for one in agents.of(None) if one.session == session), None)
         if agent is not None and not with_agent:
@@ -210,7 +210,7 @@ class Forgetting:
                 "readable; `ops journal prune` removes old rows"
             )
 
-    def _require_at_rest(self, session: str) -> None:
+    def _require_idle(self, session: str) -> None:
         """
         Raises:
             SessionBusy: a request is in progress in it.
@@ -227,7 +227,7 @@ class Forgetting:
             RefusalError: it is answering, or that cannot be recorded now.
         """
         run, name = self._run, session_name(session)
-        self._require_at_rest(session)
+        self._require_idle(session)
         agents = run.agents.agents
         agent = next((one for one in agents.of(None) if one.session == session), None)
         if agent is not None and with_agent:
@@ -235,7 +235,7 @@ class Forgetting:
         with run.activity.preparing():
             await self._models.close_session(session, reason)
             if SessionId(session) in run.sequencer.state.sessions:
-                self._require_at_rest(session)
+                self._require_idle(session)
                 raise SessionBusy(name, "is at work, so it was not closed")
         try:
             await run.writer.wait_all_committed()
@@ -388,7 +388,7 @@ def _own_rows(session: str, store: Store, rest: Callable[[], None]) -> Traces:
     return traces
 
 
-def _other_rows(traces: Traces, store: Store, rest: Callable[[], None]) -> Traces:
+def other_rows(traces: Traces, store: Store, rest: Callable[[], None]) -> Traces:
     """Adds which other sessions have its blocks."""
     base = store.base()
     if base is not None:
