@@ -27,6 +27,7 @@ from cairn.journal.rows.codec import Row, decode
 from cairn.journal.session_check import RowsCheck, SessionReplay, SessionReplaying
 from cairn.journal.state import Fault, Session, SessionId, State
 from cairn.journal.summaries import Removed, Summaries, Summary, TurnCounts
+from cairn.journal.tenants import session_tenant
 
 READ_TEXTS = "read_texts"
 """The action of an operator who reads the texts of another tenant."""
@@ -163,10 +164,18 @@ class CacheView:
 
 @attrs.frozen(kw_only=True)
 class BugView:
-    """A violation on record. ``expected``, ``actual``: None if the reader may not see texts."""
+    """
+    A violation on record.
+
+    Attributes:
+        session: the session that broke, or whose answer a shadow check found to differ; None if it
+            was neither.
+        expected, actual: None if the reader may not see texts.
+    """
 
     bug_id: str
     fault: Fault
+    session: str | None
     time_us: int | None
     expected: str | None
     actual: str | None
@@ -428,28 +437,29 @@ class Looking:
             self._sequencer.state.faults.items(), key=lambda one: one[1].position, reverse=True
         )
         found: list[BugView] = []
-        read: list[Summary] = []
+        read: list[str] = []
         for bug_id, fault in faults:
-            tenant = self._tenant_of(fault.event.session)
+            session = fault.event.session or fault.event.of_session
+            tenant = self._tenant_of(session)
             if (before is not None and fault.position >= before) or not self._may_see(tenant):
                 continue
             if len(found) == most:
-                await self.note_texts(*read)
+                await self._note_texts(read)
                 return found, True
-            summary = self._summaries.session(fault.event.session or "")
             shown = tenant is None or tenant == self.tenant or self.texts
-            if summary is not None:
-                read.append(summary)
+            if session is not None and tenant != self.tenant and shown and session not in read:
+                read.append(session)
             found.append(
                 BugView(
                     bug_id=bug_id,
                     fault=fault,
+                    session=session,
                     time_us=self._summaries.fault_time_us(bug_id),
                     expected=fault.event.expected if shown else None,
                     actual=fault.event.actual if shown else None,
                 )
             )
-        await self.note_texts(*read)
+        await self._note_texts(read)
         return found, False
 
     # --- who may see what ----------------------------------------------------------------------
@@ -465,7 +475,17 @@ class Looking:
         Raises:
             RefusalError: that cannot be recorded now.
         """
-        read = [one.id for one in summaries if one.tenant != self.tenant and self.sees_texts(one)]
+        await self._note_texts(
+            [one.id for one in summaries if one.tenant != self.tenant and self.sees_texts(one)]
+        )
+
+    async def _note_texts(self, read: Sequence[str]) -> None:
+        """
+        As ``note_texts``.
+
+        Args:
+            read: sessions of other tenants.
+        """
         if not read:
             return
         if self._writer.stalled:
@@ -480,8 +500,11 @@ class Looking:
         return self.of_all or tenant == self.tenant
 
     def _tenant_of(self, session: str | None) -> str | None:
-        found = self._summaries.session(session) if session is not None else None
-        return found.tenant if found is not None else None
+        """The tenant of a session, also of one whose rows were pruned; None for no session."""
+        if session is None:
+            return None
+        found = self._summaries.session(session)
+        return found.tenant if found is not None else session_tenant(session)
 
     def _found(self, name: str) -> Summary:
         found = self._summaries.session(name)

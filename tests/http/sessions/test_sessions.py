@@ -375,6 +375,46 @@ async def test_bugs_are_listed() -> None:
         assert ["quarantined"] * 2 == [one["state"] for one in found["data"]]
 
 
+@pytest.mark.parametrize("name", ["@alice/notes", "@alice/gone"])
+async def test_a_shadow_check_that_differs_is_of_its_session(name: str) -> None:
+    """
+    Its tenant sees it, and no other. The operator sees what was expected only if asked, which is
+    journaled; also of a session whose rows were pruned.
+    """
+    async with site(KEYS) as here:
+        await talked(here.server, LONG, tenant="alice", session_name="notes")
+        found = ev.InvariantViolated(
+            bug_id="bug-1",
+            invariant="INV-3",
+            at_position=3,
+            session=None,
+            of_session=name,
+            request=None,
+            fingerprint=None,
+            cairn_version="0",
+            message="an answer computed again differs",
+            expected="tokens 1 2 3",
+            actual="tokens 1 2 4",
+            trace="",
+        )
+        here.server.loaded.sequencer.append(found)
+        await wait_idle(here.server)
+        (bug,) = (await here.get("/v1/bugs", "k"))["data"]
+        assert name == bug["session"]
+        assert not {"expected", "actual"} & set(bug)
+        assert [] == _acts(here)
+        (bug,) = (await here.get("/v1/bugs", "k", texts="true"))["data"]
+        assert ("tokens 1 2 3", "tokens 1 2 4") == (bug["expected"], bug["actual"])
+        assert [f"sessions {name}"] == _acts(here)
+        (bug,) = (await here.get("/v1/bugs", "a"))["data"]
+        assert (name.removeprefix("@alice/"), "tokens 1 2 3") == (bug["session"], bug["expected"])
+        assert [] == (await here.get("/v1/bugs", "b"))["data"]
+        async with here.client("k") as client:
+            page = await client.get("/explorer/bugs", headers={"accept": "text/html"})
+        assert 200 == page.status_code
+        assert "tokens 1 2" not in page.text
+
+
 async def test_a_tenant_sees_its_own_alone() -> None:
     """No address names another tenant's session, and none shows figures of all."""
     async with site(KEYS) as here:

@@ -5,6 +5,7 @@ server can send, or the API's.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs
@@ -15,7 +16,7 @@ from quart import Blueprint, Quart, Response, g, has_request_context, redirect, 
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from cairn.actors.looking import Looking, SessionFilter
+from cairn.actors.looking import Looking, NothingThere, SessionFilter
 from cairn.http.access.keys import Keys, sees_all, tenant_of
 from cairn.http.adapter import STREAM_HEADERS
 from cairn.http.agents.requests import look_up_turns
@@ -212,13 +213,15 @@ def add_explorer(
         found, more = await look.bugs(number(request.args, "before", None), 20)
         data, before = [], []
         for one in found:
-            name = one.fault.event.session
+            name = one.session
             data.append(bug_object(one, name and shown_name(name, session_tenant(name), g.tenant)))
             rows: list[dict[str, Any]] = []
-            if name is not None:
-                rows, _ = await look.events(
-                    name, before=one.fault.event.at_position + 1, most=_BEFORE_BUG
-                )
+            # Of a session that was pruned there are none.
+            with contextlib.suppress(NothingThere):
+                if name is not None:
+                    rows, _ = await look.events(
+                        name, before=one.fault.event.at_position + 1, most=_BEFORE_BUG
+                    )
             before.append([msgspec.convert(_plain(row), EventObject) for row in rows])
         return shown(
             "bugs.html",

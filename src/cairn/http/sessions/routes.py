@@ -141,7 +141,7 @@ def add_session_routes(
         found, more = await look.bugs(number(request.args, "before", None), _limit(request.args))
         data = []
         for one in found:
-            session = one.fault.event.session
+            session = one.session
             name = session and shown_name(session, session_tenant(session), g.tenant)
             data.append(bug_object(one, name))
         before = data[-1].position if more else None
