@@ -241,8 +241,8 @@ def create_app(
         except StillStarting as start:
             answer = starting_health(start, has_key=g.tenant is not None)
             return json_response(answer, 503, {"retry-after": str(start.retry_after_s)})
-        # Load balancers look at the status code alone.
-        return json_response(body, status=200 if body.status == "ok" else 503)
+        # Load balancers look at the status code alone; a degraded server answers requests.
+        return json_response(body, status=200 if body.status in ("ok", "degraded") else 503)
 
     @app.get("/metrics")
     async def scrape() -> Response:

@@ -64,6 +64,8 @@ _STALLS = {
     "connection_lost": "the connection to the journal's database is lost",
 }
 
+_IDLE_WORK = {"expiry": "what expires is not removed", "shadow_checks": "no answers are checked"}
+
 #: What a browser loads before anyone is logged in.
 OPEN = frozenset({f"{NAME}.get_asset", f"{NAME}.icon", f"{NAME}.login", f"{NAME}.log_in"})
 
@@ -98,6 +100,9 @@ def add_explorer(
             state = f"admission is closed; bug id {now.admission_bug}"
         elif now.journal_stall is not None:
             state = f"{_STALLS[now.journal_stall]}; no requests are answered"
+        elif now.degraded and of_all():
+            ended = (f"{_IDLE_WORK[name]} (bug id {bug})" for name, bug in now.degraded.items())
+            state = f"degraded: {', '.join(ended)}"
         return page(
             template,
             facts=facts,
