@@ -19,6 +19,7 @@ from cairn.actors.server import Server
 from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
 from cairn.http.server.listen import bind_socket, serve_http
+from cairn.http.server.live_streams import StreamLimits
 from cairn.journal import events as ev
 from cairn.journal.rows.store import MemoryStore
 from cairn.journal.tenants import LOCAL
@@ -66,11 +67,14 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def site(keys: Keys | None = None) -> AsyncIterator[Site]:
+async def site(
+    keys: Keys | None = None, streams: StreamLimits | None = None
+) -> AsyncIterator[Site]:
     """A server over the fake engine, served on a free port."""
     store, shutdown = MemoryStore(), trio.Event()
     async with serving_fake(store) as server, trio.open_nursery() as nursery:
-        url = await nursery.start(partial(_served, create_app(server, keys=keys), shutdown))
+        app = create_app(server, keys=keys, streams=streams)
+        url = await nursery.start(partial(_served, app, shutdown))
         yield Site(server, store, url)
         shutdown.set()
 

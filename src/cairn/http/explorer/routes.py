@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs
 
 import msgspec
@@ -26,6 +26,8 @@ from cairn.http.explorer.pages import asset, page, with_policy
 from cairn.http.health import shared_objects
 from cairn.http.models import listed, model_list
 from cairn.http.openapi import document as openapi
+from cairn.http.server.connection import OwningRequest
+from cairn.http.server.live_streams import LiveStreams
 from cairn.http.service import Server, Service
 from cairn.http.sessions.objects import (
     EventObject,
@@ -76,6 +78,7 @@ def add_explorer(
     service: Callable[[], Service],
     keys: Keys | None,
     logins: Logins,
+    streams: LiveStreams,
 ) -> None:
     """
     Add the pages.
@@ -84,6 +87,7 @@ def add_explorer(
         service: the server as the caller sees it.
         keys: the API keys of callers, which say whose sessions a caller may see.
         logins: of browsers, which send a cookie in the place of a key.
+        streams: those that are open.
     """
     pages, feed = Blueprint(NAME, __name__), Feed(server)
 
@@ -260,6 +264,8 @@ def add_explorer(
     async def live_stream() -> Response:
         # A server that is not there yet refuses here, and not within the stream.
         service()
+        # Until the client leaves.
+        cast(OwningRequest, request).resources.enter_context(streams.one_of(g.tenant))
         stream = feed.stream(g.tenant, of_all=of_all())
         response = Response(stream, headers=STREAM_HEADERS)
         response.timeout = None

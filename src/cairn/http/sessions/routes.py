@@ -20,6 +20,7 @@ from cairn.http.access.keys import Keys, sees_all
 from cairn.http.adapter import STREAM_HEADERS, json_response
 from cairn.http.health import shared_objects
 from cairn.http.server.connection import OwningRequest
+from cairn.http.server.live_streams import LiveStreams
 from cairn.http.service import Server, Service
 from cairn.http.sessions.objects import (
     BugPage,
@@ -49,7 +50,11 @@ _NO = ("false", "0")
 
 
 def add_session_routes(
-    app: Quart, server: Server, service: Callable[[], Service], keys: Keys | None
+    app: Quart,
+    server: Server,
+    service: Callable[[], Service],
+    keys: Keys | None,
+    streams: LiveStreams,
 ) -> None:
     """
     Add the routes.
@@ -57,6 +62,7 @@ def add_session_routes(
     Args:
         service: the server as the caller sees it.
         keys: the API keys of callers, which say whose sessions a caller may see.
+        streams: those that are open.
     """
 
     def looking() -> Looking:
@@ -110,8 +116,11 @@ def add_session_routes(
         seen = request.headers.get("last-event-id")
         after = number({"after": seen} if seen is not None else args, "after", 0)
         if flag(args, "stream"):
+            # Until the client leaves.
+            resources = cast(OwningRequest, request).resources
+            resources.enter_context(streams.one_of(g.tenant))
             live = look.live(view.summary.id, after or 0)
-            rows = await cast(OwningRequest, request).resources.enter_async_context(live)
+            rows = await resources.enter_async_context(live)
             response = Response(_streamed(rows), headers=STREAM_HEADERS)
             response.timeout = None
             return response
