@@ -19,6 +19,7 @@ import trio
 
 from cairn.actors.agents.stored_turns import stopping
 from cairn.actors.sequencer import Sequencer
+from cairn.actors.threads.pages import PageShares
 from cairn.actors.threads.writer import JournalWriter, WriterDied
 from cairn.journal import events as ev
 from cairn.journal.errors import DamagedRow, UnknownEvent
@@ -232,6 +233,7 @@ class Looking:
     _summaries: Summaries
     _sequencer: Sequencer
     _writer: JournalWriter
+    _pages: PageShares
 
     # --- sessions ------------------------------------------------------------------------------
 
@@ -278,12 +280,13 @@ class Looking:
         first = max(0, last - most)
         counts = self._summaries.turns(name, first, last)
         places = [at for one in counts for at in (one.received, one.selected, one.ended)]
-        rows = iter(await self._rows(places))
-        shown = [
-            self._turn(summary, number, one, tuple(next(rows) for _ in range(3)))
-            for number, one in enumerate(counts, start=first + 1)
-        ]
-        return shown[::-1], count
+        async with self._pages.one_of(self.tenant):
+            rows = await self._rows(places)
+            texts = self.sees_texts(summary)
+            # Decoding and comparing texts take long, so others have their turn.
+            shown = await trio.to_thread.run_sync(_turns, summary, first, counts, rows, texts)
+        named = [attrs.evolve(one, nearest=self._other(summary, one.nearest)) for one in shown]
+        return named[::-1], count
 
     # --- events --------------------------------------------------------------------------------
 
@@ -310,7 +313,10 @@ class Looking:
         else:
             places = self._summaries.rows_before(name, before, most + 1)
             more, places = len(places) > most, places[-most:]
-        rows = await self._rows(places)
+        if not places:
+            return [], more
+        async with self._pages.one_of(self.tenant):
+            rows = await self._rows(places)
         return [row_object(row, texts=self.texts) for row in rows if row is not None], more
 
     @contextlib.asynccontextmanager
@@ -357,8 +363,9 @@ class Looking:
         for start in range(0, len(places), PAGE_MAX):
             part = places[start : start + PAGE_MAX]
             wanted = sorted({at for place in part for at in (place - 1, place) if at})
-            found = dict(zip(wanted, await self._stored(wanted), strict=True))
-            await trio.to_thread.run_sync(_feed, check, part, found)
+            async with self._pages.one_of(self.tenant):
+                found = dict(zip(wanted, await self._stored(wanted), strict=True))
+                await trio.to_thread.run_sync(_feed, check, part, found)
         return RowsView(check=check, passed_over=count - len(places))
 
     async def replay(self, name: str) -> ReplayView:
@@ -562,38 +569,6 @@ class Looking:
             bug_id=held.bug_id if held is not None else None,
         )
 
-    def _turn(
-        self, summary: Summary, number: int, counts: TurnCounts, rows: Sequence[Row | None]
-    ) -> TurnView:
-        shown = self.sees_texts(summary)
-        view = TurnView(number=number, counts=counts)
-        try:
-            received, selected, ended = (
-                decode(row).event if row is not None else None for row in rows
-            )
-        except DamagedRow as error:
-            return attrs.evolve(view, damaged=str(error))
-        if isinstance(received, ev.RequestReceived):
-            words = received.words if shown else None
-            view = attrs.evolve(view, request=received.request, words=words)
-        if isinstance(received, ev.RequestReceived) and isinstance(selected, ev.PathSelected):
-            if not shown:
-                selected = attrs.evolve(selected, diverged_text=None, diverged_from=None)
-            view = attrs.evolve(
-                view,
-                path=selected.path,
-                reason=selected.reason,
-                nearest=self._other(summary, selected.nearest),
-                diverged_part=selected.diverged_part,
-                explanation=explain(
-                    received,
-                    selected,
-                    block_tokens=summary.block_tokens,
-                    min_cache_tokens=summary.min_cache_tokens,
-                ),
-            )
-        return attrs.evolve(view, end=_end(ended))
-
     def _other(self, summary: Summary, name: str | None) -> str | None:
         """Another session that a row of this one names, if it is still there to be looked at."""
         if name is None or name == summary.id:
@@ -659,6 +634,60 @@ class LiveRows:
 def _feed(check: RowsCheck, places: Sequence[int], rows: Mapping[int, Row | None]) -> None:
     for at in places:
         check.feed(at, rows[at], rows.get(at - 1))
+
+
+def _turns(
+    summary: Summary,
+    first: int,
+    counts: Sequence[TurnCounts],
+    rows: Sequence[Row | None],
+    texts: bool,
+) -> list[TurnView]:
+    """
+    Turns of a session, in order. Pure, so it may run on any thread.
+
+    Args:
+        first: how many turns come before them.
+        rows: of each turn the one of its request, of its path and of its end.
+        texts: whether the reader sees them.
+    """
+    return [
+        _turn(summary, first + at + 1, one, rows[3 * at : 3 * at + 3], texts)
+        for at, one in enumerate(counts)
+    ]
+
+
+def _turn(
+    summary: Summary, number: int, counts: TurnCounts, rows: Sequence[Row | None], texts: bool
+) -> TurnView:
+    """As ``_turns``, of one; ``nearest`` is as its row has it."""
+    view = TurnView(number=number, counts=counts)
+    try:
+        received, selected, ended = (
+            decode(row).event if row is not None else None for row in rows
+        )
+    except DamagedRow as error:
+        return attrs.evolve(view, damaged=str(error))
+    if isinstance(received, ev.RequestReceived):
+        words = received.words if texts else None
+        view = attrs.evolve(view, request=received.request, words=words)
+    if isinstance(received, ev.RequestReceived) and isinstance(selected, ev.PathSelected):
+        if not texts:
+            selected = attrs.evolve(selected, diverged_text=None, diverged_from=None)
+        view = attrs.evolve(
+            view,
+            path=selected.path,
+            reason=selected.reason,
+            nearest=selected.nearest,
+            diverged_part=selected.diverged_part,
+            explanation=explain(
+                received,
+                selected,
+                block_tokens=summary.block_tokens,
+                min_cache_tokens=summary.min_cache_tokens,
+            ),
+        )
+    return attrs.evolve(view, end=_end(ended))
 
 
 def row_object(row: Row, *, texts: bool) -> dict[str, Any]:

@@ -138,6 +138,7 @@ class TenantServer:
             summaries=run.summaries,
             sequencer=run.sequencer,
             writer=run.writer,
+            pages=run.pages,
         )
 
     def facts_of(self, requested_model: str) -> ServerFacts:

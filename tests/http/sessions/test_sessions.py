@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from cairn.http.app import create_app
 from cairn.http.server.listen import bind_socket, serve_http
 from cairn.http.server.live_streams import StreamLimits
 from cairn.journal import events as ev
+from cairn.journal.explanations import explain
 from cairn.journal.rows.store import MemoryStore
 from cairn.journal.tenants import LOCAL
 from tests.support.in_process_server import (
@@ -332,6 +334,62 @@ async def test_a_reader_that_is_too_slow_is_cut_off(monkeypatch: pytest.MonkeyPa
         async with look.live(name, last) as rows:
             more = await rows.next()
             assert more[0]["position"] > last
+
+
+async def test_a_tenant_reads_one_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other pages wait, and another tenant has a share of its own."""
+    async with serving_fake() as server:
+        held, reading = trio.Event(), 0
+        for tenant in ("alice", "bob"):
+            await talked(server, LONG, tenant=tenant, session_name="notes")
+        writer = server.loaded.writer
+        rows = writer.rows
+
+        async def waits(*of: Any, **named: Any) -> Any:
+            nonlocal reading
+            reading += 1
+            await held.wait()
+            return await rows(*of, **named)
+
+        monkeypatch.setattr(writer, "rows", waits)
+
+        async def reads(tenant: str, kind: str) -> None:
+            look = server.for_tenant(tenant).looking(of_all=False, texts=False)
+            name = f"@{tenant}/notes"
+            if kind == "events":
+                assert (await look.events(name, most=5))[0]
+            elif kind == "turns":
+                assert (await look.turns(name, None, 5))[0]
+            else:
+                assert (await look.verify(name)).check
+
+        async with trio.open_nursery() as nursery:
+            for kind in ("events", "turns", "rows", "events"):
+                nursery.start_soon(reads, "alice", kind)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert 1 == reading
+            nursery.start_soon(reads, "bob", "turns")
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert 2 == reading
+            held.set()
+        assert 5 == reading
+
+
+async def test_turns_are_explained_on_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To decode and explain a page of them would delay all tenants."""
+    threads = set[int]()
+
+    def watched(*of: Any, **named: Any) -> Any:
+        threads.add(threading.get_ident())
+        return explain(*of, **named)
+
+    monkeypatch.setattr(looking, "explain", watched)
+    async with serving_fake() as server:
+        name = await talked(server, LONG)
+        look = server.for_tenant(LOCAL).looking(of_all=True, texts=False)
+        assert 2 == (await look.turns(name, None, 5))[1]
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_the_cache_by_session() -> None:
