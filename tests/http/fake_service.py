@@ -27,6 +27,7 @@ from cairn.actors.requests.messages import (
     TokenInfo,
     Waiting,
 )
+from cairn.actors.threads.pages import PageShares
 from cairn.engine.answer.parts import Said
 from cairn.journal.events import Event, Recorded
 from cairn.journal.state import EMPTY
@@ -264,6 +265,7 @@ class FakeTenantService:
             summaries=Summaries(),
             sequencer=empty,
             writer=empty,
+            pages=PageShares(),
         )
 
     def facts_of(self, requested_model: str) -> ServerFacts:

@@ -84,6 +84,7 @@ async def test_health():
             "journal_head": f"77:{'7' * 64}",
             "journal_checkpoint": f"70:{'a' * 64}",
             "bugs": 1,
+            "degraded": {},
             "admission_bug": None,
         },
     ) == await get(service, "/health")
@@ -95,6 +96,16 @@ async def test_health_of_a_closed_server():
     service.change(admission_bug="bug-1")
     status, body = await get(service, "/health")
     assert (503, "admission_closed", "bug-1") == (status, body["status"], body["admission_bug"])
+
+
+async def test_health_of_a_degraded_server():
+    """A bug has ended idle work, but requests are answered, so the status code is that of health."""
+    service = FakeService()
+    service.change(degraded={"expiry": "bug-1"})
+    status, body = await get(service, "/health")
+    assert (200, "degraded", {"expiry": "bug-1"}) == (status, body["status"], body["degraded"])
+    service.change(journal_stall="locked")
+    assert "journal_stalled" == (await get(service, "/health"))[1]["status"]
 
 
 async def test_models():

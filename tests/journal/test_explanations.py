@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import SequenceMatcher
 from typing import Any
 
 import attrs
 import pytest
 
-from cairn.journal import paths
+from cairn.journal import explanations, paths
 from cairn.journal.explanations import QUOTED, Explanation, explain, short
 from tests.journal.model import Driver
 from tests.journal.test_paths import (
@@ -289,6 +290,26 @@ def test_what_differs_is_quoted_as_it_is() -> None:
     assert ("14:05", "14:06") == (found.was, found.now)
     same = sentence(**DIVERGED)
     assert (None, None, None) == (same.was, same.now, same.habit)
+
+
+def test_few_pieces_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client can send texts of thousands of signs, and to compare them all would take seconds."""
+    compared: list[int] = []
+
+    class Watched(SequenceMatcher[str]):
+        def __init__(self, junk: None, one: Any, other: Any, *, autojunk: bool) -> None:
+            compared.extend((len(one), len(other)))
+            super().__init__(junk, one, other, autojunk=autojunk)
+
+    monkeypatch.setattr(explanations, "SequenceMatcher", Watched)
+    found = sentence(
+        was="{" * 2000 + "a" + "}" * 2000, now="{" * 2000 + "b" + "}" * 2000, **DIVERGED
+    )
+    assert ("a", "b") == (found.was, found.now)
+    found = sentence(was="{}" * 2000, now="[]" * 2000, **DIVERGED)
+    assert found.was is not None
+    assert found.was.startswith("{}{}")
+    assert max(compared) <= 128
 
 
 def test_an_unknown_part() -> None:

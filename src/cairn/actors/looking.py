@@ -19,6 +19,7 @@ import trio
 
 from cairn.actors.agents.stored_turns import stopping
 from cairn.actors.sequencer import Sequencer
+from cairn.actors.threads.pages import PageShares
 from cairn.actors.threads.writer import JournalWriter, WriterDied
 from cairn.journal import events as ev
 from cairn.journal.errors import DamagedRow, UnknownEvent
@@ -27,6 +28,7 @@ from cairn.journal.rows.codec import Row, decode
 from cairn.journal.session_check import RowsCheck, SessionReplay, SessionReplaying
 from cairn.journal.state import Fault, Session, SessionId, State
 from cairn.journal.summaries import Removed, Summaries, Summary, TurnCounts
+from cairn.journal.tenants import session_tenant
 
 READ_TEXTS = "read_texts"
 """The action of an operator who reads the texts of another tenant."""
@@ -163,10 +165,18 @@ class CacheView:
 
 @attrs.frozen(kw_only=True)
 class BugView:
-    """A violation on record. ``expected``, ``actual``: None if the reader may not see texts."""
+    """
+    A violation on record.
+
+    Attributes:
+        session: the session that broke, or whose answer a shadow check found to differ; None if it
+            was neither.
+        expected, actual: None if the reader may not see texts.
+    """
 
     bug_id: str
     fault: Fault
+    session: str | None
     time_us: int | None
     expected: str | None
     actual: str | None
@@ -223,6 +233,7 @@ class Looking:
     _summaries: Summaries
     _sequencer: Sequencer
     _writer: JournalWriter
+    _pages: PageShares
 
     # --- sessions ------------------------------------------------------------------------------
 
@@ -269,12 +280,13 @@ class Looking:
         first = max(0, last - most)
         counts = self._summaries.turns(name, first, last)
         places = [at for one in counts for at in (one.received, one.selected, one.ended)]
-        rows = iter(await self._rows(places))
-        shown = [
-            self._turn(summary, number, one, tuple(next(rows) for _ in range(3)))
-            for number, one in enumerate(counts, start=first + 1)
-        ]
-        return shown[::-1], count
+        async with self._pages.one_of(self.tenant):
+            rows = await self._rows(places)
+            texts = self.sees_texts(summary)
+            # Decoding and comparing texts take long, so others have their turn.
+            shown = await trio.to_thread.run_sync(_turns, summary, first, counts, rows, texts)
+        named = [attrs.evolve(one, nearest=self._other(summary, one.nearest)) for one in shown]
+        return named[::-1], count
 
     # --- events --------------------------------------------------------------------------------
 
@@ -301,7 +313,10 @@ class Looking:
         else:
             places = self._summaries.rows_before(name, before, most + 1)
             more, places = len(places) > most, places[-most:]
-        rows = await self._rows(places)
+        if not places:
+            return [], more
+        async with self._pages.one_of(self.tenant):
+            rows = await self._rows(places)
         return [row_object(row, texts=self.texts) for row in rows if row is not None], more
 
     @contextlib.asynccontextmanager
@@ -348,8 +363,9 @@ class Looking:
         for start in range(0, len(places), PAGE_MAX):
             part = places[start : start + PAGE_MAX]
             wanted = sorted({at for place in part for at in (place - 1, place) if at})
-            found = dict(zip(wanted, await self._stored(wanted), strict=True))
-            await trio.to_thread.run_sync(_feed, check, part, found)
+            async with self._pages.one_of(self.tenant):
+                found = dict(zip(wanted, await self._stored(wanted), strict=True))
+                await trio.to_thread.run_sync(_feed, check, part, found)
         return RowsView(check=check, passed_over=count - len(places))
 
     async def replay(self, name: str) -> ReplayView:
@@ -428,28 +444,29 @@ class Looking:
             self._sequencer.state.faults.items(), key=lambda one: one[1].position, reverse=True
         )
         found: list[BugView] = []
-        read: list[Summary] = []
+        read: list[str] = []
         for bug_id, fault in faults:
-            tenant = self._tenant_of(fault.event.session)
+            session = fault.event.session or fault.event.of_session
+            tenant = self._tenant_of(session)
             if (before is not None and fault.position >= before) or not self._may_see(tenant):
                 continue
             if len(found) == most:
-                await self.note_texts(*read)
+                await self._note_texts(read)
                 return found, True
-            summary = self._summaries.session(fault.event.session or "")
             shown = tenant is None or tenant == self.tenant or self.texts
-            if summary is not None:
-                read.append(summary)
+            if session is not None and tenant != self.tenant and shown and session not in read:
+                read.append(session)
             found.append(
                 BugView(
                     bug_id=bug_id,
                     fault=fault,
+                    session=session,
                     time_us=self._summaries.fault_time_us(bug_id),
                     expected=fault.event.expected if shown else None,
                     actual=fault.event.actual if shown else None,
                 )
             )
-        await self.note_texts(*read)
+        await self._note_texts(read)
         return found, False
 
     # --- who may see what ----------------------------------------------------------------------
@@ -465,7 +482,17 @@ class Looking:
         Raises:
             RefusalError: that cannot be recorded now.
         """
-        read = [one.id for one in summaries if one.tenant != self.tenant and self.sees_texts(one)]
+        await self._note_texts(
+            [one.id for one in summaries if one.tenant != self.tenant and self.sees_texts(one)]
+        )
+
+    async def _note_texts(self, read: Sequence[str]) -> None:
+        """
+        As ``note_texts``.
+
+        Args:
+            read: sessions of other tenants.
+        """
         if not read:
             return
         if self._writer.stalled:
@@ -480,8 +507,11 @@ class Looking:
         return self.of_all or tenant == self.tenant
 
     def _tenant_of(self, session: str | None) -> str | None:
-        found = self._summaries.session(session) if session is not None else None
-        return found.tenant if found is not None else None
+        """The tenant of a session, also of one whose rows were pruned; None for no session."""
+        if session is None:
+            return None
+        found = self._summaries.session(session)
+        return found.tenant if found is not None else session_tenant(session)
 
     def _found(self, name: str) -> Summary:
         found = self._summaries.session(name)
@@ -538,38 +568,6 @@ class Looking:
             expires_us=held.expires_us if held is not None else None,
             bug_id=held.bug_id if held is not None else None,
         )
-
-    def _turn(
-        self, summary: Summary, number: int, counts: TurnCounts, rows: Sequence[Row | None]
-    ) -> TurnView:
-        shown = self.sees_texts(summary)
-        view = TurnView(number=number, counts=counts)
-        try:
-            received, selected, ended = (
-                decode(row).event if row is not None else None for row in rows
-            )
-        except DamagedRow as error:
-            return attrs.evolve(view, damaged=str(error))
-        if isinstance(received, ev.RequestReceived):
-            words = received.words if shown else None
-            view = attrs.evolve(view, request=received.request, words=words)
-        if isinstance(received, ev.RequestReceived) and isinstance(selected, ev.PathSelected):
-            if not shown:
-                selected = attrs.evolve(selected, diverged_text=None, diverged_from=None)
-            view = attrs.evolve(
-                view,
-                path=selected.path,
-                reason=selected.reason,
-                nearest=self._other(summary, selected.nearest),
-                diverged_part=selected.diverged_part,
-                explanation=explain(
-                    received,
-                    selected,
-                    block_tokens=summary.block_tokens,
-                    min_cache_tokens=summary.min_cache_tokens,
-                ),
-            )
-        return attrs.evolve(view, end=_end(ended))
 
     def _other(self, summary: Summary, name: str | None) -> str | None:
         """Another session that a row of this one names, if it is still there to be looked at."""
@@ -636,6 +634,58 @@ class LiveRows:
 def _feed(check: RowsCheck, places: Sequence[int], rows: Mapping[int, Row | None]) -> None:
     for at in places:
         check.feed(at, rows[at], rows.get(at - 1))
+
+
+def _turns(
+    summary: Summary,
+    first: int,
+    counts: Sequence[TurnCounts],
+    rows: Sequence[Row | None],
+    texts: bool,
+) -> list[TurnView]:
+    """
+    Turns of a session, in order. Pure, so it may run on any thread.
+
+    Args:
+        first: how many turns come before them.
+        rows: of each turn the one of its request, of its path and of its end.
+        texts: whether the reader sees them.
+    """
+    return [
+        _turn(summary, first + at + 1, one, rows[3 * at : 3 * at + 3], texts)
+        for at, one in enumerate(counts)
+    ]
+
+
+def _turn(
+    summary: Summary, number: int, counts: TurnCounts, rows: Sequence[Row | None], texts: bool
+) -> TurnView:
+    """As ``_turns``, of one; ``nearest`` is as its row has it."""
+    view = TurnView(number=number, counts=counts)
+    try:
+        received, selected, ended = (decode(row).event if row is not None else None for row in rows)
+    except DamagedRow as error:
+        return attrs.evolve(view, damaged=str(error))
+    if isinstance(received, ev.RequestReceived):
+        words = received.words if texts else None
+        view = attrs.evolve(view, request=received.request, words=words)
+    if isinstance(received, ev.RequestReceived) and isinstance(selected, ev.PathSelected):
+        if not texts:
+            selected = attrs.evolve(selected, diverged_text=None, diverged_from=None)
+        view = attrs.evolve(
+            view,
+            path=selected.path,
+            reason=selected.reason,
+            nearest=selected.nearest,
+            diverged_part=selected.diverged_part,
+            explanation=explain(
+                received,
+                selected,
+                block_tokens=summary.block_tokens,
+                min_cache_tokens=summary.min_cache_tokens,
+            ),
+        )
+    return attrs.evolve(view, end=_end(ended))
 
 
 def row_object(row: Row, *, texts: bool) -> dict[str, Any]:

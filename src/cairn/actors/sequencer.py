@@ -149,8 +149,14 @@ class Sequencer:
         """The session that is to serve a request as things are now, or None for a new one."""
         return paths.choose_session(self._ledger.state, ask)
 
-    def crash(self, session: str, error: BaseException) -> BugError:
-        """Record that a session's own code failed, and quarantine it."""
+    def crash(self, session: str | None, error: BaseException) -> BugError:
+        """
+        Record that a session's own code failed, and quarantine it; or that work of no session
+        failed, which takes nothing out of service.
+
+        Raises:
+            WriterDied: the server ends.
+        """
         trace = "".join(traceback.format_exception(error))
         message = f"{type(error).__name__}: {error}"
         outcome = self._ledger.record_crash(session=session, message=message, trace=trace)
@@ -158,6 +164,13 @@ class Sequencer:
         self._end_waits()
         assert outcome.bug is not None
         return outcome.bug
+
+    def bug_that_ended(self, error: Exception) -> str:
+        """
+        The id of the bug for an error that ended work of no session. If it is none yet, it is
+        recorded as a crash. Raises as ``crash``.
+        """
+        return error.bug_id if isinstance(error, BugError) else self.crash(None, error).bug_id
 
     def session(self, session: str) -> Session:
         """A session as the journal has it."""

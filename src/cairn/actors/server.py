@@ -147,6 +147,7 @@ class TenantServer:
             summaries=run.summaries,
             sequencer=run.sequencer,
             writer=run.writer,
+            pages=run.pages,
         )
 
     def sessions(self, *, of_all: bool) -> TenantSessions:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from cairn.actors.requests.messages import ContextUse, Statistics
 from cairn.actors.sequencer import Sequencer
@@ -29,6 +30,7 @@ def statistics_of(
     queued: int = 0,
     facts: ModelFacts | None = None,
     encoder: Encoder | None = None,
+    degraded: Mapping[str, str] = MappingProxyType({}),
 ) -> Statistics:
     """
     The statistics of this moment, from journal, writer and engine. Changes nothing.
@@ -38,6 +40,7 @@ def statistics_of(
         queued: requests that wait for a session.
         facts: about the model, if one is loaded.
         encoder: over its tokenizer.
+        degraded: the idle work that a bug has ended, with the bug's id.
     """
     state = sequencer.state
     sessions = collections.Counter(str(session.state) for session in state.sessions.values())
@@ -73,6 +76,7 @@ def statistics_of(
         journal_stall=writer.stall,
         journal_log_bytes=writer.log_bytes,
         gather_delays=gathering.delays,
+        degraded=degraded,
     )
 
 

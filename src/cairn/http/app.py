@@ -20,6 +20,7 @@ from werkzeug.routing import MapAdapter
 
 from cairn.actors.errors import StillStarting
 from cairn.actors.requests.messages import ServerFacts
+from cairn.engine.machine.descriptors import descriptors_max
 from cairn.http.access.cors import Cors, read_origin
 from cairn.http.access.keys import Keys, sees_all, service_of_caller, tenant_of
 from cairn.http.adapter import (
@@ -51,6 +52,7 @@ from cairn.http.responses.answers import ResponsesAnswer, ResponsesStream
 from cairn.http.responses.request import Draft, read_responses_request
 from cairn.http.responses.stored import completed, delete, look_up, look_up_input
 from cairn.http.server.connection import OwningConnection, OwningRequest, with_readable_path
+from cairn.http.server.live_streams import LiveStreams, StreamLimits
 from cairn.http.service import Server
 from cairn.http.sessions.routes import add_session_routes
 from cairn.http.wire.checks import BODY_BYTES_MAX, ClientError
@@ -108,6 +110,7 @@ def create_app(
     strict_model_names: bool = False,
     keys: Keys | None = None,
     cors: Collection[str] = (),
+    streams: StreamLimits | None = None,
 ) -> CairnApp:
     """
     The application over a server.
@@ -121,6 +124,8 @@ def create_app(
             accepted, because many clients cannot be configured to send another one.
         keys: the API keys of callers; without them, any client that reaches the server may call it.
         cors: origins whose pages may call the server and read its answers.
+        streams: how many live streams may be open; by default as many as fit this process's
+            descriptors.
     """
     app = CairnApp(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES_MAX
@@ -131,6 +136,7 @@ def create_app(
     service = partial(service_of_caller, server)
     hosts = frozenset(host.lower() for host in hosts_allowed)
     readers, logins = Cors(cors), Logins()
+    live = LiveStreams(streams or StreamLimits.of(descriptors_max()))
 
     @app.before_request
     async def check_caller() -> Response | None:
@@ -225,7 +231,7 @@ def create_app(
         answered=lambda read: answered(read, ChatAnswer, ChatStream),
     )
 
-    add_session_routes(app, server, service, keys, readers.admits)
+    add_session_routes(app, server, service, keys, readers.admits, live)
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -243,8 +249,8 @@ def create_app(
         except StillStarting as start:
             answer = starting_health(start, has_key=g.tenant is not None)
             return json_response(answer, 503, {"retry-after": str(start.retry_after_s)})
-        # Load balancers look at the status code alone.
-        return json_response(body, status=200 if body.status == "ok" else 503)
+        # Load balancers look at the status code alone; a degraded server answers requests.
+        return json_response(body, status=200 if body.status in ("ok", "degraded") else 503)
 
     @app.get("/metrics")
     async def scrape() -> Response:
@@ -255,7 +261,7 @@ def create_app(
     async def describe_all() -> Response:
         return json_response(openapi.description(with_keys=keys is not None))
 
-    explorer.add_explorer(app, server, service, keys, logins)
+    explorer.add_explorer(app, server, service, keys, logins, live)
 
     @app.after_request
     async def close_unread(response: Response) -> Response:

@@ -14,7 +14,7 @@ from cairn.journal.events import StallReason
 
 _CONTEXTS_MAX = 10
 
-Status = Literal["ok", "admission_closed", "journal_stalled"]
+Status = Literal["ok", "degraded", "admission_closed", "journal_stalled"]
 
 
 class ContextUseObject(Sent):
@@ -94,6 +94,7 @@ class Health(Sent, kw_only=True):
     journal_checkpoint: str | UnsetType = UNSET
     journal_stall: StallReason | None
     bugs: int | UnsetType = UNSET
+    degraded: dict[str, str] | UnsetType = UNSET
     admission_bug: str | None
 
 
@@ -194,6 +195,7 @@ def _add_shared(found: Health, now: Statistics) -> None:
     found.journal_head = now.journal_head
     found.journal_checkpoint = now.journal_checkpoint
     found.bugs = now.bugs
+    found.degraded = dict(now.degraded)
 
 
 def starting_health(start: StillStarting, *, has_key: bool) -> StartingHealth | HealthWithoutKey:
@@ -211,4 +213,6 @@ def starting_health(start: StillStarting, *, has_key: bool) -> StartingHealth | 
 def _status(now: Statistics) -> Status:
     if now.admission_bug is not None:
         return "admission_closed"
-    return "journal_stalled" if now.journal_stall is not None else "ok"
+    if now.journal_stall is not None:
+        return "journal_stalled"
+    return "degraded" if now.degraded else "ok"

@@ -1195,7 +1195,8 @@ class InvariantViolated(Event):
 
     Attributes:
         of_session: the session whose answer was checked, if the event is a shadow check.
-        invariant: its name; ``CRASH`` if a session's code raised an exception.
+        invariant: its name; ``CRASH`` if the code of a session, or of the server's idle work,
+            raised an exception.
         expected: the value that the state of the journal implies.
         actual: the value in the event.
         trace: the stack at that time.

@@ -9,7 +9,7 @@ in no log, metric or span.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 from typing import Literal
 
@@ -39,6 +39,9 @@ _THOUGHT = re.compile(r"<\|?/?think|\[/?THINK\]|channel\|>\s*(?:analysis|thought
 _EMPTY_THOUGHT = re.compile(r"<\|?think\|?>\s*<\|?/think|\[THINK\]\s*\[/THINK\]", re.IGNORECASE)
 _THOUGHT_ENDS = re.compile(r"\s*(?:<\|?/think|\[/THINK\])", re.IGNORECASE)
 _CONTEXT = 40
+
+_COMPARED = 128
+"""The most pieces of a text that are compared, from the first one that differs on."""
 
 _PARTS = {
     "system_changed": "the system prompt",
@@ -362,21 +365,39 @@ def _change(was: str | None, now: str | None) -> _Change | None:
     if was is None or now is None:
         return None
     one, other = _PIECES.findall(was), _PIECES.findall(now)
-    steps = SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
-    for kind, start, end, first, last in steps:
-        if kind != "equal":
-            before = "".join(one[:start])[-_CONTEXT:]
-            gone, new = "".join(one[start:end]), "".join(other[first:last])
-            while gone and new and gone[-1] == new[-1] in ".;:!?)":
-                gone, new = gone[:-1], new[:-1]
-            return _Change(
-                before=before,
-                was=gone,
-                now=new,
-                around_was=before + "".join(one[start:])[:_CONTEXT],
-                around_now=before + "".join(other[first:])[:_CONTEXT],
-            )
-    return None
+    same = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        same += 1
+    if same == len(one) == len(other):
+        return None
+    gone_pieces, new_pieces = _first_difference(
+        one[same : same + _COMPARED], other[same : same + _COMPARED]
+    )
+    before = "".join(one[:same])[-_CONTEXT:]
+    gone, new = "".join(gone_pieces), "".join(new_pieces)
+    while gone and new and gone[-1] == new[-1] in ".;:!?)":
+        gone, new = gone[:-1], new[:-1]
+    return _Change(
+        before=before,
+        was=gone,
+        now=new,
+        around_was=before + "".join(one[same:])[:_CONTEXT],
+        around_now=before + "".join(other[same:])[:_CONTEXT],
+    )
+
+
+def _first_difference(
+    one: Sequence[str], other: Sequence[str]
+) -> tuple[Sequence[str], Sequence[str]]:
+    """What comes in each before the first pieces that both have; their first ones differ."""
+    matcher = SequenceMatcher(None, one, other, autojunk=False)
+    end, last = len(one), len(other)
+    # As `get_opcodes` does, but without comparing what comes after it: that takes far longer.
+    while (found := matcher.find_longest_match(0, end, 0, last)).size:
+        end, last = found.a, found.b
+    return one[:end], other[:last]
 
 
 def _became(change: _Change | None) -> str:

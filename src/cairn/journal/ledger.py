@@ -158,8 +158,13 @@ class Ledger:
         self._order = None
         return outcome
 
-    def record_crash(self, *, session: str, message: str, trace: str) -> Outcome:
-        """Record that a session's own code failed, and quarantine it. Changes the ledger."""
+    def record_crash(self, *, session: str | None, message: str, trace: str) -> Outcome:
+        """
+        Record that a session's own code failed, and quarantine it. Changes the ledger.
+
+        Args:
+            session: None if it was work of no session, which takes nothing out of service.
+        """
         broken = Violation(
             invariant="CRASH", message=message, expected="no exception", actual=message
         )

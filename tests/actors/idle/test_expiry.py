@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from cairn.actors import clock, memory
 from cairn.actors.clock import wall_clock_us
@@ -19,6 +20,8 @@ from cairn.actors.requests.messages import Generate
 from cairn.actors.server import Server
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
+from cairn.journal.errors import BugError
+from cairn.journal.replay import replay
 from tests.gate.conversation import words
 from tests.support.in_process_server import MIB, ask, generate, turn_clock, wait_idle
 from tests.support.prewarm_conversation import Journaled, onward
@@ -66,17 +69,52 @@ async def done(server: Server) -> None:
 async def test_a_failure_of_expiry_does_not_stop_the_server(
     setup: Journaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests are served as before, but nothing more is removed."""
+    """
+    Requests are served as before, but nothing more is removed. That is a bug on record, which the
+    statistics show until the next start.
+    """
 
     async def fails(*_: Any) -> int:
         raise ArithmeticError("while lives are ended")
 
     async with setup.serving() as server:
+        assert {} == server.statistics().degraded
         await ask(server, question())
         monkeypatch.setattr(server.loaded.memory, "remove_expired", fails)
-        await later(server, 25 * HOUR_S)
+        with capture_logs() as lines:
+            await later(server, 25 * HOUR_S)
+        (bug,) = setup.events(ev.InvariantViolated)
+        assert ("CRASH", None, "ArithmeticError: while lives are ended") == (
+            *(bug.invariant, bug.session),
+            bug.message,
+        )
+        assert "remove_expired" in bug.trace
+        assert {"expiry": bug.bug_id} == server.statistics().degraded
+        (line,) = [one for one in lines if one["event"].startswith("expiry failed; what exp")]
+        assert bug.bug_id == line["bug_id"]
         turn_clock(server, 0)
         assert (await ask(server, question(2))).finished.completion_tokens
+    (finding,) = replay(setup.store.read()).findings
+    assert (bug.bug_id, True) == (finding.bug_id, finding.recorded)
+    async with setup.serving() as server:
+        assert ({}, 1) == (server.statistics().degraded, server.statistics().bugs)
+
+
+async def test_a_broken_invariant_of_expiry_is_one_bug(
+    setup: Journaled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on record already, and has that id."""
+
+    async def fails(*_: Any) -> int:
+        raise BugError("bug-1", "INV-5", "it does not add up")
+
+    async with setup.serving() as server:
+        await ask(server, question())
+        monkeypatch.setattr(server.loaded.memory, "remove_expired", fails)
+        with capture_logs():
+            await later(server, 25 * HOUR_S)
+        assert {"expiry": "bug-1"} == server.statistics().degraded
+        assert [] == setup.events(ev.InvariantViolated)
 
 
 async def test_everything_expires_after_a_day(filed: Journaled, tmp_path: Path) -> None:

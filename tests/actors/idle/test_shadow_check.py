@@ -516,9 +516,43 @@ def test_a_failed_check_stops_no_other_check(
                 said = await ask(server, command("Other. " + LONG, max_tokens=4))
                 (skipped,) = await watch.until(ev.ShadowSkipped)
                 assert (said.accepted.request, "failed") == (skipped.request, skipped.reason)
+            found = {one.invariant: one.bug_id for one in watch.of(ev.InvariantViolated)}
+            due = {"shadow_checks": found.get("CRASH")} if where == "close_slab" else {}
+            assert due == server.statistics().degraded
 
     with capture_logs():
         trio.run(main)
+
+
+def test_the_end_of_all_checks_is_a_bug(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If not even a skipped answer can be recorded, that is on record, and requests are served."""
+
+    async def main() -> None:
+        async with serving(model_directory, **SETTINGS) as server:
+            watch, append = Watch(server), server.loaded.sequencer.append
+
+            def fails(*of: ev.Event, **named: Any) -> int:
+                if isinstance(of[0], ev.ShadowSkipped):
+                    raise RuntimeError("no more room")
+                return append(*of, **named)
+
+            monkeypatch.setattr(server.loaded.sequencer, "append", fails)
+            fail_decoding(server, monkeypatch, RuntimeError("the device gave up"), 1)
+            await ask(server, command(LONG, max_tokens=4))
+            (bug,) = await watch.until(ev.InvariantViolated)
+            assert ("CRASH", None, "RuntimeError: no more room") == (
+                *(bug.invariant, bug.session),
+                bug.message,
+            )
+            assert {"shadow_checks": bug.bug_id} == server.statistics().degraded
+            await ask(server, command("Other. " + LONG, max_tokens=4))
+
+    with capture_logs() as lines:
+        trio.run(main)
+    (line,) = [line for line in lines if line["event"] == "no more shadow checks"]
+    assert line["bug_id"]
 
 
 def test_a_stop_during_a_check(model_directory: Path) -> None:

@@ -136,6 +136,7 @@ async def test_every_address_requires_a_key():
     ("figures", "status", "code"),
     [
         ({}, "ok", 200),
+        ({"degraded": {"expiry": "bug-1"}}, "degraded", 200),
         ({"admission_bug": "bug-1"}, "admission_closed", 503),
         ({"journal_stall": "locked"}, "journal_stalled", 503),
     ],
@@ -314,6 +315,7 @@ async def test_the_health_of_a_tenant_has_no_figures_of_others():
         "journal_head",
         "journal_checkpoint",
         "bugs",
+        "degraded",
     } == set(everything) - set(alice)
     assert [{"name", "state"}] == [set(model) for model in alice["models"]]
     page = "/explorer/live"

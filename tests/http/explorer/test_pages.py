@@ -533,6 +533,10 @@ async def test_the_state_of_the_server() -> None:
     for changes, words in (
         ({"admission_bug": "<bug>"}, "admission is closed; bug id &lt;bug&gt;"),
         ({"admission_bug": None, "journal_stall": "disk_full"}, "the journal&#39;s disk is full"),
+        (
+            {"journal_stall": None, "degraded": {"expiry": "<bug>"}},
+            "degraded: what expires is not removed (bug id &lt;bug&gt;)",
+        ),
     ):
         service.change(**changes)
         text = await (await client.get("/explorer/models", headers=HTML)).get_data(as_text=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -19,7 +20,9 @@ from cairn.actors.server import Server
 from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
 from cairn.http.server.listen import bind_socket, serve_http
+from cairn.http.server.live_streams import StreamLimits
 from cairn.journal import events as ev
+from cairn.journal.explanations import explain
 from cairn.journal.rows.store import MemoryStore
 from cairn.journal.tenants import LOCAL
 from tests.support.in_process_server import (
@@ -66,11 +69,14 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def site(keys: Keys | None = None) -> AsyncIterator[Site]:
+async def site(
+    keys: Keys | None = None, streams: StreamLimits | None = None
+) -> AsyncIterator[Site]:
     """A server over the fake engine, served on a free port."""
     store, shutdown = MemoryStore(), trio.Event()
     async with serving_fake(store) as server, trio.open_nursery() as nursery:
-        url = await nursery.start(partial(served, create_app(server, keys=keys), shutdown))
+        app = create_app(server, keys=keys, streams=streams)
+        url = await nursery.start(partial(served, app, shutdown))
         yield Site(server, store, url)
         shutdown.set()
 
@@ -330,6 +336,62 @@ async def test_a_reader_that_is_too_slow_is_cut_off(monkeypatch: pytest.MonkeyPa
             assert more[0]["position"] > last
 
 
+async def test_a_tenant_reads_one_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other pages wait, and another tenant has a share of its own."""
+    async with serving_fake() as server:
+        held, reading = trio.Event(), 0
+        for tenant in ("alice", "bob"):
+            await talked(server, LONG, tenant=tenant, session_name="notes")
+        writer = server.loaded.writer
+        rows = writer.rows
+
+        async def waits(*of: Any, **named: Any) -> Any:
+            nonlocal reading
+            reading += 1
+            await held.wait()
+            return await rows(*of, **named)
+
+        monkeypatch.setattr(writer, "rows", waits)
+
+        async def reads(tenant: str, kind: str) -> None:
+            look = server.for_tenant(tenant).looking(of_all=False, texts=False)
+            name = f"@{tenant}/notes"
+            if kind == "events":
+                assert (await look.events(name, most=5))[0]
+            elif kind == "turns":
+                assert (await look.turns(name, None, 5))[0]
+            else:
+                assert (await look.verify(name)).check
+
+        async with trio.open_nursery() as nursery:
+            for kind in ("events", "turns", "rows", "events"):
+                nursery.start_soon(reads, "alice", kind)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert 1 == reading
+            nursery.start_soon(reads, "bob", "turns")
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert 2 == reading
+            held.set()
+        assert 5 == reading
+
+
+async def test_turns_are_explained_on_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To decode and explain a page of them would delay all tenants."""
+    threads = set[int]()
+
+    def watched(*of: Any, **named: Any) -> Any:
+        threads.add(threading.get_ident())
+        return explain(*of, **named)
+
+    monkeypatch.setattr(looking, "explain", watched)
+    async with serving_fake() as server:
+        name = await talked(server, LONG)
+        look = server.for_tenant(LOCAL).looking(of_all=True, texts=False)
+        assert 2 == (await look.turns(name, None, 5))[1]
+    assert threads
+    assert threading.get_ident() not in threads
+
+
 async def test_the_cache_by_session() -> None:
     """What each session has, and what is shared, with the totals and the last removals."""
     async with site() as here:
@@ -373,6 +435,46 @@ async def test_bugs_are_listed() -> None:
         found = await here.get("/v1/sessions", bugs="true")
         assert [[bug["id"]], [other["id"]]] == [one["bugs"] for one in found["data"]]
         assert ["quarantined"] * 2 == [one["state"] for one in found["data"]]
+
+
+@pytest.mark.parametrize("name", ["@alice/notes", "@alice/gone"])
+async def test_a_shadow_check_that_differs_is_of_its_session(name: str) -> None:
+    """
+    Its tenant sees it, and no other. The operator sees what was expected only if asked, which is
+    journaled; also of a session whose rows were pruned.
+    """
+    async with site(KEYS) as here:
+        await talked(here.server, LONG, tenant="alice", session_name="notes")
+        found = ev.InvariantViolated(
+            bug_id="bug-1",
+            invariant="INV-3",
+            at_position=3,
+            session=None,
+            of_session=name,
+            request=None,
+            fingerprint=None,
+            cairn_version="0",
+            message="an answer computed again differs",
+            expected="tokens 1 2 3",
+            actual="tokens 1 2 4",
+            trace="",
+        )
+        here.server.loaded.sequencer.append(found)
+        await wait_idle(here.server)
+        (bug,) = (await here.get("/v1/bugs", "k"))["data"]
+        assert name == bug["session"]
+        assert not {"expected", "actual"} & set(bug)
+        assert [] == _acts(here)
+        (bug,) = (await here.get("/v1/bugs", "k", texts="true"))["data"]
+        assert ("tokens 1 2 3", "tokens 1 2 4") == (bug["expected"], bug["actual"])
+        assert [f"sessions {name}"] == _acts(here)
+        (bug,) = (await here.get("/v1/bugs", "a"))["data"]
+        assert (name.removeprefix("@alice/"), "tokens 1 2 3") == (bug["session"], bug["expected"])
+        assert [] == (await here.get("/v1/bugs", "b"))["data"]
+        async with here.client("k") as client:
+            page = await client.get("/explorer/bugs", headers={"accept": "text/html"})
+        assert 200 == page.status_code
+        assert "tokens 1 2" not in page.text
 
 
 async def test_a_tenant_sees_its_own_alone() -> None:

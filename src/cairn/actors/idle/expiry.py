@@ -28,7 +28,12 @@ _LEAST_S = 0.05
 
 
 class Expiry:
-    """Waits until something expires and the server is idle, and removes it."""
+    """
+    Waits until something expires and the server is idle, and removes it.
+
+    Attributes:
+        bug_id: of the bug that ended it; None while it runs.
+    """
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class Expiry:
         self._activity = activity
         self._close = close
         self._closed = False
+        self.bug_id: str | None = None
 
     def close(self) -> None:
         """End ``run`` after the current step."""
@@ -55,20 +61,28 @@ class Expiry:
 
     async def run(self) -> None:
         """
-        Remove what expires, until ``close``. A failure ends this task only: by then a bug is on
-        record, with what it quarantines.
+        Remove what expires, until ``close``. A failure ends this task only, and is a bug on record.
         """
         try:
-            while not self._closed:
-                seen = self._activity.changes
-                if await self._remove_expired():
-                    continue
-                with trio.move_on_after(self._left_s()):
-                    await self._activity.wait_change(seen)
+            try:
+                await self._run()
+            except (EngineGone, WriterDied):
+                raise
+            except Exception as error:
+                self.bug_id = self._sequencer.bug_that_ended(error)
+                log.exception(
+                    "expiry failed; what expires stays until the next start", bug_id=self.bug_id
+                )
         except (EngineGone, WriterDied):
             pass  # what ended them stops the server and is logged
-        except Exception:
-            log.exception("expiry failed; what expires stays until the next start")
+
+    async def _run(self) -> None:
+        while not self._closed:
+            seen = self._activity.changes
+            if await self._remove_expired():
+                continue
+            with trio.move_on_after(self._left_s()):
+                await self._activity.wait_change(seen)
 
     async def _remove_expired(self) -> bool:
         """Close expired sessions and remove expired blocks. Whether there were any."""

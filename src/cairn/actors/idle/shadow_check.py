@@ -19,7 +19,8 @@ Rules of this module:
    whether that breaks INV-3, and quarantines in the same append.
 4. Answers that wait are in memory only, and bounded. When the model is unloaded, because another
    one is loaded or the server stops, they are recorded as skipped.
-5. A check that fails does not stop the next one. Only a slab that could not be closed does.
+5. A check that fails does not stop the next one. Only a slab that could not be closed does, or an
+   error outside of a check. That is a bug on record.
 """
 
 from __future__ import annotations
@@ -117,7 +118,12 @@ class _Interrupted(Exception):
 
 
 class ShadowCheck:
-    """Chooses answers and checks them one by one. Called with each committed event."""
+    """
+    Chooses answers and checks them one by one. Called with each committed event.
+
+    Attributes:
+        bug_id: of the bug after which none is checked; None while there is none.
+    """
 
     def __init__(
         self,
@@ -153,6 +159,7 @@ class ShadowCheck:
         self._skipped: deque[tuple[_Answer, ev.ShadowSkip]] = deque()  # not recorded yet
         self._closed = False
         self._checking: _Answer | None = None
+        self.bug_id: str | None = None
 
     # --- for other tasks --------------------------------------------------------------------------
 
@@ -222,29 +229,36 @@ class ShadowCheck:
     async def run(self) -> None:
         """Check the chosen answers, until ``close``."""
         try:
-            while not self._closed:
-                self._skip_all()
-                answer = self._next() if self._activity.upkeep_may_begin else None
-                if answer is None:
-                    await self._activity.wait_change()
-                    continue
-                self._waiting.remove(answer)
-                self._checking = answer
-                try:
-                    await self._check_or_skip(answer)
-                finally:
-                    self._checking = None
-                    self._activity.changed()
-            # No other model can compute them again.
-            self._skipped.extend((answer, "model_unloaded") for answer in self._waiting)
-            self._waiting.clear()
-            self._skip_all()
+            try:
+                await self._run()
+            except (EngineGone, WriterDied):
+                raise
+            except Exception as error:
+                # Not even a skipped answer can be recorded. The server continues without checks.
+                self._closed = True
+                self.bug_id = self._sequencer.bug_that_ended(error)
+                log.exception("no more shadow checks", bug_id=self.bug_id)
         except (EngineGone, WriterDied):
             pass  # what ended them stops the server and is logged
-        except Exception:
-            # Not even a skipped answer can be recorded. The server continues without checks.
-            self._closed = True
-            log.exception("no more shadow checks")
+
+    async def _run(self) -> None:
+        while not self._closed:
+            self._skip_all()
+            answer = self._next() if self._activity.upkeep_may_begin else None
+            if answer is None:
+                await self._activity.wait_change()
+                continue
+            self._waiting.remove(answer)
+            self._checking = answer
+            try:
+                await self._check_or_skip(answer)
+            finally:
+                self._checking = None
+                self._activity.changed()
+        # No other model can compute them again.
+        self._skipped.extend((answer, "model_unloaded") for answer in self._waiting)
+        self._waiting.clear()
+        self._skip_all()
 
     def _answer_of(self, session: str, request: str | None) -> _Answer | None:
         answer = self._open.get(session)
@@ -415,10 +429,12 @@ class ShadowCheck:
             raise
         except Exception as fault:
             # Wrong totals are on record, or the pool's next measurement will not add up.
+            self.bug_id = self._sequencer.bug_that_ended(fault)
             log.error(
                 "slab of a shadow check not released; no more shadow checks",
                 slab=slab,
                 fact=str(fault),
+                bug_id=self.bug_id,
             )
 
     def _skip_all(self) -> None:

@@ -22,6 +22,7 @@ from cairn.actors.settings import BootRefused, Progress, Settings
 from cairn.actors.snapshots import SnapshotFile
 from cairn.actors.threads.engine import EngineThread
 from cairn.actors.threads.journal_stalls import Stalls
+from cairn.actors.threads.pages import PageShares
 from cairn.actors.threads.prompts import PromptThreads
 from cairn.actors.threads.writer import JournalWriter
 from cairn.engine.model import fingerprint
@@ -57,6 +58,7 @@ class Run:
         start_engine: loads a model.
         secret: the data directory's, from which those of tenants are derived.
         threads: for what prompts need.
+        pages: the tenants' shares of reading pages.
         starting: with which the start can be given up.
         boot: the id of the run.
         earlier: the ids of earlier runs in this journal.
@@ -89,6 +91,7 @@ class Run:
     gathering: Gathering = attrs.field(factory=Gathering)
     request_log: RequestLog = attrs.field(factory=RequestLog)
     leaving: set[str] = attrs.field(factory=set)
+    pages: PageShares = attrs.field(factory=PageShares)
 
 
 async def load(run: Run, settings: Settings) -> StartedEngine:

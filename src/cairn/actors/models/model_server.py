@@ -106,7 +106,14 @@ class ModelServer:
             facts=self.model,
             encoder=self.preparer.encoder,
             text_cache_bytes=self.agents.stored_turns.text_cache.bytes,
+            degraded=self._degraded(),
         )
+
+    def _degraded(self) -> dict[str, str]:
+        """The idle work that a bug has ended, with the bug's id."""
+        shadow = self.shadow.bug_id if self.shadow is not None else None
+        ended = {"expiry": self.expiry.bug_id, "shadow_checks": shadow}
+        return {name: bug_id for name, bug_id in ended.items() if bug_id is not None}
 
     @contextlib.asynccontextmanager
     async def generate(self, command: Generate, tenant: str) -> AsyncIterator[AsyncIterator[Reply]]:

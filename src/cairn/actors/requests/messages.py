@@ -7,6 +7,7 @@ They have nothing of a wire protocol and nothing of MLX. ``errors.py`` has the r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import attrs
@@ -391,6 +392,8 @@ class Statistics:
         journal_stall: why the journal cannot be written at the moment; None if it can.
         journal_log_bytes: the size of the write-ahead log of the journal's database.
         gather_delays: how long tokens waited to be appended to the journal.
+        degraded: the idle work that a bug has ended (``expiry``, ``shadow_checks``), with the bug's
+            id.
     """
 
     sessions: dict[str, int]
@@ -423,3 +426,4 @@ class Statistics:
     journal_stall: StallReason | None
     journal_log_bytes: int = 0
     gather_delays: Delays = Delays()
+    degraded: Mapping[str, str] = MappingProxyType({})

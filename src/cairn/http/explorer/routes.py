@@ -5,15 +5,16 @@ server can send, or the API's.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import structlog
 from quart import Blueprint, Quart, Response, g, has_request_context, redirect, request
 from werkzeug.datastructures import Headers
 
-from cairn.actors.looking import Looking, SessionFilter
+from cairn.actors.looking import Looking, NothingThere, SessionFilter
 from cairn.http.access.keys import Keys, sees_all, tenant_of
 from cairn.http.access.pages import forged, is_own
 from cairn.http.adapter import STREAM_HEADERS
@@ -26,6 +27,8 @@ from cairn.http.explorer.pages import asset, page, with_policy
 from cairn.http.health import shared_objects
 from cairn.http.models import listed, model_list
 from cairn.http.openapi import document as openapi
+from cairn.http.server.connection import OwningRequest
+from cairn.http.server.live_streams import LiveStreams
 from cairn.http.service import Server, Service
 from cairn.http.sessions.objects import (
     EventObject,
@@ -63,6 +66,8 @@ _STALLS = {
     "connection_lost": "the connection to the journal's database is lost",
 }
 
+_IDLE_WORK = {"expiry": "what expires is not removed", "shadow_checks": "no answers are checked"}
+
 #: What a browser loads before anyone is logged in.
 OPEN = frozenset({f"{NAME}.get_asset", f"{NAME}.icon", f"{NAME}.login", f"{NAME}.log_in"})
 
@@ -73,6 +78,7 @@ def add_explorer(
     service: Callable[[], Service],
     keys: Keys | None,
     logins: Logins,
+    streams: LiveStreams,
 ) -> None:
     """
     Add the pages.
@@ -81,6 +87,7 @@ def add_explorer(
         service: the server as the caller sees it.
         keys: the API keys of callers, which say whose sessions a caller may see.
         logins: of browsers, which send a cookie in the place of a key.
+        streams: those that are open.
     """
     pages, feed = Blueprint(NAME, __name__), Feed(server)
 
@@ -97,6 +104,9 @@ def add_explorer(
             state = f"admission is closed; bug id {now.admission_bug}"
         elif now.journal_stall is not None:
             state = f"{_STALLS[now.journal_stall]}; no requests are answered"
+        elif now.degraded and of_all():
+            ended = (f"{_IDLE_WORK[name]} (bug id {bug})" for name, bug in now.degraded.items())
+            state = f"degraded: {', '.join(ended)}"
         return page(
             template,
             facts=facts,
@@ -207,13 +217,15 @@ def add_explorer(
         found, more = await look.bugs(number(request.args, "before", None), 20)
         data, before = [], []
         for one in found:
-            name = one.fault.event.session
+            name = one.session
             data.append(bug_object(one, name and shown_name(name, session_tenant(name), g.tenant)))
             rows: list[dict[str, Any]] = []
-            if name is not None:
-                rows, _ = await look.events(
-                    name, before=one.fault.event.at_position + 1, most=_BEFORE_BUG
-                )
+            # Of a session that was pruned there are none.
+            with contextlib.suppress(NothingThere):
+                if name is not None:
+                    rows, _ = await look.events(
+                        name, before=one.fault.event.at_position + 1, most=_BEFORE_BUG
+                    )
             before.append([msgspec.convert(_plain(row), EventObject) for row in rows])
         return shown(
             "bugs.html",
@@ -247,6 +259,8 @@ def add_explorer(
     async def live_stream() -> Response:
         # A server that is not there yet refuses here, and not within the stream.
         service()
+        # Until the client leaves.
+        cast(OwningRequest, request).resources.enter_context(streams.one_of(g.tenant))
         stream = feed.stream(g.tenant, of_all=of_all())
         response = Response(stream, headers=STREAM_HEADERS)
         response.timeout = None

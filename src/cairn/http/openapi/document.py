@@ -55,7 +55,8 @@ _REFUSALS = {
     "it cannot be changed; the error says why.",
     413: "The body is too large.",
     415: "The body is compressed.",
-    429: "The queue is full. Try again after `retry-after` seconds.",
+    429: "The queue is full, or too many live streams are open. Try again after `retry-after` "
+    "seconds.",
     500: "Internal error. The message has the id of its log entry.",
     503: "The server is stopping, or out of memory or disk space. Try again after `retry-after` "
     "seconds.",
@@ -246,7 +247,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
             "stream": _FLAG,
             "texts": _FLAG,
         },
-        statuses=(404, 503),
+        statuses=(404, 429, 503),
     ),
     ("GET", sessions.CACHE): Operation(
         summary="What is in the cache, by session.", answer=CacheObject, query={"limit": _LIMIT}

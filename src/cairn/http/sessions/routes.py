@@ -21,6 +21,7 @@ from cairn.http.access.pages import forged, is_own
 from cairn.http.adapter import STREAM_HEADERS, json_response
 from cairn.http.health import shared_objects
 from cairn.http.server.connection import OwningRequest
+from cairn.http.server.live_streams import LiveStreams
 from cairn.http.service import Server, Service, SessionService
 from cairn.http.sessions.objects import (
     BugPage,
@@ -58,6 +59,7 @@ def add_session_routes(
     service: Callable[[], Service],
     keys: Keys | None,
     admits: Callable[[str | None], bool],
+    streams: LiveStreams,
 ) -> None:
     """
     Add the routes.
@@ -66,6 +68,7 @@ def add_session_routes(
         service: the server as the caller sees it.
         keys: the API keys of callers, which say whose sessions a caller may see.
         admits: whether pages of an origin may call the server, because its operator allowed that.
+        streams: those that are open.
     """
 
     def changing(name: str) -> tuple[SessionService, str]:
@@ -141,8 +144,11 @@ def add_session_routes(
         seen = request.headers.get("last-event-id")
         after = number({"after": seen} if seen is not None else args, "after", 0)
         if flag(args, "stream"):
+            # Until the client leaves.
+            resources = cast(OwningRequest, request).resources
+            resources.enter_context(streams.one_of(g.tenant))
             live = look.live(view.summary.id, after or 0)
-            rows = await cast(OwningRequest, request).resources.enter_async_context(live)
+            rows = await resources.enter_async_context(live)
             response = Response(_streamed(rows), headers=STREAM_HEADERS)
             response.timeout = None
             return response
@@ -172,7 +178,7 @@ def add_session_routes(
         found, more = await look.bugs(number(request.args, "before", None), _limit(request.args))
         data = []
         for one in found:
-            session = one.fault.event.session
+            session = one.session
             name = session and shown_name(session, session_tenant(session), g.tenant)
             data.append(bug_object(one, name))
         before = data[-1].position if more else None

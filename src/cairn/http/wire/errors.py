@@ -184,7 +184,7 @@ def _client_error(error: ClientError, places: FormatPlaces) -> ErrorAnswer:
     return ErrorAnswer(
         status=error.status,
         message=error.message,
-        type="invalid_request_error",
+        type="rate_limit_error" if error.status == 429 else "invalid_request_error",
         code=error.code,
         param=error.param,
         headers=error.headers,

@@ -59,6 +59,8 @@ function follow() {
     }
     seen = frame.changes;
   });
+  // A browser tries again by itself, but not if the server refused, as it does if too many pages are open.
+  source.addEventListener("error", () => { if (source.readyState === EventSource.CLOSED) setTimeout(follow, 15000); });
   addEventListener("pagehide", () => source.close());
 }
 

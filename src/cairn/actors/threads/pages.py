@@ -1,0 +1,45 @@
+"""
+A share of the server's time for each tenant that reads pages of the journal.
+
+A page is read through the thread that writes the journal, and takes the interpreter from all other
+threads. So a tenant reads one page at a time, and then rests for as long as that took, up to a
+second: as fast as it asks, half of the time is left to others. A single page is not delayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import attrs
+import trio
+
+REST_MAX_S: Final = 1.0
+"""The longest rest after a page, in seconds."""
+
+
+@attrs.define
+class _Share:
+    lock: trio.Lock = attrs.field(factory=trio.Lock)
+    rests_until: float = 0.0
+
+
+class PageShares:
+    """The shares of all tenants."""
+
+    def __init__(self) -> None:
+        self._shares: dict[str, _Share] = {}
+
+    @asynccontextmanager
+    async def one_of(self, tenant: str) -> AsyncIterator[None]:
+        """Read a page of a tenant, when it is its turn."""
+        share = self._shares.setdefault(tenant, _Share())
+        async with share.lock:
+            await trio.sleep_until(share.rests_until)
+            began = trio.current_time()
+            try:
+                yield
+            finally:
+                now = trio.current_time()
+                share.rests_until = now + min(now - began, REST_MAX_S)
