@@ -66,8 +66,8 @@ def test_a_running_server_is_asked(tmp_path: Path, model_directory: Path):
     """
     home = tmp_path / "home"
     words = "The stone of Zanport is blue. " * 20
-    options = ("--model", model_directory, "--api-key", f"local={KEY}")
-    options = (*options, "--api-key", f"alice={ALICES}")
+    keys = ("--api-key", f"local={KEY}", "--api-key", f"alice={ALICES}")
+    options = ("--model", model_directory, *keys)
     with started(home, *options) as server:
         server.use_key(ALICES)
         first = ask(server, user(words), max_tokens=8, session_id="mine")

@@ -29,6 +29,7 @@ from cairn.actors.requests.messages import (
 )
 from cairn.actors.threads.pages import PageShares
 from cairn.engine.answer.parts import Said
+from cairn.http.service import SessionService
 from cairn.journal.events import Event, Recorded
 from cairn.journal.state import EMPTY
 from cairn.journal.summaries import Summaries
@@ -267,6 +268,10 @@ class FakeTenantService:
             writer=empty,
             pages=PageShares(),
         )
+
+    def sessions(self, *, of_all: bool) -> SessionService:
+        """No test of these pages closes or forgets a session."""
+        raise NotImplementedError
 
     def facts_of(self, requested_model: str) -> ServerFacts:
         """The facts of the model with this name, or of the first model."""

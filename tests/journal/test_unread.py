@@ -321,7 +321,7 @@ def test_an_agent_that_never_was_is_not_forgotten():
 def test_a_key_is_of_one_session():
     """Rows that were sealed again with the key of another session are found without keys."""
     rows = closed()
-    again = []
+    again: list[Row] = []
     for row in rows:
         of = subject_of(decode(row).event)
         key = key_of("s1" if of == "s2" else of)

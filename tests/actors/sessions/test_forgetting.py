@@ -151,9 +151,9 @@ async def test_no_request_may_name_it_meanwhile(place: Place, monkeypatch: pytes
         refused: list[str] = []
         remove = KeyFile.remove
 
-        def removing(self: KeyFile, key_ids: Any) -> int:
+        def removing(self: KeyFile, subject: str, key_ids: Any) -> int:
             trio.from_thread.run(asked)
-            return remove(self, key_ids)
+            return remove(self, subject, key_ids)
 
         async def asked() -> None:
             with pytest.raises(SessionBusy, match="is being forgotten") as error:

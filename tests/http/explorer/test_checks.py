@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 
@@ -59,7 +61,7 @@ async def test_a_row_that_was_changed(column: str, fact: str) -> None:
         own = [at for at, row in enumerate(here.store.rows) if row.stream == f"session/{name}"]
         at = next(n for n in own[1:] if here.store.rows[n].private is not None and n - 1 in own)
         row = here.store.rows[at]
-        changes = {
+        changes: Any = {
             "public": {"public": row.public.replace(b'"', b"'", 1)},
             "private": {"private": b"{}"},
             "hash": {"hash": "0" * 64},

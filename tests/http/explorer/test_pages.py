@@ -345,7 +345,7 @@ def hostile_checks(attack: str) -> list[tuple[RowsView | None, ReplayView | None
     check = RowsCheck("session/x")
     check.faults.append(RowFault(position=1, fact=attack, expected=attack, actual=attack))
     finding = Finding(
-        **dict.fromkeys(("bug_id", "invariant", "session", "message"), attack),  # type: ignore[arg-type]
+        **dict.fromkeys(("bug_id", "invariant", "session", "message"), attack),
         **dict.fromkeys(("expected", "actual"), attack),
         position=1,
         recorded=True,

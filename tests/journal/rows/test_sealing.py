@@ -33,7 +33,8 @@ def row_of(kind: str, key: Key | None = KEY) -> Row:
 
 def test_the_vector_of_the_docs():
     """The sealed bytes of docs/journal-format.md."""
-    sealed = KEY.seal("00000000-0000-4000-8000-000000000002", b'{"text":"Gr\xc3\xbc\xc3\x9fe"}')
+    private = b'{"text":"Gr\xc3\xbc\xc3\x9fe"}'
+    sealed = KEY.seal("00000000-0000-4000-8000-000000000002", "example", 2, private)
     page = (Path(__file__).resolve().parents[3] / "docs" / "journal-format.md").read_text("utf-8")
     assert f"id `{KEY.id}`" in page
     assert f"| sealed | `{sealed.hex()}` |" in page
@@ -42,15 +43,21 @@ def test_the_vector_of_the_docs():
 
 
 def test_a_payload_is_opened_for_its_own_row():
-    """With its key and the id of its row it is read, and otherwise not."""
-    sealed = KEY.seal("one", PLAIN)
-    assert PLAIN == KEY.open("one", sealed)
-    assert None is KEY.open("other", sealed)
-    assert None is KEY.open("one", sealed[:-1] + bytes([sealed[-1] ^ 1]))
-    assert None is Key(bytes(32)).open("one", sealed)
+    """With its key, and the id, kind and position of its row, it is read, and otherwise not."""
+    row: tuple[str, str, int] = ("one", "turn_stored", 7)
+    sealed = KEY.seal(*row, PLAIN)
+    assert PLAIN == KEY.open(*row, sealed)
+    for other in (
+        ("other", "turn_stored", 7),
+        ("one", "request_received", 7),
+        ("one", "turn_stored", 8),
+    ):
+        assert None is KEY.open(*other, sealed)
+    assert None is KEY.open(*row, sealed[:-1] + bytes([sealed[-1] ^ 1]))
+    assert None is Key(bytes(32)).open(*row, sealed)
     assert KEY.id == key_id(sealed)
     assert (None, None) == (key_id(PLAIN), key_id(None))
-    assert KEY.seal("one", PLAIN) == sealed != KEY.seal("two", PLAIN)
+    assert KEY.seal(*row, PLAIN) == sealed != KEY.seal("two", *row[1:], PLAIN)
 
 
 def test_a_row_is_read_with_its_key():
@@ -82,7 +89,7 @@ def test_what_the_key_did_not_seal_is_damaged():
     """Bytes in the place of a payload that name a key and are not of it are no text to miss."""
     row = row_of("turn_stored")
     assert row.private is not None
-    other = KEY.seal("another row", b"{}")
+    other = KEY.seal("another row", row.kind, row.position, b"{}")
     forged = attrs.evolve(row, private=other, private_digest=hashlib.sha256(other).hexdigest())
     forged = attrs.evolve(forged, hash=row_hash(forged))
     assert None is chain_fault(forged, GENESIS)

@@ -253,6 +253,7 @@ def received(index: Index, keys: Sequence[str], answer_tokens: int) -> ev.Reques
         words=None,
         waited_us=0,
         traceparent=None,
+        client=None,
         cache_mode="full",
         ttl_s=None,
     )

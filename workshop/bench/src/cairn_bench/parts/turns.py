@@ -270,6 +270,7 @@ class Conversation:
             words=None,
             waited_us=0,
             traceparent=None,
+            client=None,
             cache_mode="full",
         )
 
