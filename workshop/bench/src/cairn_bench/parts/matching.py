@@ -254,6 +254,7 @@ def received(index: Index, keys: Sequence[str], answer_tokens: int) -> ev.Reques
         waited_us=0,
         traceparent=None,
         client=None,
+        thoughts=0,
         cache_mode="full",
         ttl_s=None,
     )

@@ -271,6 +271,7 @@ class Conversation:
             waited_us=0,
             traceparent=None,
             client=None,
+            thoughts=0,
             cache_mode="full",
         )
 
