@@ -77,7 +77,7 @@ def _at_row(kind: str, *, committed: bool) -> None:
 def _in_keys() -> None:
     """Killed when the keys are deleted, and that is not committed."""
 
-    def trace(keys: KeyFile, _: Any) -> bool:
+    def trace(keys: KeyFile, *_: Any) -> bool:
         def see(statement: str) -> None:
             if statement.startswith("COMMIT"):
                 _kill()

@@ -176,7 +176,7 @@ async def test_keys_that_cannot_be_removed(place: Place, monkeypatch: pytest.Mon
         await talked(server, session_name="mine")
         with monkeypatch.context() as patched:
 
-            def full(self: KeyFile, key_ids: Any) -> int:
+            def full(self: KeyFile, subject: str, key_ids: Any) -> int:
                 raise StoreFull("The disk is full.")
 
             patched.setattr(KeyFile, "remove", full)
@@ -223,7 +223,7 @@ async def test_a_start_removes_the_keys_and_the_old_snapshot(
     assert {False} == place.readable(mine)
 
 
-def _full(self: KeyFile, key_ids: Any) -> int:
+def _full(self: KeyFile, subject: str, key_ids: Any) -> int:
     raise StoreFull("The disk is full.")
 
 

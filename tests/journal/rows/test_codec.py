@@ -64,9 +64,18 @@ BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
 }
 
 
+BY_NAME: Mapping[str, st.SearchStrategy[Any]] = {
+    "traceparent": st.sampled_from([None, f"00-{'ab' * 16}-{'cd' * 8}-01"]),
+}
+"""Fields whose values have a form of their own."""
+
+
 def of_kind(kind: type[ev.Event]) -> st.SearchStrategy[ev.Event]:
     """Events of one kind, with any values that its fields may have."""
-    fields = {field.name: BY_TYPE[str(field.type)] for field in attrs.fields(kind)}
+    fields = {
+        field.name: BY_NAME.get(field.name, BY_TYPE[str(field.type)])
+        for field in attrs.fields(kind)
+    }
 
     def made(**values: Any) -> ev.Event:
         if "end" in values and "start" in values:
