@@ -302,7 +302,9 @@ def test_few_pieces_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
             super().__init__(junk, one, other, autojunk=autojunk)
 
     monkeypatch.setattr(explanations, "SequenceMatcher", Watched)
-    found = sentence(was="{" * 2000 + "a" + "}" * 2000, now="{" * 2000 + "b" + "}" * 2000, **DIVERGED)
+    found = sentence(
+        was="{" * 2000 + "a" + "}" * 2000, now="{" * 2000 + "b" + "}" * 2000, **DIVERGED
+    )
     assert ("a", "b") == (found.was, found.now)
     found = sentence(was="{}" * 2000, now="[]" * 2000, **DIVERGED)
     assert found.was is not None

@@ -663,9 +663,7 @@ def _turn(
     """As ``_turns``, of one; ``nearest`` is as its row has it."""
     view = TurnView(number=number, counts=counts)
     try:
-        received, selected, ended = (
-            decode(row).event if row is not None else None for row in rows
-        )
+        received, selected, ended = (decode(row).event if row is not None else None for row in rows)
     except DamagedRow as error:
         return attrs.evolve(view, damaged=str(error))
     if isinstance(received, ev.RequestReceived):
