@@ -31,7 +31,7 @@ async def test_pages_of_a_tenant_take_half_of_the_time(autojump_clock: object) -
 
 
 async def test_a_rest_is_bounded(autojump_clock: object) -> None:
-    """It is short even if a page waited long for the journal. A client that left does not end it."""
+    """It is short after a page that took long. A client that left does not end it."""
     shares, start = PageShares(), trio.current_time()
     began = list[float]()
     await read(shares, "alice", 60, began)
