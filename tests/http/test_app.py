@@ -99,7 +99,7 @@ async def test_health_of_a_closed_server():
 
 
 async def test_health_of_a_degraded_server():
-    """A bug has ended idle work, but requests are answered: the status code is that of health."""
+    """A bug has ended idle work, but requests are answered, so the status code is 200."""
     service = FakeService()
     service.change(degraded={"expiry": "bug-1"})
     status, body = await get(service, "/health")

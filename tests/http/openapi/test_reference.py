@@ -209,7 +209,8 @@ async def test_every_field_of_the_cairn_object_is_described_and_no_other():
 @pytest.mark.trio
 async def test_every_field_of_health_is_described_and_no_other():
     """
-    The table has the endpoint's fields in their order; the states of sessions are listed elsewhere.
+    The table has the endpoint's fields in their order. States of sessions are listed elsewhere, and
+    idle work that ended at its field.
     """
     found = []
     for name, value in json.loads(await body("/health")).items():

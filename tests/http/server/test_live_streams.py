@@ -76,7 +76,10 @@ async def test_streams_of_a_tenant_end_somewhere(path: str) -> None:
         assert [200, 200] == [first.status_code, second.status_code]
         for each in (LIVE, EVENTS):
             refused = await refusal(here, each, "a")
-            assert (429, "15") == (refused.status_code, refused.headers["retry-after"])
+            assert (429, "15", "close") == (
+                *(refused.status_code, refused.headers["retry-after"]),
+                refused.headers["connection"],
+            )
             error = refused.json()["error"]
             assert ("too_many_streams", "rate_limit_error") == (error["code"], error["type"])
             assert "this key has 2 live streams open" in error["message"]

@@ -73,5 +73,6 @@ def _refused(why: str) -> ClientError:
         f"{why}; close one, or try again later",
         code="too_many_streams",
         status=429,
-        headers={"retry-after": str(RETRY_AFTER_S)},
+        # Otherwise its connection would rest, and refused ones would take the descriptors.
+        headers={"retry-after": str(RETRY_AFTER_S), "connection": "close"},
     )
