@@ -226,6 +226,13 @@ def test_a_continuation_of_less_than_a_block() -> None:
     assert "of which nothing is there yet to reuse: whole blocks of 64 tokens are" in found.text
 
 
+def test_a_continuation_that_is_rendered_differently() -> None:
+    """Where nothing is known of what differs, no thinking is blamed for it."""
+    found = sentence(path="continuation", reason=None, rerendered_tokens=5)
+    assert "5 tokens are rendered differently now" in found.text
+    assert "thinking" not in found.text
+
+
 def test_a_part_of_a_block_and_what_was_prewarmed() -> None:
     """The sentence has all sources."""
     found = sentence(

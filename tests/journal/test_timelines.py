@@ -127,6 +127,25 @@ def test_a_request_is_a_span_with_its_steps():
     assert {"cairn.tokens": 4, "cairn.steps": 2, "cairn.busy_ms": 60.0} == decoded.attributes
 
 
+def test_a_request_that_leaves_while_it_waits_for_another():
+    """It has waited in the queue, and nothing was decided; what settles later is no step of it."""
+    joined = ev.PrefixJoined(
+        session="s1",
+        request="r1",
+        rules_version=1,
+        decided_at=1,
+        leader="s2",
+        blocks=2,
+        reused_blocks=0,
+    )
+    left = ev.RequestCancelled(session="s1", request="r1", stage="prefill")
+    span = only(
+        recorded((100, received()), (110, joined), (115, extended("settle", 8, 12, 5)), (120, left))
+    )
+    assert ["queue"] == [part.name for part in span.parts]
+    assert "cancelled in prefill" == span.attributes["cairn.ended"]
+
+
 def test_a_span_has_the_attributes_of_the_conventions():
     """Names of OpenTelemetry's GenAI conventions, with counts and times of the rows."""
     attributes = only(recorded(*ANSWERED)).attributes
