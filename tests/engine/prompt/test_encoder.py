@@ -207,6 +207,23 @@ def test_nothing_is_found_for_another_tenant(loaded: Any) -> None:
     assert 2 * encoded == encoder.encoded_characters
 
 
+def test_the_pieces_of_a_tenant_are_forgotten(loaded: Any) -> None:
+    """Its texts are tokenised again, and those of another tenant are not."""
+    encoder = Encoder(loaded)
+    text = render(loaded, said(3))
+    encoder.encode(text, tenant="other")
+    held = encoder.cached_bytes
+    encoder.encode(text, tenant="one")
+    encoder.forget("one")
+    assert held == encoder.cached_bytes
+    encoded = encoder.encoded_characters
+
+    encoder.encode(text, tenant="other")
+    assert encoded == encoder.encoded_characters
+    encoder.encode(text, tenant="one")
+    assert encoded < encoder.encoded_characters
+
+
 def test_the_least_recently_used_pieces_are_evicted() -> None:
     """With room for two pieces, the third evicts the least recently used one."""
     encoder = Encoder(wrapped(like_qwen()), max_bytes=1000)
