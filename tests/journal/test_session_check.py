@@ -1,6 +1,7 @@
 """A session's rows are checked one by one, each against the row before it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import pytest
@@ -39,7 +40,7 @@ def test_rows_that_hold():
     assert 1 == checked(lambda row: row, pruned=OWN[0] - 1).unlinked
 
 
-def rehashed(row: Row, **changes: object) -> Row:
+def rehashed(row: Row, **changes: Any) -> Row:
     """A row with other values, and the hash that belongs to them."""
     changed = attrs.evolve(row, **changes)
     return attrs.evolve(changed, hash=row_hash(changed))
