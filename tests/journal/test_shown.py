@@ -11,7 +11,8 @@ from cairn.engine.answer.markers import Markers
 from cairn.engine.answer.parts import AnswerForm, AnswerPart, AnswerParts
 from cairn.engine.answer.tool_calls import is_json
 from cairn.engine.prompt.turns import parts_text
-from cairn.journal.shown import PIECES_MAX, shown_fault
+from cairn.journal.calls import Steps
+from cairn.journal.shown import FEW, shown_fault
 
 THINK = ("<think>", "</think>")
 CALL = ("<call>", "</call>")
@@ -42,8 +43,11 @@ HOLDS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "a marker that is a word": ("a <think> b", [said("a <think> b")]),
     "a dropped marker": ("a</think>b", [said("a\nb")]),
     "a call": (WRITTEN, [said("Well"), called(arguments='{"place": "Grü", "n": 1}')]),
-    "a call with other spaces": (WRITTEN, [said("Well"), called(arguments='{"place":"Grü"}')]),
-    "nested": (WRITTEN, [said("Well"), called(arguments='{"place":[{"n":"Grü"},2]}')]),
+    "a call with other spaces": (WRITTEN, [said("Well"), called(arguments='{"place":"Grü","n":1}')]),
+    "nested": (
+        '<call>{"name": "weather", "arguments": {"place": [{"n": "Grü"}, 2.0, null]}}</call>',
+        [called(arguments='{"place":[{"n":"Grü"},2.0,null]}')],
+    ),
     "a call that was cut": (
         'a<call>\n{"name": "weather", "arguments": {"pl',
         [said("a"), called(arguments='{"pl', cut='<call>\n{"name": "weather", "arguments": {"pl')],
@@ -76,6 +80,22 @@ FAILS: dict[str, tuple[str, str, list[dict[str, Any]] | str]] = {
         r'<call>weather(a="K\u00f6ln")</call>',
         [called(arguments='{"a":"Kaln"}')],
     ),
+    "a field less": ("call 0", WRITTEN, [said("Well"), called(arguments='{"place":"Grü"}')]),
+    "a field twice": (
+        "call 0",
+        WRITTEN,
+        [said("Well"), called(arguments='{"place":"Rom","place":"Grü","n":1}')],
+    ),
+    "another number": (
+        "call 0",
+        WRITTEN,
+        [said("Well"), called(arguments='{"place":"Grü","n":2}')],
+    ),
+    "a number of another type": (
+        "call 0",
+        WRITTEN,
+        [said("Well"), called(arguments='{"place":"Grü","n":true}')],
+    ),
     "not JSON": ("call 0", WRITTEN, [said("Well"), called(arguments="{,")]),
     "another cut": ("call 0", WRITTEN, [said("Well"), called(arguments="{", cut="<call>no")]),
     "two first calls": ("calls in another order", WRITTEN, [said("Well"), called(), called()]),
@@ -100,11 +120,48 @@ def test_what_the_text_does_not_say(name: str) -> None:
     assert fault == shown_fault(json.dumps(parts), text, ALL)
 
 
-def test_many_pieces() -> None:
-    """Of very many pieces the order of characters is compared."""
-    text = "a<think>" * PIECES_MAX
-    assert shown_fault(json.dumps([said("a" * 9)]), text, ALL) is None
-    assert "words" == shown_fault(json.dumps([said("b")]), text, ALL)
+LONG = "I will not help you to do harm. " * 3_000
+"""About 100 kB."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LONG + "<think></think>" * 300,
+        "I will not help. " + "<think>I do not.</think>\n" * 4_000,
+        "I will not help. " + "a<think>" * 12_000,
+        "I will not help. " + "<call>[ not" * 9_000,
+        LONG + "<think></think>" * 300 + WRITTEN,
+    ],
+    ids=["long", "thoughts", "short pieces", "calls that are none", "a call"],
+)
+def test_many_pieces(text: str) -> None:
+    """However many pieces there are, each is whole; steps are in proportion to the length."""
+    words = text
+    for marker in ALL:
+        words = words.replace(marker, "\n")
+    calls = []
+    if WRITTEN in text:
+        words = words.partition("{")[0]
+        calls = [called(arguments='{"place": "Grü", "n": 1}')]
+    steps = Steps()
+    stored = json.dumps([said(words), *calls])
+    assert shown_fault(stored, text, ALL, steps) is None
+    for one, other in (("not ", ""), ("I ", "You ")):
+        changed = json.dumps([said(words.replace(one, other, 1)), *calls])
+        assert "words" == shown_fault(changed, text, ALL, steps)
+    forged = json.dumps([said(words), called(arguments='{"place": "not", "n": 1}')])
+    assert "call 0" == shown_fault(forged, text, ALL, steps)
+    assert steps.count < 4 * 80 * len(text)
+
+
+def test_places_in_a_text_that_repeats_itself() -> None:
+    """Many places are possible, also over white space; each piece is whole all the same."""
+    text = "ab <think>" * (FEW * 3)
+    for count in (FEW * 2, FEW * 3):
+        assert shown_fault(json.dumps([said("ab \n" * count)]), text, ALL) is None
+        assert "words" == shown_fault(json.dumps([said("ab \n" * count + "a")]), text, ALL)
+    assert "words" == shown_fault(json.dumps([said("ab" * (FEW * 3 + 1))]), text, ALL)
 
 
 TEXTS = (
