@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.engine.answer.markers import Markers
@@ -60,9 +60,7 @@ def fields(arguments: Arguments, text: Callable[[Any], str]) -> str:
 
 def pairs(name: str, arguments: Arguments, prefix: str = "") -> str:
     key = f"<{prefix}arg_key>{{name}}</{prefix}arg_key>\n"
-    return f"{name}\n" + each(
-        f"{key}<{prefix}arg_value>{{value}}</{prefix}arg_value>\n", arguments
-    )
+    return f"{name}\n" + each(f"{key}<{prefix}arg_value>{{value}}</{prefix}arg_value>\n", arguments)
 
 
 def written(name: str, arguments: Arguments) -> str:
@@ -187,9 +185,52 @@ def tool(name: str, schemas: Arguments) -> dict[str, Any]:
 
 ODD = st.sampled_from(
     [
-        *("", " ", "\n", "'", '"', "\\", "\\n", "\\u00e4", "&amp;", "&", "<", ">", "{", "}", "[", "]"),
-        *(",", ":", "=", "/", "a", "not", "Grüße", "🪨", "1", "0.5", "-1e3", "1_0", "true", "False"),
-        *("null", "None", "[1, 2]", '{"a": 1}', "('a' 'b')", "<think>", "</think>", "<b>", "\t", "x"),
+        *(
+            "",
+            " ",
+            "\n",
+            "'",
+            '"',
+            "\\",
+            "\\n",
+            "\\u00e4",
+            "&amp;",
+            "&",
+            "<",
+            ">",
+            "{",
+            "}",
+            "[",
+            "]",
+        ),
+        *(
+            ",",
+            ":",
+            "=",
+            "/",
+            "a",
+            "not",
+            "Grüße",
+            "🪨",
+            "1",
+            "0.5",
+            "-1e3",
+            "1_0",
+            "true",
+            "False",
+        ),
+        *(
+            "null",
+            "None",
+            "[1, 2]",
+            '{"a": 1}',
+            "('a' 'b')",
+            "<think>",
+            "</think>",
+            "<b>",
+            "\t",
+            "x",
+        ),
         *("path", "owner", "</p>", "call:", "=1", "(", ")", "<|x|>", "yes", "NaN", "1e999"),
     ]
 )
@@ -206,7 +247,9 @@ VALUE = st.recursive(
 ARGUMENTS = st.dictionaries(st.sampled_from(["path", "owner", "dry_run", "n"]), VALUE, max_size=4)
 TYPE = st.sampled_from(["string", "integer", "number", "boolean", "object", "array", "null"])
 SCHEMA = st.one_of(
-    st.just({}), TYPE.map(lambda one: {"type": one}), st.lists(TYPE).map(lambda some: {"type": some})
+    st.just({}),
+    TYPE.map(lambda one: {"type": one}),
+    st.lists(TYPE).map(lambda some: {"type": some}),
 )
 
 
@@ -261,9 +304,8 @@ def stored(*calls: tuple[str, Arguments], words: Sequence[str] = ()) -> str:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("forged", FORGED)
 @pytest.mark.parametrize("words", ["I'll do that.", r"a\b & c", ""])
-def test_another_call_is_found(name: str, forged: str, words: str) -> None:
+def test_another_call_is_found(name: str, words: str) -> None:
     """The control is what the parser makes of the text."""
     parser, write = FORMATS[name]
     markers = markers_of(parser)
@@ -276,8 +318,9 @@ def test_another_call_is_found(name: str, forged: str, words: str) -> None:
     assert list(TRUE) == list(json.loads(call.arguments))
     assert shown_fault(parts_text(parts), text, markers.all_texts) is None
 
-    other = stored(FORGED[forged], words=[words])
-    assert "call 0" == shown_fault(other, text, markers.all_texts)
+    for why, forged in FORGED.items():
+        other = stored(forged, words=[words])
+        assert "call 0" == shown_fault(other, text, markers.all_texts), why
 
 
 def test_what_no_schema_is_known_for() -> None:
@@ -374,7 +417,9 @@ def test_a_format_that_is_not_known() -> None:
     """Each text is whole, and they are in order. How many there are is not known."""
     true = {"path": "/home/ann/tmp/old", "dry_run": True}
     markers = Markers(
-        thinking=THINK, calling=QWEN[2:], parse=lambda *_: {"name": "@delete_file", "arguments": true}
+        thinking=THINK,
+        calling=QWEN[2:],
+        parse=lambda *_: {"name": "@delete_file", "arguments": true},
     )
     text = f"I'll & do. {UNKNOWN}\n{UNKNOWN}"
     parts = parts_of(text, markers, [tool("@delete_file", {})])
@@ -392,23 +437,23 @@ def test_a_format_that_is_not_known() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "<tool_call>" * 9_000,
-        "<tool_call>[" * 8_000,
-        '<tool_call>{"name": "go", "arguments": {' * 3_000,
-        '<tool_call>{"name": "go", "arguments": {"to": "Ulm"}}</think>' * 1_500,
-        "<tool_call><function=go><parameter=to>" * 3_000 + "</parameter></function></tool_call>",
-        "<tool_call>go<arg_key>to</arg_key><arg_value>" * 2_000 + "</arg_value></tool_call>",
-        "<tool_call>go Rom to" * 5_000,
-        "<tool_call>[go(to=" * 5_000 + ")]</tool_call>",
-        "<tool_call>call:go{to:" * 4_000 + "}</tool_call>",
+        "<tool_call>" * 2_000,
+        "<tool_call>[" * 2_000,
+        '<tool_call>{"name": "go", "arguments": {' * 700,
+        '<tool_call>{"name": "go", "arguments": {"to": "Ulm"}}</think>' * 400,
+        "<tool_call><function=go><parameter=to>" * 600 + "</parameter></function></tool_call>",
+        "<tool_call>go<arg_key>to</arg_key><arg_value>" * 600 + "</arg_value></tool_call>",
+        "<tool_call>go Rom to" * 1_200,
+        "<tool_call>[go(to=" * 1_200 + ")]</tool_call>",
+        "<tool_call>call:go{to:" * 1_000 + "}</tool_call>",
         "<tool_call>" + "x" * 50_000 + "[ARGS](call:=" + "x" * 50_000 + "</tool_call>",
-        "<tool_call>@go to " * 5_000,
+        "<tool_call>@go to " * 1_200,
     ],
     ids=lambda text: text[:40],
 )
 def test_the_number_of_steps(text: str) -> None:
     """It is in proportion to the length, for texts in which much looks like a call."""
-    for calls in ([("go", {"to": "Rom"})], [("@go", {})] * 200):
+    for calls in ([("go", {"to": "Rom"})], [("@go", {})] * 50):
         steps = Steps()
         shown_fault(stored(*calls), text, QWEN, steps)
         assert steps.count <= (READS_MAX + 16) * len(text)

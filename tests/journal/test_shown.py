@@ -43,7 +43,10 @@ HOLDS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "a marker that is a word": ("a <think> b", [said("a <think> b")]),
     "a dropped marker": ("a</think>b", [said("a\nb")]),
     "a call": (WRITTEN, [said("Well"), called(arguments='{"place": "Grü", "n": 1}')]),
-    "a call with other spaces": (WRITTEN, [said("Well"), called(arguments='{"place":"Grü","n":1}')]),
+    "a call with other spaces": (
+        WRITTEN,
+        [said("Well"), called(arguments='{"place":"Grü","n":1}')],
+    ),
     "nested": (
         '<call>{"name": "weather", "arguments": {"place": [{"n": "Grü"}, 2.0, null]}}</call>',
         [called(arguments='{"place":[{"n":"Grü"},2.0,null]}')],

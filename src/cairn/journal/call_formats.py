@@ -4,8 +4,8 @@ Kimi and Mistral. Pure.
 
 The parsers that made the calls are code of mlx-lm, which the journal does not need. They have seen
 the client's tools, too, which the journal has only as tokens: a parser makes of ``<v>3</v>`` the
-number 3 or the text "3", as its tool's schema says. So a reading here says what is certain, which is
-the name, the fields in order and the text of each value, and accepts for a value whatever some
+number 3 or the text "3", as its tool's schema says. So a reading here says what is certain, which
+is the name, the fields in order and the text of each value, and accepts for a value whatever some
 schema may make of its text.
 
 Every reader takes a number of steps in proportion to the length of its text.
@@ -115,8 +115,9 @@ def _fits_text(text: str, stored: Any, *, all_else_is_false: bool = False) -> bo
     if stored is None and word in _NONE:
         return True
     if isinstance(stored, bool):
-        truths = {"true"} if all_else_is_false else _TRUE
-        if word in truths if stored else all_else_is_false or word in _FALSE:
+        if all_else_is_false:
+            return stored == (word == "true")
+        if word in (_TRUE if stored else _FALSE):
             return True
     return any(_is(each, stored) for each in (*_numbers(bare), *_literals(bare)))
 
@@ -161,7 +162,9 @@ def _texts(
     )
 
 
-def _values(name: str, fields: Mapping[Any, Any], fits: Callable[[Any, Any], bool] = _is) -> ReadCall:
+def _values(
+    name: str, fields: Mapping[Any, Any], fits: Callable[[Any, Any], bool] = _is
+) -> ReadCall:
     """A call whose values have types."""
     named = {
         field if isinstance(field, str) else str(_dumped(field)): value
@@ -215,12 +218,12 @@ def _json_call(found: Any, fits: Callable[[Any, Any], bool]) -> ReadCall | None:
 # --- tags ----------------------------------------------------------------------------------------
 
 
-_OPEN_MAX = 64
+_OPEN_MAX = 8
 """Expressions search all of the following text for the end of each tag that is left open."""
 
 
 def _is_left_open(text: str, opening: str, closing: str) -> bool:
-    """Whether a tag is open so often that no call is read; the server reads none of tags either."""
+    """Whether a tag is open so often that no call is read."""
     last = text.rfind(closing)
     unclosed = text.count(opening, max(last, 0))
     return max(text.count(opening) - text.count(closing), unclosed) > _OPEN_MAX
@@ -468,13 +471,11 @@ _GEMMA_4_KEY = re.compile(r"(?<=[{,])(\w+):")
 
 def _gemma_4(text: str) -> Iterator[Reading]:
     """``call:f{k:<|"|>v<|"|>,n:3}`` of Gemma 4, whose values are otherwise JSON."""
-    calls: list[ReadCall] = []
-    place = unclosed = 0
-    while (head := _GEMMA_4_HEAD.search(text, place)) is not None and unclosed <= _OPEN_MAX:
+    calls, place = [], 0
+    while (head := _GEMMA_4_HEAD.search(text, place)) is not None:
         place = _past_braces(text, head.end())
         if place < 0:
-            place, unclosed = head.end(), unclosed + 1
-            continue
+            break
         pieces = text[head.end() : place].split(_QUOTE)
         # Every second piece is a text.
         as_json = "".join(
@@ -519,7 +520,7 @@ _PYTHON_FIELD = re.compile(
 class _JSONNames(ast.NodeTransformer):
     """Reads the names of JSON's values, too."""
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802 - the name is ast's
+    def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id not in _JSON_NAMES:
             return node
         return ast.copy_location(ast.Constant(_JSON_NAMES[node.id]), node)
@@ -564,12 +565,13 @@ def _python_call(node: ast.expr) -> ReadCall | None:
 def _plain(text: str) -> Iterator[Reading]:
     """``f``, ``f {...}`` and ``f k=v``, which GLM's parser reads."""
     bare = text.strip()
+    if len(bare.split(maxsplit=1)) == 1:
+        yield [_texts(bare, ())]
     for separator in ("\n", " "):
         name, _, rest = (each.strip() for each in bare.partition(separator))
         if not rest:
-            yield [_texts(name, ())]
             continue
-        for value in _literals(rest):
+        for value in _literals(rest) if rest[0] in "{(" else ():
             if isinstance(value, dict):
                 yield [_values(name, value, _is_or_as_schema_says)]
                 break

@@ -34,6 +34,9 @@ How often each character of a text is read on average at most. The server reads 
 texts that began like a call and are none, it makes no more calls.
 """
 
+READ_COSTS = 256
+"""Characters that may be compared in the time that a short text takes to be read."""
+
 _HELD = re.compile(r'\s*\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (?=\{)')
 """How a call begins that is constrained by a grammar. Its arguments are stored as they are."""
 
@@ -44,7 +47,16 @@ _ESCAPED = re.compile(
 )
 """What JSON and Python write for one character."""
 
-_OF_LETTER = {"0": "\0", "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_OF_LETTER = {
+    "0": "\0",
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "v": "\v",
+}
 
 _NAMES_OF_VALUES = frozenset(("true", "false", "null"))
 """Names of fields that Python writes in another way."""
@@ -184,9 +196,10 @@ class _Reader:
                 return 1
             if arguments is None:
                 continue
-            is_read, taken = False, 0
+            is_read, taken = _HELD.match(self._divided.text, start) is not None, 0
             if self._steps.count < self._steps_max:
-                is_read, taken = self._take_read(start, piece, calls)
+                is_of_format, taken = self._take_read(start, piece, calls)
+                is_read = is_read or is_of_format
             if taken:
                 return taken
             if not is_read and loosely is None:
@@ -210,7 +223,7 @@ class _Reader:
         for form in _formats(text, start, piece, calls[0].name):
             ends = self._divided.ends(start)
             for end in dict.fromkeys((*ends, len(text)) if form.ends_answer else ends):
-                self._steps.count += end - start
+                self._steps.count += READ_COSTS + end - start
                 for reading in form.read(text[start:end]):
                     is_read = is_read or form is not call_formats.WITH_ANY_WORDS
                     if _are(reading, calls):

@@ -92,9 +92,7 @@ def _past_space(words: str, at: int) -> int:
     return at
 
 
-def _reaches(
-    end: int, places: set[int], pieces: Sequence[str], words: str, steps: Steps
-) -> bool:
+def _reaches(end: int, places: set[int], pieces: Sequence[str], words: str, steps: Steps) -> bool:
     """The same, from many places on. Bit n of a number is the place n."""
     reached = _bits(places, len(words))
     spaces = _bits([at for at, one in enumerate(words) if one.isspace()], len(words))
