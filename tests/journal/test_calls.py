@@ -246,7 +246,7 @@ VALUE = st.recursive(
 )
 ARGUMENTS = st.dictionaries(st.sampled_from(["path", "owner", "dry_run", "n"]), VALUE, max_size=4)
 TYPE = st.sampled_from(["string", "integer", "number", "boolean", "object", "array", "null"])
-SCHEMA = st.one_of(
+SCHEMA: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.just({}),
     TYPE.map(lambda one: {"type": one}),
     st.lists(TYPE).map(lambda some: {"type": some}),
@@ -254,7 +254,7 @@ SCHEMA = st.one_of(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(st.data(), st.lists(ARGUMENTS, min_size=1, max_size=2))
 def test_what_a_parser_makes_of_a_text_holds(
     name: str, data: st.DataObject, several: list[Arguments]
@@ -453,7 +453,8 @@ def test_a_format_that_is_not_known() -> None:
 )
 def test_the_number_of_steps(text: str) -> None:
     """It is in proportion to the length, for texts in which much looks like a call."""
-    for calls in ([("go", {"to": "Rom"})], [("@go", {})] * 50):
+    several: list[list[tuple[str, Arguments]]] = [[("go", {"to": "Rom"})], [("@go", {})] * 50]
+    for calls in several:
         steps = Steps()
         shown_fault(stored(*calls), text, QWEN, steps)
         assert steps.count <= (READS_MAX + 16) * len(text)

@@ -51,7 +51,7 @@ class ReadCall(msgspec.Struct, frozen=True):
         )
 
 
-Reading = Sequence[ReadCall]
+ReadCalls = Sequence[ReadCall]
 """The calls of one text between two markers, in order."""
 
 
@@ -68,7 +68,7 @@ class Format(msgspec.Struct, frozen=True):
     """
 
     hint: str
-    read: Callable[[str], Iterable[Reading]]
+    read: Callable[[str], Iterable[ReadCalls]]
     opened_by: str = ""
     ends_answer: bool = False
 
@@ -178,7 +178,7 @@ def _values(
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def _json(text: str) -> Iterator[Reading]:
+def _json(text: str) -> Iterator[ReadCalls]:
     """``{"name": "f", "arguments": {...}}``, a list of these, and what GLM writes instead."""
     try:
         found = json.loads(text.strip())
@@ -197,15 +197,18 @@ def _json(text: str) -> Iterator[Reading]:
 def _json_call(found: Any, fits: Callable[[Any, Any], bool]) -> ReadCall | None:
     if not isinstance(found, dict):
         return None
-    name, arguments = found.get("name"), found.get("arguments")
+    name: Any = found.get("name")
+    arguments: Any = found.get("arguments")
+    tool: Any = found.get("tool")
     if name is None or "arguments" not in found:
-        tool = found.get("tool")
         if "arguments" in found:
             name = found.get("function")
         elif isinstance(tool, dict):
-            name, arguments = tool.get("name"), tool.get("arguments")
+            name = tool.get("name")
+            arguments = tool.get("arguments")
     if isinstance(name, dict):
-        name, arguments = name.get("name"), arguments or name.get("arguments")
+        arguments = arguments or name.get("arguments")
+        name = name.get("name")
     if isinstance(arguments, str):
         arguments = _object(arguments)
     elif arguments is None:
@@ -244,7 +247,7 @@ def _between(text: str, opening: str, closing: str) -> Iterator[str]:
 _BARE_NAME = re.compile(r"\s*([^\s<>]+)>?")
 
 
-def _function_tags(text: str) -> Iterator[Reading]:
+def _function_tags(text: str) -> Iterator[ReadCalls]:
     """``<function=f><parameter=k>v</parameter></function>`` of Qwen Coder."""
     text = text.removesuffix("\n")
     start = text.find("<function=")
@@ -260,7 +263,7 @@ def _function_tags(text: str) -> Iterator[Reading]:
     yield [_texts(head[1], fields, all_else_is_false=True)]
 
 
-def _invoke_tags(text: str) -> Iterator[Reading]:
+def _invoke_tags(text: str) -> Iterator[ReadCalls]:
     """``<invoke name="f"><parameter name="k">v</parameter></invoke>`` of MiniMax."""
     calls = []
     for words in _between(text, "<invoke name=", "</invoke>"):
@@ -295,7 +298,7 @@ _PREFIXED_FIELD = re.compile(
 )
 
 
-def _prefixed_tags(text: str) -> Iterator[Reading]:
+def _prefixed_tags(text: str) -> Iterator[ReadCalls]:
     """``<atem:invoke name="f"><atem:parameter name="k">v`` of Muse."""
     if _is_left_open(text, "<atem:parameter", "</atem:parameter>"):
         return
@@ -315,7 +318,7 @@ _MINICPM_FIELD = re.compile(
 _CDATA = re.compile(r"\s*<!\[CDATA\[(.*?)\]\]>\s*\Z", re.DOTALL)
 
 
-def _minicpm_tags(text: str) -> Iterator[Reading]:
+def _minicpm_tags(text: str) -> Iterator[ReadCalls]:
     """``<function name="f"><param name="k">v</param></function>`` of MiniCPM."""
     call = _MINICPM_CALL.match(text)
     if call is None or _is_left_open(text, "<param", "</param>"):
@@ -327,7 +330,7 @@ def _minicpm_tags(text: str) -> Iterator[Reading]:
     yield [_texts(_unquoted(call[1]), fields)]
 
 
-def _pair_tags(text: str, *, prefix: str) -> Iterator[Reading]:
+def _pair_tags(text: str, *, prefix: str) -> Iterator[ReadCalls]:
     """``f<arg_key>k</arg_key><arg_value>v</arg_value>`` of GLM, with a prefix of LongCat."""
     key, value = f"{prefix}arg_key", f"{prefix}arg_value"
     if any(_is_left_open(text, f"<{tag}>", f"</{tag}>") for tag in (key, value)):
@@ -350,7 +353,7 @@ _XTML_JSON = re.compile(
 _XTML_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 
-def _xtml(text: str) -> Iterator[Reading]:
+def _xtml(text: str) -> Iterator[ReadCalls]:
     """``<|open|>call tool="f"<|sep|>`` of Kimi K3."""
     if any(
         _is_left_open(text, f"<|open|>{tag}", f"<|close|>{tag}")
@@ -395,7 +398,7 @@ _KIMI_CALL = re.compile(
 )
 
 
-def _kimi(text: str) -> Iterator[Reading]:
+def _kimi(text: str) -> Iterator[ReadCalls]:
     """``functions.f:0<|tool_call_argument_begin|>{...}`` of Kimi K2."""
     found = list(_between(text, "<|tool_call_begin|>", "<|tool_call_end|>")) or [text]
     calls = []
@@ -411,7 +414,7 @@ def _kimi(text: str) -> Iterator[Reading]:
 _ARGUMENTS = "[ARGS]"
 
 
-def _headers(text: str) -> Iterator[Reading]:
+def _headers(text: str) -> Iterator[ReadCalls]:
     """``f[ARGS]{...}`` of Mistral."""
     calls, place = [], 0
     while (mark := text.find(_ARGUMENTS, place)) >= 0:
@@ -439,7 +442,7 @@ _ESCAPE = "<escape>"
 _GEMMA_CALL = re.compile(r"call:(\w+)\{(.*?)\}", re.DOTALL)
 
 
-def _gemma(text: str) -> Iterator[Reading]:
+def _gemma(text: str) -> Iterator[ReadCalls]:
     """``call:f{k:<escape>v<escape>,n:3}`` of FunctionGemma."""
     if (call := _GEMMA_CALL.search(text[: text.rfind("}") + 1])) is None:
         return
@@ -469,7 +472,7 @@ _GEMMA_4_HEAD = re.compile(r"call:([\w-]+)(?=\{)")
 _GEMMA_4_KEY = re.compile(r"(?<=[{,])(\w+):")
 
 
-def _gemma_4(text: str) -> Iterator[Reading]:
+def _gemma_4(text: str) -> Iterator[ReadCalls]:
     """``call:f{k:<|"|>v<|"|>,n:3}`` of Gemma 4, whose values are otherwise JSON."""
     calls, place = [], 0
     while (head := _GEMMA_4_HEAD.search(text, place)) is not None:
@@ -526,7 +529,7 @@ class _JSONNames(ast.NodeTransformer):
         return ast.copy_location(ast.Constant(_JSON_NAMES[node.id]), node)
 
 
-def _python(text: str) -> Iterator[Reading]:
+def _python(text: str) -> Iterator[ReadCalls]:
     """``[f(k="v", n=3)]`` of LFM and Llama; also what is not quite Python."""
     start, end = text.find("["), text.rfind("]")
     if 0 <= start < end:
@@ -562,7 +565,7 @@ def _python_call(node: ast.expr) -> ReadCall | None:
 # --- a name alone --------------------------------------------------------------------------------
 
 
-def _plain(text: str) -> Iterator[Reading]:
+def _plain(text: str) -> Iterator[ReadCalls]:
     """``f``, ``f {...}`` and ``f k=v``, which GLM's parser reads."""
     bare = text.strip()
     if len(bare.split(maxsplit=1)) == 1:
@@ -579,7 +582,7 @@ def _plain(text: str) -> Iterator[Reading]:
             yield [_texts(name, pairs)]
 
 
-def _raw(text: str) -> Iterator[Reading]:
+def _raw(text: str) -> Iterator[ReadCalls]:
     """``f`` with any words, which GLM's parser makes one argument."""
     name, _, rest = text.strip().partition(" ")
     yield [_texts(name, (("raw", rest),))]

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from cairn.journal import call_formats
-from cairn.journal.call_formats import Format, Reading
+from cairn.journal.call_formats import Format, ReadCalls
 
 READS_MAX = 64
 """
@@ -291,7 +291,7 @@ def _formats(text: str, start: int, piece: str, name: str) -> Iterator[Format]:
         yield call_formats.WITH_ANY_WORDS
 
 
-def _are(reading: Reading, calls: Sequence[StoredCall]) -> bool:
+def _are(reading: ReadCalls, calls: Sequence[StoredCall]) -> bool:
     """Whether the next stored calls are those of a reading."""
     if len(reading) > len(calls):
         return False
