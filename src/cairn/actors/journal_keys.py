@@ -127,16 +127,18 @@ class KeyFile:
         Say that the keys fit the journal. Until then, or until one is stored, the next start takes
         them for new.
         """
-        with self._lock, _errors(self._path), self._connection:
-            self._confirm()
+        with self._lock, _errors(self._path):
+            with self._connection:
+                self._confirm()
+            self._place = None
 
     def _confirm(self) -> None:
+        """As ``confirm``, within a transaction. ``_place`` goes once that is committed."""
         if self._place is None:
             return
         wrapped = aes_key_wrap(self._journal_key, _KNOWN)
         self._connection.execute("INSERT INTO wrapped_by VALUES (?, ?)", (wrapped, self._place))
         self._connection.execute("INSERT INTO counts VALUES (0, 0)")
-        self._place = None
 
     def counts(self) -> tuple[int, int]:
         """How many keys were ever stored, and removed."""
@@ -190,6 +192,7 @@ class KeyFile:
                 self._confirm()
                 self._connection.executemany("INSERT INTO keys VALUES (?, ?, ?)", values)
                 self._connection.execute("UPDATE counts SET made = made + ?", (len(values),))
+            self._place = None
             self._new.clear()
 
     def subjects(self) -> set[str]:
@@ -200,9 +203,14 @@ class KeyFile:
     def ids_of(self, subject: str) -> tuple[str, ...]:
         """The ids of a subject's keys, stored or new."""
         with self._lock, _errors(self._path):
-            rows = self._connection.execute("SELECT id FROM keys WHERE subject = ?", (subject,))
-            stored = [key_id for (key_id,) in rows]
-            return tuple(sorted({*stored, *(key.id for of, key in self._new if of == subject)}))
+            return tuple(sorted({*self._stored(subject), *self._new_of(subject)}))
+
+    def _stored(self, subject: str) -> set[str]:
+        rows = self._connection.execute("SELECT id FROM keys WHERE subject = ?", (subject,))
+        return {key_id for (key_id,) in rows}
+
+    def _new_of(self, subject: str) -> set[str]:
+        return {key.id for of, key in self._new if of == subject}
 
     def remove(self, subject: str, key_ids: Iterable[str]) -> int:
         """
@@ -211,28 +219,29 @@ class KeyFile:
         Args:
             subject: whose they are. Those of others stay, whatever a row says.
         """
-        gone = {(subject, key_id) for key_id in key_ids}
         with self._lock, _errors(self._path):
+            held = {*self._stored(subject), *self._new_of(subject)}
+            if not (gone := held.intersection(key_ids)):
+                return 0  # a start asks for each session that was ever forgotten
             # The rollback journal has the key, and stays until it is overwritten.
             self._connection.execute("PRAGMA journal_mode = PERSIST")
             try:
                 with self._connection:
                     removed = sum(
                         self._connection.execute(
-                            "DELETE FROM keys WHERE subject = ? AND id = ?", one
+                            "DELETE FROM keys WHERE id = ?", (key_id,)
                         ).rowcount
-                        for one in sorted(gone)
+                        for key_id in sorted(gone)
                     )
                     self._connection.execute("UPDATE counts SET removed = removed + ?", (removed,))
             finally:
                 overwrite(self._path.with_name(f"{self._path.name}-journal"))
                 self._connection.execute("PRAGMA journal_mode = DELETE")
-            left = {key.id for of, key in self._new if (of, key.id) not in gone}
+            self._new = [(of, key) for of, key in self._new if key.id not in gone]
+            self._by_id = {name: key for name, key in self._by_id.items() if name not in gone}
             self._by_subject = {
-                of: key for of, key in self._by_subject.items() if (of, key.id) not in gone
+                of: key for of, key in self._by_subject.items() if key.id not in gone
             }
-            self._new = [(of, key) for of, key in self._new if key.id in left]
-            self._by_id = {key.id: key for key in self._by_subject.values()}
             return removed
 
     def _found(self, query: str, name: str) -> Key | None:
