@@ -8,6 +8,7 @@ have, and ``engine/ttl.py`` lists every step of a TTL. What is removed is record
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Awaitable, Callable
 
@@ -64,17 +65,15 @@ class Expiry:
         Remove what expires, until ``close``. A failure ends this task only, and is a bug on record.
         """
         try:
-            try:
-                await self._run()
-            except (EngineGone, WriterDied):
-                raise
-            except Exception as error:
+            await self._run()
+        except (EngineGone, WriterDied):
+            pass  # what ended them stops the server and is logged
+        except Exception as error:
+            with contextlib.suppress(WriterDied):  # as above
                 self.bug_id = self._sequencer.bug_that_ended(error)
                 log.exception(
                     "expiry failed; what expires stays until the next start", bug_id=self.bug_id
                 )
-        except (EngineGone, WriterDied):
-            pass  # what ended them stops the server and is logged
 
     async def _run(self) -> None:
         while not self._closed:

@@ -25,6 +25,7 @@ Rules of this module:
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
@@ -229,17 +230,15 @@ class ShadowCheck:
     async def run(self) -> None:
         """Check the chosen answers, until ``close``."""
         try:
-            try:
-                await self._run()
-            except (EngineGone, WriterDied):
-                raise
-            except Exception as error:
-                # Not even a skipped answer can be recorded. The server continues without checks.
-                self._closed = True
-                self.bug_id = self._sequencer.bug_that_ended(error)
-                log.exception("no more shadow checks", bug_id=self.bug_id)
+            await self._run()
         except (EngineGone, WriterDied):
             pass  # what ended them stops the server and is logged
+        except Exception as error:
+            # Not even a skipped answer can be recorded. The server continues without checks.
+            self._closed = True
+            with contextlib.suppress(WriterDied):  # as above
+                self.bug_id = self._sequencer.bug_that_ended(error)
+                log.exception("no more shadow checks", bug_id=self.bug_id)
 
     async def _run(self) -> None:
         while not self._closed:
