@@ -12,7 +12,7 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 
 import attrs
@@ -36,6 +36,7 @@ class Found:
     What a journal says of a session that is to be forgotten.
 
     Attributes:
+        traces: what the rows have of it, from which most of the others follow.
         report: the replay of the whole journal.
         agent: the agent whose session it is, if that exists.
         needed_by: other agents whose histories begin with turns of it.
@@ -50,6 +51,7 @@ class Found:
     """
 
     session: str
+    traces: Traces
     report: Report
     agent: Agent | None
     needed_by: tuple[Agent, ...]
@@ -74,14 +76,7 @@ class Found:
         Args:
             stored: the ids of its keys that are stored, whether a row names them or not.
         """
-        return _event(
-            self.session,
-            rows=self.rows,
-            key_ids={*self.key_ids, *stored},
-            blocks=self.blocks,
-            removed=self.removed,
-            same_text=self.same_text,
-        )
+        return self.traces.event(self.report.state, stored)
 
 
 def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base | None) -> Found:
@@ -120,21 +115,26 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
     for row in second:
         if row.kind in NAMING:
             traces.see_other(decode(row).event)
-    mine = next((one for one in agents.of(None) if one.session == session), None)
     return Found(
         session=session,
+        traces=traces,
         report=report,
-        agent=mine,
+        agent=agent_with(agents, session),
         needed_by=needing(agents, session),
         rows=traces.rows,
         plain=traces.plain,
         key_ids=tuple(sorted(traces.key_ids)),
-        forgotten=fold.forgotten.get(session, frozenset()),
+        forgotten=frozenset(traces.forgotten),
         blocks=traces.blocks(report.state),
         removed=traces.removed(report.state),
         same_text=traces.same_text,
         runs=frozenset(runs.boots),
     )
+
+
+def agent_with(agents: Agents, session: str) -> Agent | None:
+    """The agent whose session it is, if that exists."""
+    return next((one for one in agents.of(None) if one.session == session), None)
 
 
 def needing(agents: Agents, session: str) -> tuple[Agent, ...]:
@@ -232,10 +232,11 @@ class Traces:
             state: the fold at this moment.
             stored: the ids of its keys that are stored, whether a row names them or not.
         """
-        return _event(
-            self._session,
+        return ev.SessionForgotten(
+            of_session=self._session,
+            tenant=session_tenant(self._session),
             rows=self.rows,
-            key_ids={*self.key_ids, *stored},
+            key_ids=tuple(sorted({*self.key_ids, *stored})),
             blocks=self.blocks(state),
             removed=self.removed(state),
             same_text=self.same_text,
@@ -245,26 +246,6 @@ class Traces:
         if name != self._session and (same := self._own.intersection(keys)):
             self._others.setdefault(name, set()).update(same)
             self._shared |= same
-
-
-def _event(
-    session: str,
-    *,
-    rows: int,
-    key_ids: set[str],
-    blocks: Sequence[str],
-    removed: Sequence[str],
-    same_text: Sequence[str],
-) -> ev.SessionForgotten:
-    return ev.SessionForgotten(
-        of_session=session,
-        tenant=session_tenant(session),
-        rows=rows,
-        key_ids=tuple(sorted(key_ids)),
-        blocks=tuple(blocks),
-        removed=tuple(removed),
-        same_text=tuple(same_text),
-    )
 
 
 def _quotes(event: ev.Event, session: str) -> bool:

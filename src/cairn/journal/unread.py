@@ -186,10 +186,11 @@ class Unread:
         self, state: State, event: ev.Event, private: bytes | None
     ) -> Violation | None:
         """What is wrong with how a row is sealed, or with the keys that it names."""
-        subject, named = subject_of(event), key_id(private)
-        if named is not None and (whose := self._subjects.setdefault(named, subject)) != subject:
-            return broken("INV-9", "a row has the key of another session", subject, whose)
-        if private is not None and named is None and self._subjects:
+        if (named := key_id(private)) is not None:
+            subject = subject_of(event)
+            if (whose := self._subjects.setdefault(named, subject)) != subject:
+                return broken("INV-9", "a row has the key of another session", subject, whose)
+        elif private is not None and self._subjects:
             fact = "a private payload is plain, and those before it are sealed"
             return broken("INV-8", fact, "sealed", "plain")
         if not isinstance(event, ev.SessionForgotten):

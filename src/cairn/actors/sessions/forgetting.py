@@ -32,7 +32,7 @@ from cairn.actors.requests.messages import ForgottenSession
 from cairn.actors.threads.writer import WriterDied
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
-from cairn.journal.forgetting import Traces, needing
+from cairn.journal.forgetting import Traces, agent_with, needing
 from cairn.journal.retention import NAMING
 from cairn.journal.rows.base import histories_of, state_of
 from cairn.journal.rows.codec import Row, decode
@@ -192,7 +192,7 @@ class Forgetting:
         run, name = self._run, session_name(session)
         self._require_idle(session)
         agents = run.agents.agents
-        agent = next((one for one in agents.of(None) if one.session == session), None)
+        agent = agent_with(agents, session)
         if agent is not None and not with_agent:
             raise CannotForget(
                 f"session {name!r} is that of agent {agent.name!r}; send agent=true to delete the "
@@ -228,8 +228,7 @@ class Forgetting:
         """
         run, name = self._run, session_name(session)
         self._require_idle(session)
-        agents = run.agents.agents
-        agent = next((one for one in agents.of(None) if one.session == session), None)
+        agent = agent_with(run.agents.agents, session)
         if agent is not None and with_agent:
             await run.agents.commit(ev.AgentDeleted(agent=agent.name, tenant=agent.tenant))
         with run.activity.preparing():
