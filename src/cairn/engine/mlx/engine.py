@@ -646,9 +646,10 @@ class MlxEngine(Engine):
 
     def drop_aside(self, keys: Collection[str]) -> UnremovedReport | None:
         """Remove the files of blocks that were set aside. The first that could not be removed."""
+        if self.files is None:
+            return None
         left = None
-        for key in keys if self.files is not None else ():
-            assert self.files is not None
+        for key in keys:
             try:
                 self.files.drop_aside(key)
             except OSError as error:

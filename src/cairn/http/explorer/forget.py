@@ -9,15 +9,15 @@ from collections.abc import Callable
 from typing import Any, Literal
 from urllib.parse import quote
 
-from quart import Blueprint, Response, g, redirect, request
+from quart import Blueprint, Response, g, request
 
 from cairn.http.explorer.forms import form_fields
-from cairn.http.explorer.pages import with_policy
+from cairn.http.explorer.pages import redirected
+from cairn.http.explorer.shown import agent_of
 from cairn.http.service import Service, SessionService
 from cairn.http.sessions.objects import forgotten_object, shown_name
 from cairn.http.sessions.routes import named_session
 from cairn.http.wire.checks import ClientError
-from cairn.journal.agents import is_agent_name, session_of
 from cairn.journal.tenants import session_name, session_tenant
 
 
@@ -59,9 +59,7 @@ def add_forget_pages(
         form = await _ticked()
         found, session = held(form.get("id", ""))
         await found.close(session)
-        response = redirect(_session_page(prefix, session), 303)
-        assert isinstance(response, Response)
-        return with_policy(response)
+        return redirected(f"{prefix}/session?id={quote(_names(session)['id'], safe='')}")
 
     @pages.post(f"{prefix}/session/forget")
     async def forget() -> Response:
@@ -75,16 +73,10 @@ def add_forget_pages(
 
 def _names(session: str) -> dict[str, Any]:
     """The names of a session, as the caller has them, and of its agent."""
-    name = session_name(session)
-    agent = name.removeprefix(session_of(""))
     return {
         "id": shown_name(session, session_tenant(session), g.tenant),
-        "agent": agent if agent != name and is_agent_name(agent) else None,
+        "agent": agent_of(session_name(session)),
     }
-
-
-def _session_page(prefix: str, session: str) -> str:
-    return f"{prefix}/session?id={quote(_names(session)['id'], safe='')}"
 
 
 async def _ticked() -> dict[str, str]:

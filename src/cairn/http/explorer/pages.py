@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from quart import Response
+from quart import Response, redirect
 
 from cairn.http.explorer import shown
 from cairn.http.wire.json import encode
@@ -86,6 +86,13 @@ def with_policy(response: Response) -> Response:
     response.headers["referrer-policy"] = "same-origin"
     response.headers["cross-origin-opener-policy"] = "same-origin"
     return response
+
+
+def redirected(to: str) -> Response:
+    """The response to a form, which leads to a page."""
+    response = redirect(to, 303)
+    assert isinstance(response, Response)
+    return with_policy(response)
 
 
 def asset(name: str) -> Response | None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 import structlog
-from quart import Blueprint, Quart, Response, g, has_request_context, redirect, request
+from quart import Blueprint, Quart, Response, g, has_request_context, request
 from werkzeug.datastructures import Headers
 
 from cairn.actors.looking import Looking, NothingThere, SessionFilter
@@ -23,7 +23,8 @@ from cairn.http.explorer.feed import Feed
 from cairn.http.explorer.forget import add_forget_pages
 from cairn.http.explorer.forms import form_fields
 from cairn.http.explorer.login import COOKIE, LOGIN_S, Logins
-from cairn.http.explorer.pages import asset, page, with_policy
+from cairn.http.explorer.pages import asset, page, redirected, with_policy
+from cairn.http.explorer.shown import agent_of
 from cairn.http.health import shared_objects
 from cairn.http.models import listed, model_list
 from cairn.http.openapi import document as openapi
@@ -32,6 +33,7 @@ from cairn.http.server.live_streams import LiveStreams
 from cairn.http.service import Server, Service
 from cairn.http.sessions.objects import (
     EventObject,
+    SessionObject,
     TurnObject,
     bug_object,
     cache_object,
@@ -42,7 +44,7 @@ from cairn.http.sessions.objects import (
 from cairn.http.sessions.routes import find_session, flag, number
 from cairn.http.wire.checks import ClientError
 from cairn.http.wire.errors import ErrorAnswer
-from cairn.journal.agents import is_agent_name, session_of
+from cairn.journal.agents import session_of
 from cairn.journal.invariants import SENTENCES
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.tenants import session_tenant
@@ -171,25 +173,26 @@ def add_explorer(
             turns=shown_turns,
             total=total,
             before=shown_turns[-1].number if more else None,
-            agent=_agent_of(seen.id),
+            agent=agent_of(seen.id),
             may_see_texts=look.sees_texts(view.summary),
         )
 
-    @pages.post(f"{PREFIX}/session/verify")
-    async def verify_session() -> Response:
+    async def asked_session() -> tuple[Looking, str, SessionObject]:
+        """The session that a form names: how to look at it, its id, and what a page shows of it."""
         look, fields = looking(), await form_fields()
         view = find_session(look, fields.get("id", ""))
         seen = session_object(view, g.tenant, words=look.sees_texts(view.summary))
-        rows = await look.verify(view.summary.id)
-        return shown("check.html", session=seen, rows=rows, replay=None)
+        return look, view.summary.id, seen
+
+    @pages.post(f"{PREFIX}/session/verify")
+    async def verify_session() -> Response:
+        look, session_id, seen = await asked_session()
+        return shown("check.html", session=seen, rows=await look.verify(session_id), replay=None)
 
     @pages.post(f"{PREFIX}/session/replay")
     async def replay_session() -> Response:
-        look, fields = looking(), await form_fields()
-        view = find_session(look, fields.get("id", ""))
-        seen = session_object(view, g.tenant, words=look.sees_texts(view.summary))
-        replay = await look.replay(view.summary.id)
-        return shown("check.html", session=seen, rows=None, replay=replay)
+        look, session_id, seen = await asked_session()
+        return shown("check.html", session=seen, rows=None, replay=await look.replay(session_id))
 
     add_forget_pages(pages, PREFIX, service, of_all, shown)
 
@@ -280,13 +283,13 @@ def add_explorer(
     async def load_model() -> Response:
         fields = await operators_form()
         server.load_model(listed(fields.get("model", ""), server.models).facts.model)
-        return _redirected(f"{PREFIX}/models")
+        return redirected(f"{PREFIX}/models")
 
     @pages.post(f"{PREFIX}/models/unload")
     async def unload_model() -> Response:
         await operators_form()
         server.unload_model()
-        return _redirected(f"{PREFIX}/models")
+        return redirected(f"{PREFIX}/models")
 
     @pages.get(f"{PREFIX}/connect")
     async def connect() -> Response:
@@ -334,13 +337,13 @@ def add_explorer(
         fields = await form_fields()
         key, to = fields.get("key", "").strip(), _next(fields.get("next", ""))
         if keys is None:
-            return _redirected(to)
+            return redirected(to)
         try:
             tenant = tenant_of(Headers({"x-api-key": key}), keys)
         except ClientError as error:
             log.warning("login refused", address=request.remote_addr)
             return login_page(error.args[0] if key else "Enter an API key.", to, status=401)
-        response = _redirected(to)
+        response = redirected(to)
         response.set_cookie(
             COOKIE,
             logins.begin(tenant),
@@ -356,7 +359,7 @@ def add_explorer(
         if not is_own(request):
             raise forged()
         logins.end(request)
-        response = _redirected(LOGIN)
+        response = redirected(LOGIN)
         response.delete_cookie(COOKIE, httponly=True, samesite="Strict")
         return response
 
@@ -425,12 +428,6 @@ def error_page(answer: ErrorAnswer) -> Response:
     return response
 
 
-def _agent_of(session: str) -> str | None:
-    """The agent that a session of the reader's own tenant is of."""
-    name = session.removeprefix(session_of(""))
-    return name if name != session and is_agent_name(name) else None
-
-
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row, with what is raw JSON in it decoded."""
     return {
@@ -458,9 +455,3 @@ def _operations(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _next(path: str) -> str:
     """Where to go on after a login: a page of the explorer, and nowhere else."""
     return path if path.startswith(f"{PREFIX}/") and "\\" not in path else HOME
-
-
-def _redirected(to: str) -> Response:
-    response = redirect(to, 303)
-    assert isinstance(response, Response)
-    return with_policy(response)

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from cairn.http.sessions.objects import BarObject, EventObject, TurnObject
+from cairn.journal.agents import is_agent_name, session_of
 from cairn.journal.timelines import tokens_a_second
 
 _US = 1_000_000
@@ -129,6 +130,12 @@ def first_token(turn: TurnObject) -> str:
     if turn.first_token_us is None:
         return "–"
     return duration(turn.first_token_us - turn.received_us)
+
+
+def agent_of(name: str) -> str | None:
+    """The agent that a session of this name is of; None if it is none's."""
+    agent = name.removeprefix(session_of(""))
+    return agent if agent != name and is_agent_name(agent) else None
 
 
 def speed(turn: TurnObject) -> str:
