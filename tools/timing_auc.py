@@ -6,9 +6,9 @@ Run it as ``PYTHONPATH=. python -P -m tools.timing_auc``. It starts a server wit
 built-in model. Before each measured request of tenant B, one request makes the server work as long:
 tenant A sends the same prompt, tenant A sends another prompt of that length, or tenant B sends the
 same prompt itself. A classifier that calls short times "sent before" is rated by the area under its
-curve (AUC): 0.5 is a guess, 1.0 is certainty. It exits with 1 if the first against the second
-is 0.55 or more away from a guess on either side, or if the control, the third against the second,
-is below 0.95.
+curve (AUC): 0.5 is a guess, 1.0 is certainty. It exits with 1 if that of the first against the
+second is not between 0.45 and 0.55, or if the control, the third against the second, is not above
+0.95.
 """
 
 from __future__ import annotations
