@@ -96,7 +96,9 @@ def test_a_clock(roomy: Serving) -> None:
 
 def test_reordered_tools(roomy: Serving) -> None:
     """The same ones in another order."""
-    person = Person(roomy).begins("ten", tools=[LOOK, WALK])
+    person = Person(roomy).begins(
+        "ten", "Which tools have you got for the way?", tools=[LOOK, WALK]
+    )
     found = person.says("And then?", tools=[WALK, LOOK]).reads()
     assert found.startswith("reordered tools ")
     assert "The client sent the same tools in another order" in found
@@ -136,7 +138,7 @@ def test_expiry(roomy: Serving) -> None:
 
 def test_busy(roomy: Serving) -> None:
     """A client that goes on before its answer is there."""
-    person = Person(roomy).begins("two")
+    person = Person(roomy).begins("two", model="random")
     person.said.append({"role": "user", "content": "Say all that you know about the hills."})
     long = {"messages": list(person.said), "max_tokens": 2000, "seed": 1, "model": "random"}
     url = f"{roomy.url}/v1/chat/completions"

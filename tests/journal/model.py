@@ -804,7 +804,8 @@ def decided(world: World, name: str, request: OpenRequest) -> dict[str, Any]:
     nearest = _nearest(world, mine, ask)
     tokens, kept, shared, partial, rows = _stones(world, mine, request)
     last = nearest["last"] if nearest is not None else None
-    reason = _why(world, mine, nearest, ask, tokens + shared + rows)
+    chunk = world.model["block_tokens"] if world.model is not None else 0
+    reason = _why(world, mine, nearest, ask, tokens + shared * chunk + rows)
     if reason == "cold_start" or (
         reason == "diverged" and last and not _has_a_message(last, ask.chain)
     ):
@@ -925,10 +926,13 @@ def _why(
     least, chunk = world.model["min_cache_tokens"], world.model["block_tokens"]
     if not reused and not sealed and 0 < len(last["prompt_keys"]) * chunk < least:
         return "too_short"
-    there = [block for block in sealed if block["present"] and block["bug_id"] is None]
-    if not sealed or there or reused >= chunk:
+    lost = [b for b in sealed if not b["present"] or b["bug_id"] is not None]
+    if len(lost) * chunk <= reused:
         return None
-    return "expired" if _all_expired(world, last["prompt_keys"]) else "evicted"
+    by_ttl = [
+        b for b in lost if not b["present"] and not b["file_bytes"] and b["gone"] == "expired"
+    ]
+    return "expired" if len(by_ttl) == len(lost) else "evicted"
 
 
 Stones = tuple[int, int, int, str | None, int]

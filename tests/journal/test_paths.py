@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import attrs
@@ -343,6 +344,19 @@ def _evicted(driver: Driver) -> str | None:
     return driver.ask(talk(*FOLLOWED))
 
 
+def _evicted_but_for(driver: Driver, left: int) -> str | None:
+    """Of the three blocks of a prompt, the last ones are evicted."""
+    long = (SYSTEM, ("user", tuple(range(50, 56))))
+    driver.serve(talk(*long))
+    driver.release("s1")
+    last = driver.state.session(SessionId("s1")).last
+    assert last is not None and 3 == len(last.prompt_keys)
+    gone = [key for key in driver.evictable() if key not in last.prompt_keys]
+    for key in (*gone, *reversed(last.prompt_keys[left:])):
+        driver.evict(key)
+    return driver.ask(talk(*long, SAID, MORE))
+
+
 def _expired(driver: Driver) -> str | None:
     driver.serve(talk(*PARTS))
     driver.release("s1")
@@ -549,6 +563,18 @@ PATHS: dict[str, tuple[Callable[[Driver], str | None], str, str | None, dict[str
     "no tools any more": (_tools_gone, "n", "diverged", {"diverged_part": "tools_changed"}),
     "tools for the first time": (_tools_new, "n", "diverged", {"diverged_part": "tools_changed"}),
     "nothing is left": (_evicted, "s1", "evicted", {"reused_tokens": 0, "nearest": "s1"}),
+    "more is gone than left": (
+        partial(_evicted_but_for, left=1),
+        "s1",
+        "evicted",
+        {"reused_tokens": 4},
+    ),
+    "less is gone than left": (
+        partial(_evicted_but_for, left=2),
+        "s1",
+        None,
+        {"reused_tokens": 8},
+    ),
     "all of it expired": (_expired, "s1", "expired", {"reused_tokens": 0, "nearest": "s1"}),
     "all of it expired, and its session was closed": (
         _expired_and_closed,

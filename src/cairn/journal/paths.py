@@ -458,23 +458,22 @@ def _reason(
             return "fingerprint_changed"
         if not goes_on:
             return "session_busy"
-        if reused >= _chunk(state):
-            return None
         if not reused and _too_short(state, nearest.last):
             return "too_short"
-        # Less than a block may be of another conversation that begins with the same words.
-        if not _all_gone(state, nearest.last):
+        # What is left may be of other conversations that begin with the same words.
+        gone = _gone(state, nearest.last)
+        if reused >= len(gone) * _chunk(state):
             return None
-        return "expired" if _expired(state, nearest.last.prompt_keys) else "evicted"
+        return "expired" if all(map(_has_expired, gone)) else "evicted"
     if nearest.last.chain[: len(ask.chain)] == ask.chain:
         return "shorter_history"
     return "diverged"
 
 
-def _all_gone(state: State, last: Turn) -> bool:
-    """Whether blocks of this conversation were sealed, and none of them is available any more."""
+def _gone(state: State, last: Turn) -> list[Block]:
+    """The blocks of this conversation that were sealed and are not available any more."""
     sealed = [state.blocks[key] for key in last.prompt_keys if key in state.blocks]
-    return bool(sealed) and not any(block.usable for block in sealed)
+    return [block for block in sealed if not block.usable]
 
 
 def _is_new(reason: Reason | None, last: Turn | None, chain: tuple[Part, ...]) -> bool:
@@ -489,8 +488,11 @@ def _is_new(reason: Reason | None, last: Turn | None, chain: tuple[Part, ...]) -
 def _expired(state: State, keys: tuple[str, ...]) -> bool:
     """Whether blocks of these were sealed, and all are gone because their TTL was over."""
     sealed = [state.blocks[key] for key in keys if key in state.blocks]
-    gone = [block for block in sealed if not block.there and block.gone == "expired"]
-    return bool(sealed) and len(gone) == len(sealed)
+    return bool(sealed) and all(map(_has_expired, sealed))
+
+
+def _has_expired(block: Block) -> bool:
+    return not block.there and block.gone == "expired"
 
 
 def around(

@@ -148,7 +148,7 @@ def verdict(turn: TurnObject) -> tuple[str, str]:
     """A word for the path of a turn, and the name of its colour."""
     if turn.path is None:
         return ("waiting", "quiet") if turn.end is None else ("no path", "quiet")
-    if turn.path == "continuation":
+    if turn.path == "continuation" and turn.habit is None:
         return "continued", "good"
     reason = turn.habit or turn.diverged_part or turn.reason or "new session"
     some = "warn" if reason not in ("cold_start", "cache_mode_prefix") else "quiet"
