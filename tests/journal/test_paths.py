@@ -350,7 +350,8 @@ def _evicted_but_for(driver: Driver, left: int) -> str | None:
     driver.serve(talk(*long))
     driver.release("s1")
     last = driver.state.session(SessionId("s1")).last
-    assert last is not None and 3 == len(last.prompt_keys)
+    assert last is not None
+    assert 3 == len(last.prompt_keys)
     gone = [key for key in driver.evictable() if key not in last.prompt_keys]
     for key in (*gone, *reversed(last.prompt_keys[left:])):
         driver.evict(key)
