@@ -181,6 +181,7 @@ def visit(person: Person, url: str) -> None:
         "connect": "/explorer/connect",
         "api": "/explorer/api",
         "chat": "/explorer/chat?agent=guide",
+        "forget": f"/explorer/session/forget?id={longest_session(url)}",
     }
     for scheme in ("light", "dark"):
         for width, height in SIZES:
@@ -244,6 +245,41 @@ def use(person: Person, url: str) -> None:
         expect(page.locator("#ended")).to_contain_text("Tell me a story.")
         expect(page.locator("#strip rect").first).to_be_attached()
         person.look(page, "live", "light")
+
+
+def check_and_end(person: Person, url: str) -> None:
+    """Verify and replay a session, close it, and forget it; unload a model and load it."""
+    session = f"{url}/explorer/session?id={longest_session(url)}"
+    for scheme in ("light", "dark"):
+        for width, height in SIZES:
+            with person.window(scheme, width, height) as page:
+                page.goto(session)
+                page.get_by_role("button", name="Verify its rows").click()
+                expect(page.locator(".notice.good")).to_contain_text("are as they were written")
+                person.look(page, "verified", scheme)
+                page.goto(session)
+                page.get_by_role("button", name="Replay its decisions").click()
+                expect(page.locator(".notice.good")).to_contain_text("Same:")
+                person.look(page, "replayed", scheme)
+    with person.window("light", *SIZES[0]) as page:
+        page.goto(session)
+        page.get_by_role("link", name="Close …").click()
+        page.get_by_role("button", name="Close").click()
+        page.wait_for_url("**/explorer/session/close**")  # the box is not ticked
+        page.get_by_label("Yes, close this session").check()
+        page.get_by_role("button", name="Close").click()
+        page.wait_for_url("**/explorer/session?**")
+        expect(page.locator("main")).to_contain_text("closed:")
+        page.get_by_role("link", name="Forget …").click()
+        page.get_by_label("Yes, forget this session for good").check()
+        page.get_by_role("button", name="Forget").click()
+        expect(page.locator("h1")).to_have_text("Forgotten")
+        person.look(page, "forgotten", "light")
+
+        page.goto(f"{url}/explorer/models")
+        page.get_by_role("button", name="Unload").click()
+        page.get_by_role("button", name="Load").click()
+        expect(page.get_by_role("button", name="Unload")).to_be_visible()
 
 
 def read(person: Person, url: str) -> None:
@@ -317,6 +353,7 @@ def main() -> None:
             visit(person, url)
             use(person, url)
             read(person, url)
+            check_and_end(person, url)
         bugs(person, options.python, place / "bugs")
         (place / "keys").mkdir()
         log_in(person, options.python, place / "keys")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 import pytest
 import trio
 import trio.testing
 
 from cairn.http.explorer import feed
 from cairn.http.explorer.feed import Feed
+from tests.http.fake_service import FACTS, FakeService
 from tests.http.sessions.test_sessions import KEYS, LONG, PLAN, site, talked
 from tests.support.in_process_server import ask, chat, generate, wait_idle
 
@@ -72,6 +74,7 @@ async def test_a_tenant_sees_its_own_alone() -> None:
         assert "@alice/notes" in {one["session"] for one in everything["ended"]}
         assert {
             "changes": 0,
+            "models": before["models"],
             "tokens": dict.fromkeys(feed.PASSES, 0),
             "flights": [],
             "ended": [],
@@ -100,6 +103,18 @@ async def test_a_frame_is_made_once_for_all_pages(monkeypatch: pytest.MonkeyPatc
             assert (await anext(one)).startswith(b"event: frame\n")
             await one.aclose()  # type: ignore[attr-defined]
         assert 2 == len(made)
+
+
+async def test_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of a tenant without requests hears of it."""
+    monkeypatch.setattr(feed, "TICK_S", 0.001)
+    service = FakeService()
+    stream = Feed(service).stream("carol", of_all=False)
+    assert b": connected\n\n" == await anext(stream)
+    assert b"large" not in await anext(stream)
+    service.others = {"large": attrs.evolve(FACTS, model="large")}
+    assert b'"large":"not_loaded"' in await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
 
 
 async def test_a_session_that_breaks_has_no_request_left() -> None:

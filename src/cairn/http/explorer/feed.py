@@ -95,6 +95,7 @@ class Feed:
         )
         shown: dict[str, Any] = {
             "changes": sum(each.changes for each in seen),
+            "models": self._models(),
             "tokens": {step: sum(each.tokens[step] for each in seen) for step in PASSES},
             "flights": [_shown(one, tenant) for one in flights],
             "ended": [_shown(one, tenant) for one in ended[:ENDED_MAX]],
@@ -118,6 +119,10 @@ class Feed:
             last = encoded
             await trio.sleep(TICK_S)
 
+    def _models(self) -> dict[str, str]:
+        """The state of each model, which all tenants may know."""
+        return {one.facts.model: one.state for one in self._server.models}
+
     def _seen(self, tenant: str, *, of_all: bool) -> list[_Tenant]:
         if of_all:
             return list(self._tenants.values())
@@ -127,6 +132,7 @@ class Feed:
     def _encoded(self, tenant: str, *, of_all: bool) -> bytes:
         now = self._server.statistics() if of_all else None
         version = (
+            *self._models().items(),
             *(sum(each.changes for each in self._seen(tenant, of_all=of_all)),),
             *((now.queued, now.running) if now is not None else ()),
         )

@@ -54,10 +54,11 @@ function follow() {
   source.addEventListener("frame", (event) => {
     const frame = JSON.parse(event.data);
     if (where === "live") return drawLive(frame);
-    if (seen !== null && frame.changes !== seen && !due) {
+    const now = JSON.stringify([frame.changes, frame.models]);
+    if (seen !== null && now !== seen && !due) {
       due = setTimeout(() => { due = 0; refresh().catch(() => {}); }, 1500);
     }
-    seen = frame.changes;
+    seen = now;
   });
   // A browser tries again by itself, but not if the server refused, as it does if too many pages are open.
   source.addEventListener("error", () => { if (source.readyState === EventSource.CLOSED) setTimeout(follow, 15000); });
