@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes; without .pyc files each would compile src/cairn again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate tamper mutants audit soak oldest schema shots clients lint format lock clean FORCE
+.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate tamper mutants audit soak oldest schema shots monitoring clients lint format lock clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -187,6 +187,10 @@ shots: env ## use the explorer's pages in Chromium, and make the pictures of doc
 	@test -x $(SHOTS)/bin/playwright || { $(BIN)/python -m venv $(SHOTS) \
 		&& $(SHOTS)/bin/python -m pip install -qq 'playwright>=1.50,<2' 'axe-playwright-python>=0.1.4'; }
 	@$(SHOTS)/bin/python -P tools/shots.py --python $(CURDIR)/$(BIN)/python $(ARGS)
+
+# It needs Debian's package prometheus.
+monitoring: env ## check alert rules, metrics and the queries of the dashboard with a real Prometheus
+	@$(BIN)/python -P tools/monitoring_check.py
 
 # No other target needs the clients. npm and pip install them in .cache/clients; one that cannot be
 # installed is skipped.
