@@ -288,6 +288,23 @@ def test_first_words() -> None:
     assert long.endswith("…")
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("<system-reminder>\nToday is Friday.\n</system-reminder>\n\nMend it", "Mend it"),
+        ("<a>1</a> <b-c>2\n3</b-c> <i>Now", "<i>Now"),
+        ("<a>" + "x" * 5000 + "</a>Mend it", "Mend it"),
+        ("<a>all that there is</a>\n", "<a>all that there is</a>"),
+        ("<a>1</a><a>2</a>", "<a>2</a>"),
+        ("<a>1</b> Mend it", "<a>1</b> Mend it"),
+        ("Mend <a>this</a>", "Mend <a>this</a>"),
+    ],
+)
+def test_what_a_client_puts_before(text: str, words: str) -> None:
+    """Elements at the beginning are left out, unless nothing else is there."""
+    assert words == first_words(text)
+
+
 def test_a_journal_of_another_row_each() -> None:
     """Rows of the server's own stream belong to no session."""
     found = folded(decode(row) for row in healthy())

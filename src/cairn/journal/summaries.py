@@ -14,6 +14,7 @@ Rules of this module:
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -23,6 +24,8 @@ from typing import Any
 import attrs
 
 from cairn.journal import events as ev
+
+_ELEMENT = re.compile(r"\s*<([A-Za-z][\w-]{0,60})>.*?</\1>\s*", re.DOTALL)
 
 WORDS_MAX = 80
 """The most characters of the first words."""
@@ -421,10 +424,14 @@ class Summaries:
 
 def first_words(text: str, most: int = WORDS_MAX) -> str:
     """
-    The first words of a text, on one line, as the journal has them.
+    The first words of a text, on one line, as the journal has them. What a client puts before the
+    words of a person, in elements such as ``<system-reminder>``, is left out, unless it is all.
 
     Args:
         most: how many characters they may have.
     """
-    words = " ".join(text[: 8 * most].split())
+    begin, end = 0, len(text.rstrip())
+    while (found := _ELEMENT.match(text, begin)) is not None and found.end() < end:
+        begin = found.end()
+    words = " ".join(text[begin : begin + 8 * most].split())
     return words if len(words) <= most else f"{words[: most - 1]}…"
