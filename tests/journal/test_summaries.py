@@ -295,7 +295,7 @@ def test_first_words() -> None:
         ("<a>1</a> <b-c>2\n3</b-c> <i>Now", "<i>Now"),
         ("<a>" + "x" * 5000 + "</a>Mend it", "Mend it"),
         ("<a>all that there is</a>\n", "<a>all that there is</a>"),
-        ("<a>1</a><a>2</a>", "<a>2</a>"),
+        ("<a>1</a><a>2</a>", "<a>1</a><a>2</a>"),
         ("<a>1</b> Mend it", "<a>1</b> Mend it"),
         ("Mend <a>this</a>", "Mend <a>this</a>"),
     ],

@@ -430,8 +430,19 @@ def first_words(text: str, most: int = WORDS_MAX) -> str:
     Args:
         most: how many characters they may have.
     """
-    begin, end = 0, len(text.rstrip())
-    while (found := _ELEMENT.match(text, begin)) is not None and found.end() < end:
-        begin = found.end()
+    begin = 0 if is_of_client(text) else _after_elements(text)
     words = " ".join(text[begin : begin + 8 * most].split())
     return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+def is_of_client(text: str) -> bool:
+    """Whether a message of a user has nothing but elements that a client wrote."""
+    return 0 < len(text) == _after_elements(text)
+
+
+def _after_elements(text: str) -> int:
+    """Where the elements end with which a text begins."""
+    end = 0
+    while (found := _ELEMENT.match(text, end)) is not None:
+        end = found.end()
+    return end

@@ -229,6 +229,16 @@ async def test_words_of_a_session_that_begins_late() -> None:
         assert ["", "The path"] == [one["words"] for one in page["data"][:2]]
 
 
+async def test_words_of_a_client_are_not_those_of_a_conversation() -> None:
+    """A first message with nothing but what the client wrote is left out, unless it is all."""
+    async with site() as here:
+        await ask(here.server, generate(chat("<folder>/home</folder>")))
+        await ask(here.server, generate(chat("<folder>/root</folder>", "a", "Mend it")))
+        await wait_idle(here.server)
+        page = await here.get("/v1/sessions")
+        assert ["Mend it", "<folder>/home</folder>"] == [one["words"] for one in page["data"]]
+
+
 async def test_a_clock_is_shown() -> None:
     """The habit has its name, and the texts that differ are apart."""
     async with site() as here:

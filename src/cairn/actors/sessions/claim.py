@@ -21,7 +21,7 @@ from cairn.actors.sessions.generate import Gone
 from cairn.journal import events as ev
 from cairn.journal import paths
 from cairn.journal.explanations import explain
-from cairn.journal.summaries import WORDS_MAX, first_words
+from cairn.journal.summaries import WORDS_MAX, first_words, is_of_client
 from cairn.journal.tenants import session_name
 
 
@@ -231,7 +231,8 @@ def _words(command: Generate, *, is_new: bool) -> str | None:
     """
     if command.conversation is None:
         return first_words(command.prompt) if isinstance(command.prompt, str) else None
-    said = [one.content for one in command.conversation.messages if one.role == "user"]
+    users = [one.content for one in command.conversation.messages if one.role == "user"]
+    said = [text for text in users if not is_of_client(text)] or users
     if not said:
         return None
     if not is_new or len(said) == 1:
