@@ -23,6 +23,16 @@ from cairn.journal.errors import JournalError
 COMMANDS = {
     "serve": ("cairn.ops.serve.command:serve", "Run the server."),
     "chat": ("cairn.ops.chat.command:chat", "Chat with a model in the terminal."),
+    "status": ("cairn.ops.state.status:status", "Show whether a server runs, and how it is."),
+    "stop": (
+        "cairn.ops.state.stop:stop",
+        "Stop the running server, and wait until it has ended.",
+    ),
+    "logs": ("cairn.ops.state.logs:logs", "Show the log of the server."),
+    "config": (
+        "cairn.ops.state.config:config",
+        "Show what is set and where, or write a configuration file.",
+    ),
     "verify": (
         "cairn.ops.journal.verify:verify",
         "Check a journal: its hash chain and all invariants.",
@@ -32,7 +42,7 @@ COMMANDS = {
         "Show what happened in a bug or a session, and check it again.",
     ),
     "sessions": ("cairn.ops.journal.sessions:sessions", "List the sessions of a journal."),
-    "top": ("cairn.ops.top:top", "Show what a running server does now."),
+    "top": ("cairn.ops.state.top:top", "Show what a running server does now."),
     "explain": (
         "cairn.ops.journal.explain:explain_command",
         "Explain why a prompt was computed, or reused.",
@@ -75,6 +85,11 @@ COMMANDS = {
         "Show the journal's size and growth, and prune it.",
     ),
     "doctor": ("cairn.ops.doctor:doctor", "Check this machine, and say what to fix."),
+    "version": ("cairn.ops.state.version:version", "Show the version of Cairn."),
+    "help": (
+        "cairn.ops.state.help:help_command",
+        "Show the commands, or the help of one COMMAND.",
+    ),
 }
 """Name of a command: its module and function, and the first sentence of its help."""
 
@@ -160,15 +175,20 @@ class Commands(click.Group):
 
 @click.group(
     cls=Commands,
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="\b\nExample:\n  ops verify && ops tail -f",
 )
 @click.version_option(__version__, prog_name="cairn")
-def ops() -> None:
+@click.pass_context
+def ops(context: click.Context) -> None:
     """
     Operate Cairn. Data goes to stdout, logs and progress to stderr. A command stopped by Ctrl-C
     exits with 130.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), color=context.color)
 
 
 def main() -> None:

@@ -13,12 +13,14 @@ from cairn.ops.cli import Unreadable
 
 _OF_ONE = {"model": "--model", "adapter": "--adapter", "model_name": "--model-name"}
 
-models_option: Callable[[Any], Any] = click.option(
-    "--models",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="A TOML file of several models. One is in memory at a time, as requests name them.",
-)
+MODELS: Mapping[str, Any] = {
+    "metavar": "FILE",
+    "type": click.Path(dir_okay=False, path_type=Path),
+    "help": "A TOML file of several models. One is in memory at a time, as requests name them.",
+}
+"""What the option is, without its name."""
+
+models_option: Callable[[Any], Any] = click.option("--models", **MODELS)
 
 
 def read_models_option(options: Mapping[str, Any]) -> ModelList | None:

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
-from cairn.ops.top import Kv, Look, Session, lines
+from cairn.ops.state.top import Kv, Look, Session, lines
 from tests.ops.chat.test_chat import faked
 
 HEALTH: dict[str, Any] = {
