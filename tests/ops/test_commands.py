@@ -132,6 +132,7 @@ def test_a_thread_in_native_code_does_not_abort_the_end():
         ("SystemExit('Why.')", 1, "Why.\n"),
         ("SystemExit", 0, ""),
         ("ValueError('Why.')", 1, "ValueError: Why.\n"),
+        ("KeyboardInterrupt", 130, "Stopped.\n"),
     ],
 )
 def test_how_the_process_ends(raised: str, code: int, stderr: str):

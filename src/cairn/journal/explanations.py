@@ -252,8 +252,8 @@ def _cold_start(of: _Rules) -> _Because:
     if of.path.nearest is not None:
         return (
             (
-                f"It is a new conversation. Session {of.nearest} began with the same words, so what "
-                "is stored of them is reused."
+                f"It is a new conversation. Session {of.nearest} began with the same words, and "
+                "what is stored of them is reused."
             ),
             None,
         )

@@ -198,10 +198,21 @@ def main() -> None:
         code = 0
     except SystemExit as ended:
         code = _code(ended)
+    except KeyboardInterrupt:  # before the command has begun
+        click.echo("Stopped.", err=True)
+        code = Interrupted.exit_code
     except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__)
+        click.echo(_stack_of(error), err=True)
         code = 1
     _leave(code)
+
+
+def _stack_of(error: BaseException) -> str:
+    """The stack of an error that is a fault of Cairn's, and what to do about it."""
+    from cairn.ops.common.stacks import own_frames
+
+    stack = own_frames("".join(traceback.format_exception(error)))
+    return f"This is a fault of Cairn's; please report it with these lines:\n{stack}"
 
 
 def _clear(error: BaseException) -> None:
