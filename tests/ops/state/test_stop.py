@@ -86,7 +86,7 @@ def test_no_server(run, tmp_path: Path):
 
 def test_another_process_is_spared(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """If the recorded id is that of another process, no signal is sent."""
-    monkeypatch.setattr("cairn.ops.state.stop._LOOKS", 2)
+    monkeypatch.setattr("cairn.ops.state.stop.LOOKS", 2)
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
     with hold_directory(tmp_path, "", who="serve"):
@@ -135,7 +135,7 @@ def test_what_it_waited_for(run, stored, tmp_path: Path, monkeypatch: pytest.Mon
     """By the journal: requests that ended, and blocks that were written, after the signal."""
     folder = stored(healthy())
     finished = [row.position for row in healthy() if row.kind == ev.RequestFinished.kind]
-    monkeypatch.setattr("cairn.ops.state.stop._position", lambda _: finished[-1] - 1)
+    monkeypatch.setattr("cairn.ops.state.stop.position_of", lambda _: finished[-1] - 1)
     with holder(folder):
         result = run("stop", "--data-dir", folder)
     assert result.stdout.endswith(": 1 request finished.\n")

@@ -79,7 +79,7 @@ class Configured(click.Option):
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """What an error calls this option: with the place where its value was set."""
         if ctx is None or self.name is None:
-            return super().get_error_hint(ctx)  # type: ignore[arg-type]
+            return super().get_error_hint(ctx)
         source, file = ctx.get_parameter_source(self.name), config_of(ctx)
         if source is ParameterSource.ENVIRONMENT:
             return f"{self.spelled}, set by ${self.envvar}"
@@ -110,7 +110,7 @@ class Configured(click.Option):
         return None if fits else must
 
 
-def _is_within(kind: click.IntRange | click.FloatRange, value: float) -> bool:
+def _is_within(kind: click.ParamType[Any], value: Any) -> bool:
     try:
         kind.convert(value, None, None)
     except click.BadParameter:
@@ -118,7 +118,7 @@ def _is_within(kind: click.IntRange | click.FloatRange, value: float) -> bool:
     return True
 
 
-def _range_words(kind: click.ParamType) -> str:
+def _range_words(kind: click.ParamType[Any]) -> str:
     """The range of a number, for people; empty if it is not a number with a range."""
     if not isinstance(kind, click.IntRange | click.FloatRange):
         return ""
@@ -245,7 +245,7 @@ def checked(file: ConfigFile, options: Sequence[Configured]) -> dict[str, Any]:
     Raises:
         Unreadable: some cannot be used; the message has a line for each.
     """
-    known = {one.name: one for one in options if one.name is not None and one.name != "config"}
+    known = {one.name: one for one in options if one.name != "config"}
     faults: list[str] = []
     values: dict[str, Any] = {}
     for name, value in file.values.items():
@@ -301,4 +301,4 @@ def located(text: str, file: Path, place: Place) -> str:
             ) from error
     full = file.absolute().parent / text
     is_path = place == "path" or text.startswith(".") or full.exists()
-    return str(full) if is_path and text and "://" not in text else text
+    return text if not text or "://" in text or not is_path else str(full)

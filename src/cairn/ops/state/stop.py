@@ -27,7 +27,8 @@ STILL_RUNNING = 1
 
 _POLL_S = 0.1
 _REPORT_S = 5.0
-_LOOKS = 20
+LOOKS = 20
+"""How often the lock is read again if it names a process that is not the server."""
 
 
 @click.command(epilog=example("ops stop", "ops stop --data-dir ~/other", "ops stop --now"))
@@ -81,7 +82,7 @@ def stop(
 @attrs.frozen
 class _Before:
     """
-    The server before it was told to stop.
+    The server before the signal.
 
     Attributes:
         health: what it answered; None if it did not.
@@ -99,7 +100,7 @@ def _settled(server: Running) -> Running:
     Raises:
         Unreadable: it is not.
     """
-    for _ in range(_LOOKS):
+    for _ in range(LOOKS):
         if is_the_server(server):
             return server
         time.sleep(_POLL_S)  # it may have taken the lock just now, and not written its id yet
@@ -126,10 +127,11 @@ def _signal(server: Running) -> None:
 
 def _before(server: Running, journal: str | None, key: str | None) -> _Before:
     health = health_of(server.url, key) if server.url is not None else None
-    return _Before(health, _position(url_of(server.data_dir, journal)))
+    return _Before(health, position_of(url_of(server.data_dir, journal)))
 
 
-def _position(url: str) -> int | None:
+def position_of(url: str) -> int | None:
+    """The position of a journal's last row; None if that is not known."""
     from cairn.journal.rows.store_sql import SqlStore, schema_revision
 
     try:
@@ -177,7 +179,7 @@ def _ended(server: Running, wait_s: float | None, began_s: float, *, now: bool) 
 
 
 def _waited_words(data_dir: Path, journal: str | None, before: _Before) -> str:
-    """What the server did after it was told to stop, by its journal; empty if nothing."""
+    """What the server did after the signal, by its journal; empty if nothing."""
     if before.position is None:
         return ""
     from cairn.journal.rows.store_sql import SqlStore
