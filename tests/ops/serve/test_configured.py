@@ -16,6 +16,7 @@ from cairn.ops.serve.configured import (
     unknown_variables,
     variable_of,
 )
+from cairn.ops.serve.models_option import choose_models
 from cairn.ops.serve.run import settings_of
 
 assert isinstance(serve, ConfiguredCommand)
@@ -169,3 +170,24 @@ def test_the_disk_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     options = serve.make_context("serve", ["--data-dir", str(tmp_path)]).params
     assert 3 << 20 == settings_of(options, tmp_path).disk_bytes
     assert 3 == settings_of(options, tmp_path).on_record["disk_mb"]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "left"),
+    [
+        ('models = "m.toml"', ["--model", "a"], ("a", None)),
+        ('model = "a"', ["--models", "m.toml"], (None, "m.toml")),
+        ('model = "a"\nmodels = "m.toml"', [], ("a", "m.toml")),  # refused later
+        ("", ["--model", "a", "--models", "m.toml"], ("a", "m.toml")),
+        ('models = "m.toml"', [], (None, "m.toml")),
+        ('model = "a"', [], ("a", None)),
+    ],
+)
+def test_one_model_or_several(
+    text: str, arguments: list[str], left: tuple[str | None, str | None], tmp_path: Path
+) -> None:
+    """What is set where it counts more replaces the other; two in one place are both left."""
+    context = context_with(text, tmp_path, *arguments)
+    choose_models(context)
+    model, models = context.params["model"], context.params["models"]
+    assert left == (model, None if models is None else models.name)

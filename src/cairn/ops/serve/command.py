@@ -24,7 +24,7 @@ from cairn.ops.serve.configured import (
     take_config,
     unknown_variables,
 )
-from cairn.ops.serve.models_option import MODELS
+from cairn.ops.serve.models_option import MODELS, choose_models
 from cairn.ops.serve.preload import preload_blas
 
 _DAY_S = 86_400
@@ -489,4 +489,5 @@ def serve(**options: Any) -> None:
     # After the restart that preloads a BLAS, so that nothing is imported twice.
     from cairn.ops.serve.run import run
 
-    run(options)
+    choose_models(click.get_current_context())
+    run(click.get_current_context().params)
