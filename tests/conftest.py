@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from cairn.ops.drills.server.baseline import Baseline
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# The servers that tests start do not read the configuration file of their user.
+os.environ["CAIRN_CONFIG"] = os.devnull
 # A shell makes its background jobs ignore these signals, and so does `nohup`. The tests and the
 # processes that they start would inherit this, and Ctrl-C would not reach them.
 for _number, _usual in (

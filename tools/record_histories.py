@@ -153,9 +153,10 @@ async def diverged(directory: Path, model: Path) -> None:
 async def shorter(directory: Path, model: Path) -> None:
     """The client returns to an earlier turn, repeats it, and repeats it without the cache."""
     async with talking(directory, model) as talk:
-        await talk.ask(onward(WAY, await talk.ask(WAY), "And then?"))
-        await talk.ask(WAY)
-        await talk.ask(WAY, cache_prompt=False)
+        second = onward(WAY, await talk.ask(WAY), "And then?")
+        await talk.ask(onward(second, await talk.ask(second), "And after that?"))
+        await talk.ask(second)
+        await talk.ask(second, cache_prompt=False)
 
 
 async def shared(directory: Path, model: Path) -> None:

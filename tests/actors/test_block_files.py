@@ -20,6 +20,7 @@ import trio.testing
 from cairn.actors.errors import Broken
 from cairn.actors.requests.messages import Generate
 from cairn.actors.server import Server
+from cairn.engine.machine.disk import disk_budget_for
 from cairn.engine.mlx.blocks import SealedBlock
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
@@ -75,6 +76,30 @@ def long_request(place: int, length: int = 60, **changes: Any) -> Generate:
 def device(server: Server) -> Any:
     """The engine of the engine's thread."""
     return server.loaded.engine.device
+
+
+async def test_the_budget_follows_from_the_model(setup: Setup):
+    """
+    Unless the operator sets one. The files of other models are added to what this one needs, and
+    the journal has the sum.
+    """
+    other = setup.folder / "another-model" / "ab" / "file"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(bytes(1000))
+    async with setup.serving(disk_bytes=None) as server:
+        facts = server.loaded.model
+        due = disk_budget_for(
+            token_bytes=facts.kv_token_bytes,
+            block_bytes=0,
+            block_tokens=facts.block_tokens,
+            context_tokens=facts.context_tokens,
+            others_bytes=1000,
+        )
+        await ask(server, long_request(1))
+        assert due == server.statistics().disk_bytes_total
+    async with setup.serving(disk_bytes=None) as server:
+        assert due == server.statistics().disk_bytes_total  # its own files are not added
+    assert {due} == {event.budget_bytes for event in setup.events(ev.BlockFilesScanned)}
 
 
 async def test_a_stop_writes_all_blocks(setup: Setup):

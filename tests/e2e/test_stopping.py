@@ -16,6 +16,7 @@ from tests.support.subprocess_server import (
     Serving,
     assert_valid,
     eventually,
+    run_ops,
     started,
     stopped_at,
     user,
@@ -50,6 +51,28 @@ def test_a_closed_terminal_drains(start: Start, lengthy: Any):
     assert ("length", 300) == (running.finish_reason, len(running.tokens))
     assert 0 == server.wait()
     assert isinstance(server.recorded()[-1].event, ev.ServerStopped)
+
+
+def test_status_and_stop(start: Start, lengthy: Any):
+    """
+    `ops status` shows a server, on whatever port, and what it reused; `ops stop` waits for the
+    answer that runs, says so, and the server is gone.
+    """
+    server = start()
+    where = ("--data-dir", server.data_dir)
+    code, out, _ = run_ops("status", *where)
+    assert (0, True) == (code, f"address:   {server.url}\n" in out)
+    running = Listener(server, **lengthy[0], max_tokens=300).decoding()
+    code, out, err = run_ops("stop", *where)
+    assert running.end().done
+    assert (0, 0) == (code, server.wait())
+    assert f"Stopping the server at {server.url} (process {server.pid})" in err
+    assert ": 1 request finished" in out
+    code, out, _ = run_ops("status", *where)
+    assert 3 == code
+    assert "prompt tokens in the last hour (1 answer)" in out
+    code, out, err = run_ops("stop", *where)
+    assert (0, "", f"No server uses {server.data_dir}.\n") == (code, out, err)
 
 
 def test_a_server_of_nohup_outlives_its_terminal(tmp_path: Path, model_directory: Path):

@@ -913,8 +913,10 @@ def _why(
         return "cold_start"
     last = nearest["last"]
     if not _goes_on(last, ask.chain):
-        shorter = _same(last["chain"], ask.chain) == len(ask.chain)
-        return "shorter_history" if shorter else "diverged"
+        if _same(last["chain"], ask.chain) < len(ask.chain):
+            return "diverged"
+        answers = [part for part in ask.chain if part[0] == "assistant"]
+        return "shorter_history" if answers or ask.session_name else "cold_start"
     if nearest["bug_id"] is not None:
         return "quarantined"
     if last["fingerprint"] != ask.fingerprint:

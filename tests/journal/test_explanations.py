@@ -193,6 +193,10 @@ def test_how_much_was_reused() -> None:
     driver.finish("s1")
     found = explained(driver, driver.ask(talk(*PARTS)))
     assert "8 copied from sealed blocks; " in found.reused
+    assert "It is a new conversation. Session s1 began with the same words" in found.because
+    again = started()
+    again.serve(talk(*FOLLOWED))
+    found = explained(again, again.ask(talk(*FOLLOWED)))
     assert "It is the beginning of session s1, or its last request once more" in found.because
     cold = started()
     found = explained(cold, cold.ask(talk(*PARTS)))

@@ -292,13 +292,28 @@ def _sent_again_and_more(driver: Driver) -> str | None:
 
 
 def _shorter(driver: Driver) -> str | None:
+    driver.serve(talk(*FOLLOWED, SAID, OTHER))
+    return driver.ask(talk(*FOLLOWED))
+
+
+def _same_again(driver: Driver) -> str | None:
+    driver.serve(talk(*FOLLOWED))
+    return driver.ask(talk(*FOLLOWED))
+
+
+def _same_first_words(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    return driver.ask(talk(*PARTS))
+
+
+def _first_words_of_a_longer_one(driver: Driver) -> str | None:
     driver.serve(talk(*FOLLOWED))
     return driver.ask(talk(*PARTS))
 
 
-def _same_again(driver: Driver) -> str | None:
-    driver.serve(talk(*PARTS))
-    return driver.ask(talk(*PARTS))
+def _same_first_words_by_name(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS, name="n"))
+    return driver.ask(talk(*PARTS, name="n"))
 
 
 def _edited(driver: Driver) -> str | None:
@@ -529,8 +544,26 @@ PATHS: dict[str, tuple[Callable[[Driver], str | None], str, str | None, dict[str
     ),
     "cut off and sent again": (_sent_again, "s1", None, {"blocks_from_slab": 2}),
     "cut off, then with more": (_sent_again_and_more, "s1", None, {"nearest": "s1"}),
-    "fewer messages": (_shorter, "s2", "shorter_history", {"blocks_from_pool": 2}),
-    "the same once more": (_same_again, "s2", "shorter_history", {"blocks_from_pool": 2}),
+    "fewer messages": (_shorter, "s2", "shorter_history", {"blocks_from_pool": 5}),
+    "the same once more": (_same_again, "s2", "shorter_history", {"blocks_from_pool": 5}),
+    "a new chat with the first words of another": (
+        _same_first_words,
+        "s2",
+        "cold_start",
+        {"blocks_from_pool": 2, "nearest": "s1", "diverged_token": None},
+    ),
+    "a new chat with the first words of a longer one": (
+        _first_words_of_a_longer_one,
+        "s2",
+        "cold_start",
+        {"blocks_from_pool": 2, "nearest": "s1"},
+    ),
+    "the first words again in a named session": (
+        _same_first_words_by_name,
+        "n",
+        "shorter_history",
+        {"nearest": "n"},
+    ),
     "a message edited": (
         _edited,
         "s2",

@@ -38,7 +38,7 @@ from cairn.ops.common.output import table
 from cairn.ops.doctor import Found
 from cairn.ops.journal.growth import Growth, growth
 from cairn.ops.journal.sessions import age, time_text, used
-from cairn.ops.serve.data_dir import hold_journal
+from cairn.ops.serve.data_dir import hold_directory, hold_journal
 from cairn.ops.serve.recorded_heads import head_keeper
 from tests.support import journals
 from tests.support.journals import Builder, broken, healthy, tampered
@@ -132,6 +132,7 @@ def test_a_thread_in_native_code_does_not_abort_the_end():
         ("SystemExit('Why.')", 1, "Why.\n"),
         ("SystemExit", 0, ""),
         ("ValueError('Why.')", 1, "ValueError: Why.\n"),
+        ("KeyboardInterrupt", 130, "Stopped.\n"),
     ],
 )
 def test_how_the_process_ends(raised: str, code: int, stderr: str):
@@ -503,7 +504,7 @@ def test_doctor(run, stored):
     assert "ok    journal   up to row 31, " in result.stdout
     assert "KiB; the hashes of the last 31 rows are correct\n" in result.stdout
     assert "ok    bits      not tested yet" in result.stdout
-    assert 11 == len(result.stdout.splitlines())
+    assert 13 == len(result.stdout.splitlines())
 
 
 @pytest.mark.usefixtures("healthy_machine")
@@ -677,6 +678,42 @@ def test_doctor_checks_the_models_to_serve(tmp_path: Path, models: Path | None):
     """The built-in one, or those of a file."""
     names = [name for name, _ in doctor.checks(tmp_path, "sqlite:///x", 8000, models)]
     assert ["model" if models is None else "models"] == [n for n in names if n.startswith("model")]
+
+
+def test_doctor_compares_a_model_with_the_memory(monkeypatch: pytest.MonkeyPatch):
+    """The built-in model fits; on a machine that is smaller than its weights it does not."""
+    found = doctor.check_memory(None)
+    assert "ok" == found.status
+    assert "the weights of pebble take" in found.fact
+    monkeypatch.setattr(doctor, "machine_memory", lambda: 1 << 20)
+    assert "warn" == doctor.check_memory(None).status
+
+
+def test_doctor_finds_the_server(tmp_path: Path):
+    """By the lock of the data directory; one that does not answer is a warning."""
+    assert Found("ok", f"none uses {tmp_path}") == doctor.check_server(tmp_path)
+    with hold_directory(tmp_path, "", who="serve") as held:
+        assert "warn" == doctor.check_server(tmp_path).status
+        held.record_address("http://127.0.0.1:9")
+        found = doctor.check_server(tmp_path)
+    assert "warn" == found.status
+    assert f"the server at http://127.0.0.1:9 (process {os.getpid()})" in found.fact
+
+
+NEEDS_A_JOURNAL = [
+    *("verify", "replay x", "sessions", "explain", "agents", "tail --journal", "export", "journal"),
+    *("forget x", "bundle x"),
+]
+
+
+@pytest.mark.parametrize("words", NEEDS_A_JOURNAL)
+def test_a_missing_journal(run, tmp_path: Path, words: str):
+    """The message says who makes one, and nothing is created."""
+    result = run(*words.split(), "--data-dir", tmp_path / "none")
+    assert (2, []) == (result.exit_code, list(tmp_path.iterdir()))
+    assert "There is no journal at" in result.stderr
+    assert "Start the server once" in result.stderr
+    assert "migrate" not in result.stderr
 
 
 def test_doctor_names_all_invalid_tables(tmp_path: Path):

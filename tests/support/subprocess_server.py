@@ -163,10 +163,10 @@ class Serving:
         return sum(1 for _ in held.iterdir()) if held.exists() else 0
 
     def greeting(self) -> str:
-        """The startup banner without the address. Can be read once."""
+        """The startup banner without the address, with all settings. Can be read once."""
         assert self._process.stdout is not None
         lines = [self._process.stdout.readline()]
-        while lines[-1] and "try it" not in lines[-1]:
+        while lines[-1] and not lines[-1].startswith("  journal "):
             lines.append(self._process.stdout.readline())
         return "".join(lines)
 
@@ -333,7 +333,7 @@ def _spawned(
     data_dir.parent.mkdir(parents=True, exist_ok=True)
     log = data_dir.with_name(f"{data_dir.name}.{time.monotonic_ns()}.stderr")
     # Which answers are checked by default depends on their ids, which are random.
-    always = ("--port", 0, "--data-dir", data_dir, "--shadow-check", 0)
+    always = ("--port", 0, "--data-dir", data_dir, "--shadow-check", 0, "--verbose")
     arguments = ("serve", *always, *options)
     with log.open("w", encoding="utf-8") as stderr:
         process = subprocess.Popen(

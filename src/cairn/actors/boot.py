@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import structlog
 import trio
@@ -49,8 +50,10 @@ from cairn.actors.threads.journal_stalls import Stalls
 from cairn.actors.threads.prompts import LIMIT_S, PromptThreads
 from cairn.actors.threads.writer import JournalWriter
 from cairn.engine.contract import StartedEngine
+from cairn.engine.machine.disk import disk_budget_for, other_files_bytes
 from cairn.engine.model.models_file import ModelEntry, ModelMetadata
 from cairn.engine.prompt import template as prompts
+from cairn.engine.reports import ModelFacts
 from cairn.journal import events as ev
 from cairn.journal.events import StallReason
 from cairn.journal.rows.store import Store
@@ -206,8 +209,22 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
     )
     if settings.blocks_folder is not None:
         folder, budget = settings.blocks_folder, settings.disk_bytes
+        if budget is None:
+            budget = await _disk_budget(folder, facts)
         await server.find_blocks(folder, budget, run.boot, run.earlier)
     return server
+
+
+async def _disk_budget(folder: Path, facts: ModelFacts) -> int:
+    """The budget of block files, if the operator sets none. In a thread, because it lists files."""
+    others = await trio.to_thread.run_sync(other_files_bytes, folder, facts.fingerprint)
+    return disk_budget_for(
+        token_bytes=facts.kv_token_bytes,
+        block_bytes=facts.state_bytes,
+        block_tokens=facts.block_tokens,
+        context_tokens=facts.context_tokens,
+        others_bytes=others,
+    )
 
 
 async def _read_tokenizer(

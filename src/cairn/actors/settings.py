@@ -52,7 +52,8 @@ class Settings:
         keep_s: prune rows that are older, in seconds; None to prune nothing.
         reader: opens the journal once more, read-only; needed for that.
         keys: seal private fields; None to store them plain.
-        disk_bytes: the budget of block files; 0 removes those that exist.
+        disk_bytes: the budget of block files; 0 removes those that exist, and None derives it from
+            the model's context.
         speculation: whether drafts of an answer's next tokens are checked in its decode passes.
         special_tokens: what special tokens in messages are.
         prewarm: whether to compute the beginning of the next prompt in advance.
@@ -86,7 +87,7 @@ class Settings:
     keep_s: int | None = None
     reader: Callable[[], Store] | None = None
     keys: KeyFile | None = None
-    disk_bytes: int = 0
+    disk_bytes: int | None = 0
     speculation: bool = True
     prewarm: bool = True
     special_tokens: SpecialTokens = "text"

@@ -249,6 +249,14 @@ def _of_template(of: _Rules) -> str | None:
 def _cold_start(of: _Rules) -> _Because:
     if of.received.session_name is not None:
         return f"Session {short(of.path.session)} is new.", None
+    if of.path.nearest is not None:
+        return (
+            (
+                f"It is a new conversation. Session {of.nearest} began with the same words, and "
+                "what is stored of them is reused."
+            ),
+            None,
+        )
     return "It is a new conversation: no stored one begins like it or has its messages.", None
 
 

@@ -466,8 +466,16 @@ def _reason(
             return None
         return "expired" if all(map(_has_expired, gone)) else "evicted"
     if nearest.last.chain[: len(ask.chain)] == ask.chain:
-        return "shorter_history"
+        return "cold_start" if _is_first(ask) else "shorter_history"
     return "diverged"
+
+
+def _is_first(ask: Ask) -> bool:
+    """
+    Whether a request is the first of a conversation, as far as its client says: it has no answer
+    yet, and names no session. That another conversation began with the same words is no fault.
+    """
+    return ask.session_name is None and all(name != "assistant" for name, _, _ in ask.chain)
 
 
 def _gone(state: State, last: Turn) -> list[Block]:

@@ -23,6 +23,16 @@ from cairn.journal.errors import JournalError
 COMMANDS = {
     "serve": ("cairn.ops.serve.command:serve", "Run the server."),
     "chat": ("cairn.ops.chat.command:chat", "Chat with a model in the terminal."),
+    "status": ("cairn.ops.state.status:status", "Show whether a server runs, and how it is."),
+    "stop": (
+        "cairn.ops.state.stop:stop",
+        "Stop the running server, and wait until it has ended.",
+    ),
+    "logs": ("cairn.ops.state.logs:logs", "Show the log of the server."),
+    "config": (
+        "cairn.ops.state.config:config",
+        "Show what is set and where, or write a configuration file.",
+    ),
     "verify": (
         "cairn.ops.journal.verify:verify",
         "Check a journal: its hash chain and all invariants.",
@@ -32,7 +42,7 @@ COMMANDS = {
         "Show what happened in a bug or a session, and check it again.",
     ),
     "sessions": ("cairn.ops.journal.sessions:sessions", "List the sessions of a journal."),
-    "top": ("cairn.ops.top:top", "Show what a running server does now."),
+    "top": ("cairn.ops.state.top:top", "Show what a running server does now."),
     "explain": (
         "cairn.ops.journal.explain:explain_command",
         "Explain why a prompt was computed, or reused.",
@@ -75,6 +85,11 @@ COMMANDS = {
         "Show the journal's size and growth, and prune it.",
     ),
     "doctor": ("cairn.ops.doctor:doctor", "Check this machine, and say what to fix."),
+    "version": ("cairn.ops.state.version:version", "Show the version of Cairn."),
+    "help": (
+        "cairn.ops.state.help:help_command",
+        "Show the commands, or the help of one COMMAND.",
+    ),
 }
 """Name of a command: its module and function, and the first sentence of its help."""
 
@@ -160,15 +175,20 @@ class Commands(click.Group):
 
 @click.group(
     cls=Commands,
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="\b\nExample:\n  ops verify && ops tail -f",
 )
 @click.version_option(__version__, prog_name="cairn")
-def ops() -> None:
+@click.pass_context
+def ops(context: click.Context) -> None:
     """
     Operate Cairn. Data goes to stdout, logs and progress to stderr. A command stopped by Ctrl-C
     exits with 130.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), color=context.color)
 
 
 def main() -> None:
@@ -178,10 +198,21 @@ def main() -> None:
         code = 0
     except SystemExit as ended:
         code = _code(ended)
+    except KeyboardInterrupt:  # before the command has begun
+        click.echo("Stopped.", err=True)
+        code = Interrupted.exit_code
     except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__)
+        click.echo(_stack_of(error), err=True)
         code = 1
     _leave(code)
+
+
+def _stack_of(error: BaseException) -> str:
+    """The stack of an error that is a fault of Cairn's, and what to do about it."""
+    from cairn.ops.common.stacks import own_frames
+
+    stack = own_frames("".join(traceback.format_exception(error)))
+    return f"This is a fault of Cairn's; please report it with these lines:\n{stack}"
 
 
 def _clear(error: BaseException) -> None:

@@ -25,6 +25,7 @@ import click
 
 from cairn.engine.errors import EngineFault
 from cairn.engine.machine import blas
+from cairn.engine.machine.memory import budgets_for, machine_memory, memory_fault
 from cairn.engine.model.builtin import builtin_directory
 from cairn.engine.model.files import directory_fault, weights_bytes
 from cairn.engine.model.models_file import ModelsFault, read_models
@@ -44,12 +45,13 @@ from cairn.ops.common.locations import (
     self_tests_folder,
     url_of,
 )
-from cairn.ops.common.output import counted, size_text
+from cairn.ops.common.output import counted, printable, size_text
 from cairn.ops.common.passes import decode_text, drafts_text, prefill_text
 from cairn.ops.journal.growth import Growth, growth
 from cairn.ops.journal.readers import readers_warning
 from cairn.ops.serve.models_option import models_option
 from cairn.ops.serve.second_writer import WAL_FIXED, warning
+from cairn.ops.state.running import health_of, running
 
 _PORT = 8000
 IMPORT_S = 120
@@ -147,6 +149,8 @@ def checks(
     yield "heads", lambda: check_heads(data_dir, journal, options)
     yield "bits", lambda: check_bits(url)
     yield "disk", lambda: check_disk(data_dir, url)
+    yield "memory", lambda: check_memory(models)
+    yield "server", lambda: check_server(data_dir)
     yield "port", lambda: check_port(port)
 
 
@@ -419,6 +423,34 @@ def judge_room(free: int, grown: Growth, fact: str) -> Found:
     if free < 2 * _GIB:
         return Found("warn", fact, f"the journal grows; free some space; {prune}")
     return Found("ok", fact)
+
+
+def check_memory(models: Path | None) -> Found:
+    """Whether the largest model fits in this machine's memory, beside the KV of sessions."""
+    memory = machine_memory()
+    try:
+        found = (
+            [] if models is None else [Path(one.directory) for one in read_models(models).entries]
+        )
+    except ModelsFault:
+        found = []  # a finding of its own
+    place = max(found or [builtin_directory()], key=weights_bytes)
+    size = weights_bytes(place)
+    budgets = budgets_for(weights_bytes=size, memory_bytes=memory)
+    fact = f"{size_text(memory)} of memory; the weights of {place.name} take {size_text(size)}"
+    if memory_fault(weights_bytes=size, memory_bytes=memory, budgets=budgets) is not None:
+        return Found("warn", fact, "choose a smaller model, or a more quantised one")
+    return Found("ok", f"{fact}, and KV may take {size_text(budgets.pool_bytes)}")
+
+
+def check_server(data_dir: Path) -> Found:
+    """Whether a server uses the data directory, and answers."""
+    server = running(data_dir)
+    if server is None:
+        return Found("ok", f"none uses {data_dir}")
+    if server.url is None or (health := health_of(server.url, None)) is None:
+        return Found("warn", f"{server.words} does not answer", "it may be starting or stopping")
+    return Found("ok", f"{server.words} answers: {printable(str(health['status']))}")
 
 
 def check_port(port: int) -> Found:

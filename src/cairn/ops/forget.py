@@ -111,6 +111,8 @@ def forget(
     from cairn.journal.rows.store_sql import SqlStore
     from cairn.ops.serve.recorded_heads import require_known_head
 
+    # Raises if there is no journal, before a lock or a key is made.
+    Source.of(data_dir, journal).open().close()
     files, url = HeadFiles.of(data_dir, journal), url_of(data_dir, journal)
     source = Source.of(data_dir, journal)
     server = server_of(data_dir, url)

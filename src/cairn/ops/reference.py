@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from cairn.ops.cli import ops
+from cairn.ops.serve.configured import ConfiguredCommand
 
 _WIDTH = 88
 
@@ -23,7 +24,10 @@ def page() -> str:
         command = ops.get_command(root, name)
         assert command is not None
         context = click.Context(command, root, name, terminal_width=_WIDTH)
-        parts += [f"## ops {name}", _block(command.get_help(context))]
+        text = command.get_help(context)
+        if isinstance(command, ConfiguredCommand):
+            text = command.help_of_all(context)
+        parts += [f"## ops {name}", _block(text)]
         if isinstance(command, click.Group):
             for part in command.list_commands(context):
                 below = command.get_command(context, part)

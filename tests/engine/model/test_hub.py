@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import mlx_lm.utils
 import pytest
+from huggingface_hub import errors
 
 from cairn.engine.errors import ModelRefused
 from cairn.engine.mlx.model import load_model
-from cairn.engine.model.hub import WHAT, download
+from cairn.engine.model.hub import WHAT, download, download_fault
 
 
 class Hub:
@@ -80,3 +83,54 @@ def test_a_broken_snapshot_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
     with pytest.raises(ModelRefused, match="has no model_type"):
         load_model("owner/model")
+
+
+def _caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+class ConnectError(Exception):
+    """As the hub's HTTP library raises it."""
+
+
+RESPONSE = httpx2.Response(401, request=httpx2.Request("GET", "https://hub.test/api"))
+NOT_HERE = errors.LocalEntryNotFoundError("An error happened while trying to locate the files")
+
+
+@pytest.mark.parametrize(
+    ("error", "offline", "words"),
+    [
+        (_caused(NOT_HERE, ConnectError("Name or service not known")), False, "cannot be reached"),
+        (ConnectError("refused"), False, "cannot be reached"),
+        (NOT_HERE, True, "$HF_HUB_OFFLINE forbids downloads"),
+        (errors.OfflineModeIsEnabled("no"), False, "$HF_HUB_OFFLINE forbids downloads"),
+        (errors.RepositoryNotFoundError("404", response=RESPONSE), False, "There is no model m on"),
+        (errors.HFValidationError("bad"), False, "There is no model m on"),
+        (errors.GatedRepoError("403", response=RESPONSE), False, "set $HF_TOKEN to a token"),
+        (errors.HfHubHTTPError("500\nmore", response=RESPONSE), False, "did not send m: 500."),
+        (OSError(errno.ENOSPC, "No space left on device"), False, "The disk is full"),
+        (ValueError("odd."), False, "could not be downloaded from huggingface.co: odd."),
+    ],
+)
+def test_why_there_is_no_model(
+    error: Exception, offline: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offline, no such model, no permission and a full disk are different sentences."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://huggingface.co")
+    found = download_fault("m", error)
+    assert words in found
+    assert "\n" not in found
+    assert found.endswith(".")
+
+
+def test_the_refusal_names_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes from the error of the hub's client."""
+
+    def fails(*_: object, **__: object) -> str:
+        raise errors.HFValidationError("bad")
+
+    monkeypatch.setattr(mlx_lm.utils, "snapshot_download", fails)
+    with pytest.raises(ModelRefused, match="There is no model owner/none on "):
+        load_model("owner/none")

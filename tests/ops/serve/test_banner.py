@@ -30,7 +30,29 @@ async def test_what_is_checked_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The share and what it costs; that it is off, and why if the operator did not say so."""
-    options = serve.make_context("serve", [*arguments, "--data-dir", str(tmp_path)]).params
+    options = serve.make_context("serve", ["-v", *arguments, "--data-dir", str(tmp_path)]).params
     async with serving_fake(shadow_share=share) as server:
         greet("http://localhost:8000", server, {**options, "tenants": None})
     assert f"  checks       {words}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tenants", "keys"), [(None, ""), ("alice, bob", ", with the API key of alice, bob")]
+)
+async def test_six_lines(
+    tenants: str | None, keys: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the page, the chat, the APIs and the log are; without --verbose no line more."""
+    options = serve.make_context("serve", ["--data-dir", str(tmp_path)]).params
+    async with serving_fake() as server:
+        capsys.readouterr()
+        greet("http://localhost:8000", server, {**options, "tenants": tenants})
+        model = server.facts.model
+    assert [
+        f"Cairn serves {model} at http://localhost:8000",
+        "  page       http://localhost:8000/",
+        f"  chat       ops chat --data-dir {tmp_path}",
+        f"  OpenAI     base URL http://localhost:8000/v1{keys}",
+        f"  Anthropic  base URL http://localhost:8000{keys}",
+        f"  log        {tmp_path / 'logs' / 'cairn.jsonl'}",
+    ] == capsys.readouterr().out.splitlines()

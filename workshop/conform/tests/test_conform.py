@@ -184,7 +184,7 @@ def test_what_is_not_reported_is_not_counted_against_a_server(run: Run, meeting:
     with serving(meeting(Fake(hides=["logprobs", "usage"], prefill_s=0.1))) as url:
         result = run("conform", url, "--json", "--restart", restart_of(url))
     rows = report(result)
-    expected = {**dict.fromkeys(ROWS, "passed"), "token-accounts": "not tested"}
+    expected = {**dict.fromkeys(ROWS, "passed"), "token-accounts": "skipped"}
     assert expected == verdicts(rows), result.stdout
     assert 0 == result.exit_code
     assert ["usage is not reported"] == rows["token-accounts"]["not_tested"]
@@ -217,7 +217,7 @@ def test_what_is_refused_is_not_tested(run: Run, meeting: Meeting):
     refuses = ["logprobs", "seed", "cache_prompt", "stream_options"]
     with serving(meeting(Fake(refuses=refuses, prefill_s=0.1))) as url:
         rows = report(run("conform", url, "--json", "--restart", restart_of(url)))
-    assert {**dict.fromkeys(ROWS, "passed"), "seeds": "not tested"} == verdicts(rows)
+    assert {**dict.fromkeys(ROWS, "passed"), "seeds": "skipped"} == verdicts(rows)
     assert ["a request with a seed was refused: status 400: 'seed is not known here'"] == rows[
         "seeds"
     ]["not_tested"]
@@ -266,7 +266,7 @@ def test_without_a_cache_hits_are_not_tested(reuses: int, run: Run):
         options = ("--row", "hit-equals-miss", "--row", "shared-beginning")
         result = run("conform", url, "--json", *options)
     rows = report(result)
-    assert {"hit-equals-miss": "not tested", "shared-beginning": "not tested"} == verdicts(rows)
+    assert {"hit-equals-miss": "skipped", "shared-beginning": "skipped"} == verdicts(rows)
     assert "no request reused much of the prompt" in rows["hit-equals-miss"]["not_tested"][0]
     assert "hardly any of the beginning" in rows["shared-beginning"]["not_tested"][0]
     assert 0 == result.exit_code
@@ -281,7 +281,7 @@ def test_without_a_miss_hits_are_not_tested(run: Run):
     with serving(Fake(ignores=["cache_prompt"])) as url:
         first, second = (report(run("conform", url, *options)) for _ in range(2))
     assert {"hit-equals-miss": "passed"} == verdicts(first)
-    assert {"hit-equals-miss": "not tested"} == verdicts(second)
+    assert {"hit-equals-miss": "skipped"} == verdicts(second)
     assert (
         "it was sent before (choose another --salt)" in second["hit-equals-miss"]["not_tested"][0]
     )
@@ -306,7 +306,7 @@ def test_a_hit_is_not_compared_with_a_hit(run: Run):
     fake.refuses = frozenset(["cache_prompt"])
     with serving(fake) as url:
         rows = report(run("conform", url, "--json", "--row", "turn-by-turn"))
-    assert {"turn-by-turn": "not tested"} == verdicts(rows)
+    assert {"turn-by-turn": "skipped"} == verdicts(rows)
     assert "give --restart to bypass" in rows["turn-by-turn"]["not_tested"][0]
 
 
@@ -319,7 +319,7 @@ def test_a_possible_hit_is_not_a_miss(run: Run):
     with serving(Fake(ignores=["cache_prompt"], hides=["cached_tokens"])) as url:
         without = report(run("conform", url, *options))
         with_restart = report(run("conform", url, *options, "--restart", restart_of(url)))
-    assert {"shared-beginning": "not tested"} == verdicts(without)
+    assert {"shared-beginning": "skipped"} == verdicts(without)
     assert "may also have been a hit" in without["shared-beginning"]["not_tested"][0]
     assert {"shared-beginning": "passed"} == verdicts(with_restart)
 
@@ -329,15 +329,15 @@ def test_a_hit_after_a_restart_is_not_a_miss(run: Run):
     with serving(Fake(ignores=["cache_prompt"], keeps=True)) as url:
         options = ("--json", "--row", "turn-by-turn", "--restart", restart_of(url))
         rows = report(run("conform", url, *options))
-    assert {"turn-by-turn": "not tested"} == verdicts(rows)
+    assert {"turn-by-turn": "skipped"} == verdicts(rows)
     assert "even after a restart" in rows["turn-by-turn"]["not_tested"][0]
 
 
 @pytest.mark.parametrize(
     ("fake", "verdict"),
     [
-        (Fake("seeds are not looked at", sure=True), "not tested"),
-        (Fake("seeds are not looked at", ends_after=2, hides=["logprobs"]), "not tested"),
+        (Fake("seeds are not looked at", sure=True), "skipped"),
+        (Fake("seeds are not looked at", ends_after=2, hides=["logprobs"]), "skipped"),
         (Fake("seeds are not looked at", hides=["logprobs"]), "failed"),
     ],
     ids=["sure", "short", "long"],
@@ -359,7 +359,7 @@ def test_an_answer_that_has_ended_cannot_be_abandoned(run: Run):
     """If answers are too short to disconnect in the middle of one, the row says so."""
     with serving(Fake(ends_after=1)) as url:
         rows = report(run("conform", url, "--json", "--row", "disconnect"))
-    assert {"disconnect": "not tested"} == verdicts(rows)
+    assert {"disconnect": "skipped"} == verdicts(rows)
     assert ["the answer had ended before its client could disconnect in decode"] == rows[
         "disconnect"
     ]["not_tested"]
@@ -378,11 +378,11 @@ def test_a_prefill_that_was_not_abandoned_is_not_tested(run: Run):
     """If the answer began before its client disconnected, no abandoned prefill was tested."""
     with serving(FasterThanMeasured(prefill_s=0)) as url:
         rows = report(run("conform", url, "--json", "--row", "disconnect"))
-    assert {"disconnect": "not tested"} == verdicts(rows)
+    assert {"disconnect": "skipped"} == verdicts(rows)
     assert any("could disconnect in prefill" in text for text in rows["disconnect"]["not_tested"])
 
 
-@pytest.mark.parametrize(("rounds", "verdict"), [(1, "passed"), (10, "not tested")])
+@pytest.mark.parametrize(("rounds", "verdict"), [(1, "passed"), (10, "skipped")])
 def test_requests_that_do_not_overlap_are_not_tested(
     rounds: int, verdict: str, run: Run, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ):
@@ -417,7 +417,7 @@ def test_threads_that_cannot_be_started_end_the_row(run: Run, monkeypatch: pytes
     with serving(Fake(prefill_s=0)) as url:
         monkeypatch.setattr(threading.Thread, "start", third)
         rows = report(run("conform", url, "--json", "--row", "other-traffic"))
-    assert {"other-traffic": "not tested"} == verdicts(rows)
+    assert {"other-traffic": "skipped"} == verdicts(rows)
     assert [
         "4 requests could not be sent at once from this machine: can't start new thread"
     ] == rows["other-traffic"]["not_tested"]
@@ -436,7 +436,7 @@ def test_threads_that_do_not_begin_end_the_row(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(conform_case, "BEGIN_S", 0.2)
     with serving(Fake(prefill_s=0)) as url:
         rows = report(run("conform", url, "--json", "--row", "other-traffic"))
-    assert {"other-traffic": "not tested"} == verdicts(rows)
+    assert {"other-traffic": "skipped"} == verdicts(rows)
     assert ["4 requests could not be sent at once from this machine within 0.2 s"] == rows[
         "other-traffic"
     ]["not_tested"]
@@ -454,7 +454,7 @@ def test_without_a_command_restarts_are_not_tested(run: Run, meeting: Meeting):
     with serving(meeting(Fake(prefill_s=0.1))) as url:
         result = run("conform", url, "--json")
     rows = report(result)
-    assert {**dict.fromkeys(ROWS, "passed"), "restart": "not tested"} == verdicts(rows)
+    assert {**dict.fromkeys(ROWS, "passed"), "restart": "skipped"} == verdicts(rows)
     assert ["no --restart was given"] == rows["restart"]["not_tested"]
     assert 0 == result.exit_code
 
@@ -464,7 +464,7 @@ def test_a_failing_restart_command(run: Run):
     with serving(Fake()) as url:
         options = ("--json", "--row", "restart", "--restart", "exit 3")
         rows = report(run("conform", url, *options))
-    assert {"restart": "not tested"} == verdicts(rows)
+    assert {"restart": "skipped"} == verdicts(rows)
     assert ["the command of --restart ended with 3"] == rows["restart"]["not_tested"]
 
 
@@ -491,7 +491,7 @@ def test_the_table_has_a_line_for_each_row(run: Run):
     assert ["row", "verdict", "asks", "seen"] == head.split("\t")
     assert ["seeds", "passed", ROWS["seeds"].asks] == seeds.split("\t")[:3]
     assert ["token-accounts", "FAILED"] == accounts.split("\t")[:2]
-    assert counts.startswith("passed: 1, failed: 1, not tested: 0 (")
+    assert counts.startswith("passed: 1, failed: 1, skipped: 0 (")
     assert "--salt s" in result.stderr
     assert 1 == result.exit_code
 
@@ -619,7 +619,7 @@ def test_after_a_server_is_lost_the_rest_is_not_tested(run: Run):
     with serving(Fake("special tokens end service")) as url:
         result = run("conform", url, "--json", "--row", "odd-prompts", "--row", "bad-bodies")
     rows = report(result)
-    assert {"odd-prompts": "failed", "bad-bodies": "not tested"} == verdicts(rows)
+    assert {"odd-prompts": "failed", "bad-bodies": "skipped"} == verdicts(rows)
     assert ["the server stopped answering (in the row odd-prompts)"] == rows["bad-bodies"][
         "not_tested"
     ]

@@ -34,7 +34,7 @@ from cairn.engine.model.files import (
     weights_bytes,
 )
 from cairn.engine.model.generation_config import read_defaults, read_template_settings
-from cairn.engine.model.hub import Progress, download
+from cairn.engine.model.hub import Progress, download, download_fault
 from cairn.engine.prompt.template import Conversation, Message, TemplateError, render
 from cairn.engine.sampling import Sampling
 
@@ -253,10 +253,7 @@ def _directory(where: str, progress: Progress) -> Path:
         try:
             place = str(download(where, progress, mlx_lm.utils.snapshot_download))
         except Exception as error:  # the hub client raises many kinds of errors
-            raise ModelRefused(
-                f"{where} is not a local directory, and no model of that name could be "
-                f"downloaded: {error}"
-            ) from error
+            raise ModelRefused(download_fault(where, error)) from error
     fault = directory_fault(place)
     if fault is not None:
         raise ModelRefused(fault)

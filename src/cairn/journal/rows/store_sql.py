@@ -22,7 +22,7 @@ import errno
 import os
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -447,14 +447,25 @@ class SqlStore:
         with _errors(self._place, "read"), self._connection.begin():
             return self._head()
 
-    def read(self, after: int | None = None, *, stream: str | None = None) -> Iterator[Row]:
+    def read(
+        self,
+        after: int | None = None,
+        *,
+        stream: str | None = None,
+        kinds: Collection[str] | None = None,
+    ) -> Iterator[Row]:
         """
         See ``Store.read``. Reads rows in batches, each in a transaction of its own, so that a slow
         reader does not block other processes.
+
+        Args:
+            kinds: only the rows of these kinds; None for all.
         """
         query = sa.select(*_columns).order_by(_events.c.position).limit(BATCH_ROWS)
         if stream is not None:
             query = query.where(_events.c.stream == stream)
+        if kinds is not None:
+            query = query.where(_events.c.kind.in_(kinds))
         if after is None:
             *_, replaced = None, *self._replaced(BATCH_ROWS)
             if replaced is not None:

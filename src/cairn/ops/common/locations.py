@@ -20,6 +20,7 @@ import click
 
 from cairn.journal.errors import StoreError
 from cairn.journal.tenants import session_name
+from cairn.ops.common.config_file import read_config
 from cairn.ops.common.output import progress
 
 if TYPE_CHECKING:
@@ -49,10 +50,22 @@ _SQLITE = b"SQLite format 3\0"
 
 def default_data_dir() -> Path:
     """
-    ``$CAIRN_DATA_DIR``, else ``$XDG_DATA_HOME/cairn``, else ``~/.local/share/cairn``, on macOS too.
+    ``$CAIRN_DATA_DIR``, else what the configuration file says, else ``usual_data_dir``.
+
+    Raises:
+        Unreadable: the configuration file cannot be used.
     """
     if named := os.environ.get("CAIRN_DATA_DIR"):
         return Path(named)
+    file = read_config()
+    written = file.values.get("data_dir") if file is not None else None
+    if file is None or not isinstance(written, str):
+        return usual_data_dir()
+    return file.path.absolute().parent / Path(written).expanduser()
+
+
+def usual_data_dir() -> Path:
+    """``$XDG_DATA_HOME/cairn``, else ``~/.local/share/cairn``, on macOS too."""
     home = os.environ.get("XDG_DATA_HOME")
     return (Path(home) if home else Path.home() / ".local" / "share") / "cairn"
 

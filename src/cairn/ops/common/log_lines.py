@@ -7,6 +7,7 @@ from typing import Any
 
 from cairn.journal.explanations import short
 from cairn.ops.common.output import printable
+from cairn.ops.common.stacks import own_frames
 
 WORDS = "words"
 """The field with a text of a client: a terminal alone shows it, and no file has it."""
@@ -46,7 +47,7 @@ def text_line(entry: Mapping[str, Any], *, words: bool) -> str:
     head = [moment, level, printable(str(entry.get("event", "")))]
     line = "  ".join(part for part in (*head, " ".join(fields)) if part)
     stack = entry.get("exception")
-    return line if stack is None else f"{line}\n{stack}"
+    return line if stack is None else f"{line}\n{own_frames(stack)}"
 
 
 def _request(entry: Mapping[str, Any], words: str | None) -> str:

@@ -36,6 +36,7 @@ from cairn.ops.common.locations import (
     too_short_words,
 )
 from cairn.ops.common.output import facts, printable, table
+from cairn.ops.common.stacks import own_frames
 from cairn.ops.journal.sessions import time_text
 from cairn.ops.serve.preload import preload_blas
 
@@ -228,7 +229,7 @@ def _show_bug(source: Source, finding: Finding) -> int:
         click.echo(f"{mark} {row.position:>8}  {moment}  {kind:<19} {_gist(row)}")
     if violated is not None and violated.trace:
         click.echo("\nstack:")
-        click.echo("\n".join(f"  {line}" for line in violated.trace.rstrip().splitlines()))
+        click.echo("\n".join(f"  {line}" for line in own_frames(violated.trace).splitlines()))
     click.echo()
     if finding.reproduced:
         click.echo("reproduced: the check failed again at the same row")

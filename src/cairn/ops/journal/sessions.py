@@ -24,7 +24,7 @@ from cairn.ops.common.output import Shown, table
 SHOWN = 20
 """How many sessions a terminal shows, unless all are asked for."""
 
-_WORDS = 40
+_WORDS = 26  # a terminal of 80 columns has room for them
 _AGES = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -11,9 +11,10 @@ from cairn.actors.requests.messages import ServerFacts
 from cairn.actors.server import Server
 from cairn.engine.sampling import Sampling
 from cairn.journal.cache.windows import SinkWindow
-from cairn.ops.common.output import counted
+from cairn.ops.common.locations import log_path, options_of
+from cairn.ops.common.output import counted, size_text
 from cairn.ops.common.passes import decode_text, drafts_text, prefill_text
-from cairn.ops.serve.api_keys import KEY_VARIABLE
+from cairn.ops.common.program import program
 
 CHECK_COSTS = (1, 5)
 """
@@ -24,26 +25,46 @@ reused more. See docs/how-to/shadow-check.md.
 
 def greet(url: str, server: Server, options: dict[str, Any], exporters: Sequence[str] = ()) -> None:
     """
-    Print the server's settings, and a command to try it with.
+    Print where the server is, in six lines; with the option ``--verbose`` also its settings.
 
     Args:
         exporters: of traces; none if they are off.
     """
+    named = options_of(options["data_dir"])
+    lines = [
+        f"Cairn serves {server.facts.model} at {url}",
+        f"  page       {url}/",
+        f"  chat       {program()} chat{named}",
+        f"  OpenAI     base URL {url}/v1{_key_words(options)}",
+        f"  Anthropic  base URL {url}{_key_words(options)}",
+        f"  log        {log_path(options['data_dir']).absolute()}",
+    ]
+    if options["verbose"]:
+        lines += _settings(server, options, exporters)
+    print("\n".join(lines), flush=True)
+
+
+def _key_words(options: dict[str, Any]) -> str:
+    """That clients need an API key, if they do."""
+    return f", with the API key of {options['tenants']}" if options["tenants"] else ""
+
+
+def _settings(
+    server: Server, options: dict[str, Any], exporters: Sequence[str] = ()
+) -> Iterator[str]:
+    """The server's settings, a line each."""
     facts = server.facts
     journal = options["journal"] or (options["data_dir"] / "journal.db").absolute()
-    body = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
-    curl = f"curl {url}/v1/chat/completions -H 'content-type: application/json'"
-    if options["tenants"]:
-        curl = f'{curl} -H "authorization: Bearer ${KEY_VARIABLE}"'
     answers = f"{counted(facts.decode_rows, 'answer')} at once{decode_text(facts.decode_shapes)}"
     names = ", ".join(listed.facts.model for listed in server.models) + "; one in memory at a time"
-    lines = (
-        f"Cairn serves {facts.model} at {url}",
+    disk = size_text(server.statistics().disk_bytes_total)
+    yield from (
         *([f"  models       {names}"] if len(server.models) > 1 else []),
         f"  fingerprint  {facts.fingerprint}",
         *([f"  adapter      {options['adapter']}"] if options["adapter"] else []),
         f"  weights      {facts.dtype}",
         f"  blocks       {facts.block_tokens} tokens, {facts.kv_cache} cache",
+        f"  disk         {disk} at most for sealed blocks",
         f"  prefill      {prefill_text(facts.row_class, facts.row_class_reason)}",
         f"  decoding     {answers}",
         f"  speculation  {drafts_text(facts.without_drafts)}",
@@ -52,10 +73,9 @@ def greet(url: str, server: Server, options: dict[str, Any], exporters: Sequence
         f"  sampling     {_sampling(facts.defaults)}, unless a request sets it",
         *([f"  API keys     for {options['tenants']}"] if options["tenants"] else []),
         *([f"  traces       sent by {', '.join(exporters)}"] if exporters else []),
+        *([f"  options      {options['config']}"] if options["config"] is not None else []),
         f"  journal      {journal}",
-        f"  try it       {curl} -d '{body}'",
     )
-    print("\n".join(lines), flush=True)
 
 
 def _checks_of(share: float, given: float | None) -> str:

@@ -7,18 +7,53 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from cairn.engine.model.models_file import ModelList, ModelsFault, read_models
 from cairn.ops.cli import Unreadable
 
 _OF_ONE = {"model": "--model", "adapter": "--adapter", "model_name": "--model-name"}
 
-models_option: Callable[[Any], Any] = click.option(
-    "--models",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="A TOML file of several models. One is in memory at a time, as requests name them.",
+MODELS: Mapping[str, Any] = {
+    "metavar": "FILE",
+    "type": click.Path(dir_okay=False, path_type=Path),
+    "help": "A TOML file of several models. One is in memory at a time, as requests name them.",
+}
+"""What the option is, without its name."""
+
+models_option: Callable[[Any], Any] = click.option("--models", **MODELS)
+
+
+_ORDER = (
+    ParameterSource.COMMANDLINE,
+    ParameterSource.ENVIRONMENT,
+    ParameterSource.DEFAULT_MAP,
+    ParameterSource.DEFAULT,
 )
+"""Where an option is set, what counts most first."""
+
+
+def choose_models(context: click.Context) -> None:
+    """
+    Of one model and a file of several, keep what was set where it counts more: a model that the
+    operator names on the command line counts more than `models` in the configuration file. Two in
+    the same place are left to ``read_models_option``, which refuses them. Modifies the parameters.
+    """
+
+    def place(option: str) -> int:
+        source = context.get_parameter_source(option)
+        return _ORDER.index(source) if source in _ORDER else 0
+
+    options = context.params
+    if options["models"] is None:
+        return
+    of_one = [option for option in _OF_ONE if options[option] is not None]
+    if any(place(option) < place("models") for option in of_one):
+        options["models"] = None
+        return
+    for option in of_one:
+        if place(option) > place("models"):
+            options[option] = None
 
 
 def read_models_option(options: Mapping[str, Any]) -> ModelList | None:

@@ -30,16 +30,18 @@ def blas_environment() -> dict[str, str]:
     return {"LD_PRELOAD": str(library), **waiting}
 
 
-def preload_blas(choice: str = "auto") -> None:
+def preload_blas(choice: str = "auto", called: str = "ops") -> None:
     """
     Restart this process with OpenBLAS preloaded, if there is one. The BLAS is part of the
     fingerprint.
 
     Args:
         choice: ``bundled`` to use the BLAS of MLX.
+        called: the name of the program, which it keeps.
     """
     more = blas_environment()
     if choice == "bundled" or not more:
         return
-    command = [sys.executable, "-P", "-m", "cairn.ops", *sys.argv[1:]]
+    module = "cairn" if called == "cairn" else "cairn.ops"
+    command = [sys.executable, "-P", "-m", module, *sys.argv[1:]]
     os.execve(sys.executable, command, {**os.environ, **more})

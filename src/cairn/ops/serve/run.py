@@ -71,8 +71,8 @@ from cairn.ops.serve.traces import tracing
 ENDED_AT_ONCE = 130
 """The exit code if a signal ended the process before it had finished."""
 
-# Paths of this machine are not journaled.
-_PLACES = ("model", "models", "adapter", "journal", "checkpoints", "journal_key")
+# Paths of this machine are not journaled, nor what is only shown.
+_PLACES = ("model", "models", "adapter", "journal", "checkpoints", "journal_key", "verbose")
 # After the last answer was cut off, its client still has to get the error.
 _LAST_WORDS_S = 10.0
 
@@ -404,7 +404,7 @@ def settings_of(options: dict[str, Any], data_dir: Path, sealed: KeyFile | None 
         reader=partial(
             SqlStore.open, url_of(data_dir, options["journal"]), read_only=True, keys=sealed
         ),
-        disk_bytes=options["disk_mb"] * 1024 * 1024,
+        disk_bytes=None if options["disk_mb"] is None else options["disk_mb"] * 1024 * 1024,
         speculation=not options["no_speculation"],
         prewarm=not options["no_prewarm"],
         special_tokens=options["special_tokens"],

@@ -24,7 +24,7 @@ from cairn_conform.client_texts import Message, assistant, listed, user
 
 T = TypeVar("T")
 
-Verdict = Literal["passed", "failed", "not tested"]
+Verdict = Literal["passed", "failed", "skipped"]
 
 TOKENS = 24
 """The length of most answers."""
@@ -188,7 +188,7 @@ class Case:
         if self._failures:
             verdict = "failed"
         elif self._untested:
-            verdict = "not tested"
+            verdict = "skipped"
         return Result(
             row=self._row,
             verdict=verdict,

@@ -24,7 +24,7 @@ from cairn_conform.client import Client
 from cairn_conform.client_texts import new_salt, user
 from cairn_conform.suite import ROWS, played
 
-_MARKS = {"passed": "passed", "failed": "FAILED", "not tested": "not tested"}
+_MARKS = {"passed": "passed", "failed": "FAILED", "skipped": "skipped"}
 _CONTEXT_NAMES = ("max_model_len", "context_length", "context_window", "context_tokens")
 
 
@@ -96,7 +96,7 @@ def conform(
     """
     Check over HTTP that a server's cache does not change its answers.
 
-    URL is any server with OpenAI's chat completions. Each row passes, fails or is not tested, and
+    URL is any server with OpenAI's chat completions. Each row passes, fails or is skipped, and
     says what was observed. What a server does not report is not counted against it. The server gets
     about 200 requests, some of them malformed and some whose client disconnects, so use a server
     that has no other clients at the moment.

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import attrs
 
+from cairn.ops.common.config_file import CONFIG_VARIABLE
 from cairn.ops.serve.api_keys import KEYS_VARIABLE
 from cairn.ops.serve.preload import blas_environment
 from cairn_conform.client import Client
@@ -84,7 +85,11 @@ def ours() -> Kind:
         name="cairn",
         command=(*command, "--port", "{port}", "--data-dir", "{data}"),
         # Only the benchmark sends it requests, whatever keys are set for other servers.
-        environment={**blas_environment(), KEYS_VARIABLE: None},
+        environment={
+            **blas_environment(),
+            KEYS_VARIABLE: None,
+            CONFIG_VARIABLE: os.devnull,
+        },
         is_ours=True,
     )
 

@@ -15,13 +15,15 @@ import msgspec
 from click.core import ParameterSource
 
 from cairn.ops.chat.client import read_url
-from cairn.ops.chat.server import OwnServer, server_at_hand, server_named, server_over
+from cairn.ops.chat.server import server_at_hand, server_named, server_over
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.http_client import http_client
 from cairn.ops.common.locations import data_dir_option, example
 from cairn.ops.common.output import abbreviated, printable, size_text
+from cairn.ops.common.program import program
 from cairn.ops.journal.sessions import age
 from cairn.ops.serve.api_keys import api_key_option
+from cairn.ops.serve.data_dir import server_at
 
 _TIMEOUT_S = 5.0
 _ROWS = 20
@@ -106,9 +108,12 @@ def top(
         server = server_named(read_url(url), api_key)
     else:
         at_hand = None if over else server_at_hand(api_key)
+        # ``server_over`` would create the directory for a server of its own.
+        if at_hand is None and server_at(data_dir) is None:
+            raise Unreadable(
+                f"No server is running. Start one with `{program()} serve`, or name it with --url."
+            )
         server = at_hand or server_over(data_dir, None, api_key)
-    if isinstance(server, OwnServer):
-        raise Unreadable("No server is running. Start one with `ops serve`, or name it with --url.")
     with http_client(server.url, key=server.key, timeout_s=_TIMEOUT_S) as client:
         look = taken(client, time.monotonic())
         if once or not sys.stdout.isatty():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
-from cairn.ops.top import Kv, Look, Session, lines
+from cairn.ops.state.top import Kv, Look, Session, lines
 from tests.ops.chat.test_chat import faked
 
 HEALTH: dict[str, Any] = {
@@ -86,3 +87,10 @@ def test_no_server(run, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatc
     result = run("top", *options)
     assert 2 == result.exit_code
     assert "ops serve" in result.stderr
+
+
+def test_no_directory(run, tmp_path: Path):
+    """Nothing is created where there is none."""
+    result = run("top", "--data-dir", tmp_path / "none")
+    assert (2, []) == (result.exit_code, list(tmp_path.iterdir()))
+    assert "No server is running. Start one with `ops serve`" in result.stderr
