@@ -33,16 +33,13 @@ from cairn.actors.requests.messages import Accepted, Delta
 from cairn.engine.answer.parts import Said, Thought
 from cairn.engine.prompt import template as prompt
 from cairn.journal.rows.store_sql import journal_url
-from cairn.ops.chat import command as chat
+from cairn.ops.chat import screen as chat_screen
 from cairn.ops.chat import server as chat_server
 from cairn.ops.chat.client import Stream, read_url
+from cairn.ops.chat.rendering import Plain
+from cairn.ops.chat.replies import Cairn, Chunk, Error, Usage
 from cairn.ops.chat.transcript import (
     Answer,
-    Cairn,
-    Chunk,
-    Error,
-    Shown,
-    Usage,
     harmless,
     read_line,
     refusal,
@@ -85,14 +82,16 @@ def test_thoughts_are_separate_from_the_answer():
     )
 
 
-@pytest.mark.parametrize(
-    ("styled", "text"), [(True, "One two\n\nYes."), (False, "<think>\nOne two\n</think>\n\nYes.")]
-)
-def test_the_separator_of_thoughts_and_text(styled: bool, text: str):
-    """Tags if nothing else separates them; else an empty line."""
-    shown = Shown(styled=styled)
+def test_the_separator_of_thoughts_and_text():
+    """Tags if nothing else separates them; an answer ends its line."""
+    written: list[str] = []
+    plain = Plain(written.append)
     pieces = [("One ", True), ("two", True), ("Yes", False), (".", False)]
-    assert text == "".join(shown.take(*piece) for piece in pieces)
+    for text, is_thought in pieces:
+        plain.feed(text, is_thought=is_thought)
+    plain.finish()
+    plain.finish()
+    assert "<think>\nOne two\n</think>\n\nYes.\n" == "".join(written)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +308,7 @@ def test_commands_of_the_chat():
     assert [False, False, False, True, True] == [
         conversation.template["enable_thinking"] for conversation in server.conversations()
     ]
-    assert "/edit TEXT" in result.stderr
+    assert "/edit [TEXT]" in result.stderr
 
 
 def test_why():
@@ -399,13 +398,13 @@ def test_the_time_is_the_servers(monkeypatch: pytest.MonkeyPatch):
     """Time is measured from the request, not from earlier terminal output."""
     now_s = [0.0]
 
-    class Slow(chat.Waiting):
+    class Slow(chat_screen.Waiting):
         def __enter__(self) -> Slow:
             now_s[0] += 100.0
             return self
 
-    monkeypatch.setattr(chat, "Waiting", Slow)
-    monkeypatch.setattr("cairn.ops.chat.command.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr(chat_screen, "Waiting", Slow)
+    monkeypatch.setattr("cairn.ops.chat.screen.time.monotonic", lambda: now_s[0])
     with faked(script("Hi")) as server:
         assert "first token after 0 ms" in piped("Hello\n", "--url", server.url).stderr
 
