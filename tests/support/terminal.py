@@ -152,7 +152,10 @@ class Terminal:
 
     def _unseen(self) -> int:
         """Where the text begins that is new since ``until``. What was seen may have gone."""
-        return len(os.path.commonprefix([self.text(), self._seen]))
+        shown = self.text()
+        pairs = enumerate(zip(shown, self._seen, strict=False))
+        differs = (place for place, (new, seen) in pairs if new != seen)
+        return next(differs, min(len(shown), len(self._seen)))
 
     def until_raw(self, text: str) -> None:
         """Wait until the output has a text, escapes included."""

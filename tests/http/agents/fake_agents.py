@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -40,12 +41,14 @@ class FakeAgents:
         held: all agents, by tenant and name.
         busy: the names of agents with a request in progress.
         made: the facts of agents that were created or forked, by name.
+        on_store: called with the name of an agent whose turn was stored.
     """
 
     def __init__(self) -> None:
         self.held: dict[tuple[str, str], AgentHistory] = {}
         self.busy: set[str] = set()
         self.made: dict[str, AgentFacts] = {}
+        self.on_store: Callable[[str], object] | None = None
 
     def have(
         self, name: str = "notes", *turns: StoredTurn, tenant: str = LOCAL, **fields: Any
@@ -72,6 +75,8 @@ class FakeAgents:
         )
         turns = (*held.turns, turn)
         self.held[tenant, keep.agent] = attrs.evolve(held, head=turn.request, turns=turns)
+        if self.on_store is not None:
+            self.on_store(keep.agent)
 
     def for_tenant(self, tenant: str) -> FakeTenantAgents:
         """The agents of a tenant."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,10 @@ import attrs
 import click
 import msgspec
 import pytest
-import structlog
-import trio
-from click.testing import CliRunner, Result
 
 from cairn.actors.errors import Broken, CannotRecord, QueueFull, Stopping
-from cairn.actors.requests.messages import Accepted, Delta
+from cairn.actors.requests.messages import Delta
 from cairn.engine.answer.parts import Said, Thought
-from cairn.engine.prompt import template as prompt
 from cairn.journal.rows.store_sql import journal_url
 from cairn.ops.chat import screen as chat_screen
 from cairn.ops.chat import server as chat_server
@@ -41,12 +35,10 @@ from cairn.ops.chat.transcript import (
     summary,
     waiting_words,
 )
-from cairn.ops.cli import ops
 from cairn.ops.serve.data_dir import hold, make_home, server_at
-from tests.http.conftest import run_server
-from tests.http.fake_service import ACCEPTED, FINISHED, PREFILLING, FakeService, Hold, Step
+from tests.http.fake_service import ACCEPTED, FINISHED, PREFILLING, Hold
+from tests.ops.chat.conftest import HEALTH, faked, piped, script, stub
 from tests.support.subprocess_server import DEADLINE_S, eventually, started
-from tests.support.terminal import Terminal
 
 BUG = "1baf1f86-0c3b-4a53-9c0f-2b7f5c6d7e8f"
 SUMMARY = "new_session (cold_start) · 128 of 2048 tokens reused · first token after N ms"
@@ -170,69 +162,6 @@ def test_an_invalid_address(typed: str):
 
 
 # --- through a pipe ------------------------------------------------------------------------------
-
-
-@attrs.define
-class Faked:
-    """A scripted service that answers at ``url``, from its own thread."""
-
-    url: str
-    service: FakeService
-    token: trio.lowlevel.TrioToken
-
-    def release(self, hold: Hold) -> None:
-        """Continue the script."""
-        trio.from_thread.run_sync(hold.released.set, trio_token=self.token)
-
-    def conversations(self) -> list[prompt.Conversation]:
-        """The body of each request."""
-        found = [command.conversation for command in self.service.commands]
-        return [conversation for conversation in found if conversation is not None]
-
-    def asked(self) -> list[list[tuple[str, str]]]:
-        """(role, text) of the messages of each request."""
-        return [
-            [(message.role, message.content) for message in conversation.messages]
-            for conversation in self.conversations()
-        ]
-
-
-@contextlib.contextmanager
-def faked(*scripts: tuple[Step, ...], refusal: Exception | None = None) -> Iterator[Faked]:
-    """Serve scripts while the context is active."""
-    service, shutdown = FakeService(*scripts, refusal=refusal), trio.Event()
-    found: list[Faked] = []
-    is_up = threading.Event()
-
-    async def serve() -> None:
-        async with trio.open_nursery() as nursery:
-            url = await nursery.start(run_server, service, shutdown)
-            found.append(Faked(url, service, trio.lowlevel.current_trio_token()))
-            is_up.set()
-
-    thread = threading.Thread(target=trio.run, args=(serve,))
-    thread.start()
-    try:
-        assert is_up.wait(DEADLINE_S)
-        # Otherwise the service's log would go to what the chat takes for its own stdout.
-        with structlog.testing.capture_logs():
-            yield found[0]
-    finally:
-        trio.from_thread.run_sync(shutdown.set, trio_token=found[0].token)
-        thread.join(DEADLINE_S)
-
-
-def script(*texts: str, accepted: Accepted = ACCEPTED) -> tuple[Step, ...]:
-    """An answer in pieces."""
-    return (accepted, *(Delta(parts=(Said(text),)) for text in texts), FINISHED)
-
-
-def piped(lines: str, *arguments: object) -> Result:
-    """A chat whose lines come through a pipe."""
-    result = CliRunner().invoke(ops, ["chat", *map(str, arguments)], input=lines)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def remarks(stderr: str) -> list[str]:
@@ -422,48 +351,6 @@ def test_an_error_within_an_answer(error: Exception, said: str):
     assert said in result.stderr
 
 
-@contextlib.contextmanager
-def stub(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """
-    A minimal server that sends the given answers, and has an agent; returns its address.
-    """
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer(self)
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            if self.path.endswith("/generate"):
-                answer(self)
-            else:
-                self.send_agent()
-
-        def do_DELETE(self) -> None:
-            self.send_agent()
-
-        def send_agent(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(AGENT)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join(DEADLINE_S)
-
-
-AGENT = b'{"agent_id": "a", "model": "m", "turns": 0, "created": "", "last_accessed": ""}'
-HEALTH = b'{"status": "ok", "model": "m", "fingerprint": "f", "journal_position": 1}'
-
-
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
@@ -547,21 +434,6 @@ def test_a_server_that_is_named_is_not_started(more: tuple[str, str]):
 
 
 # --- which server --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """
-    An empty default data directory, and no server at the default address. A server that a chat left
-    running is killed.
-    """
-    monkeypatch.setenv("CAIRN_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setattr(chat_server, "DEFAULT_URL", "http://127.0.0.1:1")
-    make_home(tmp_path / "data")
-    yield tmp_path / "data"
-    left = server_at(tmp_path / "data")
-    if left is not None:
-        os.kill(int(left.process), signal.SIGKILL)
 
 
 def test_the_server_at_the_default_address(data_dir: Path, monkeypatch: pytest.MonkeyPatch):
@@ -712,25 +584,6 @@ def test_nothing_heavy_is_loaded():
 # --- on a terminal -------------------------------------------------------------------------------
 
 SGR = re.compile(r"\x1b\[([0-9;]*)m")
-
-
-@pytest.fixture
-def terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Terminal]]:
-    """Opens terminals with a chat each, and cleans up all of them."""
-    if "CAIRN_DATA_DIR" not in os.environ:
-        monkeypatch.setenv("CAIRN_DATA_DIR", str(tmp_path / "data"))
-    with contextlib.ExitStack() as opened:
-
-        def open_one(*arguments: object, **env: str) -> Terminal:
-            kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "LD_PRELOAD")}
-            command = [sys.executable, "-P", "-m", "cairn", "chat", *map(str, arguments)]
-            made = Terminal(command, {**kept, "TERM": "xterm", "OPENBLAS_NUM_THREADS": "1", **env})
-            opened.callback(made.close)
-            return made
-
-        yield open_one
 
 
 def held_by(data_dir: Path) -> int:

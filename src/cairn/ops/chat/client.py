@@ -1,4 +1,4 @@
-"""The client of ``cairn chat``: checks a server's health, and streams answers that can be stopped."""
+"""The client of ``cairn chat``: checks a server's health, and streams answers."""
 
 from __future__ import annotations
 

@@ -308,9 +308,7 @@ class Dialog:
     def _toggle(self, _: str) -> bool:
         self._turns.think = not self._turns.think
         what = "on" if self._turns.think else "off"
-        return self._note(
-            f"Thinking {what} from the next message on, if the model supports it."
-        )
+        return self._note(f"Thinking {what} from the next message on, if the model supports it.")
 
     def _set(self, text: str) -> bool:
         settings = self._turns.settings
@@ -346,8 +344,8 @@ class Dialog:
         if isinstance(self._server, OwnServer):
             return self._restart(self._server, name)
         return self._complain(
-            f"{printable(name)} is not served at {self._server.url}; /model lists what is. To serve "
-            "another model, restart the server with it, or leave and use `cairn chat --model`."
+            f"{printable(name)} is not served at {self._server.url}; /model lists what is. "
+            "For another model, restart the server with it, or leave and use `cairn chat --model`."
         )
 
     def _restart(self, server: OwnServer, model: str) -> bool:
@@ -405,9 +403,8 @@ class Dialog:
                 f"{mark}{number:>3}  {one.agent_id:<14}  {_ago(one.last_accessed):>8}  "
                 f"{counted(one.turns, 'turn'):>8}  {self._first_words(one)}"
             )
-        if more := len(agents) - _LISTED:
-            if more > 0:
-                self._screen.note(f"and {more} older ones.")
+        if (more := len(agents) - _LISTED) > 0:
+            self._screen.note(f"and {more} older ones.")
 
     def _first_words(self, agent: Agent) -> str:
         said = [

@@ -31,9 +31,9 @@ _REAL_MODELS = (
     ("mlx-community/Qwen3-1.7B-4bit", 1.0),
     ("mlx-community/Qwen3-0.6B-4bit", 0.4),
 )
-# On a CPU the weights are converted to float32, eight times the size. Elsewhere they need as much
-# again for the KV of conversations.
-_TIMES_ON_CPU, _TIMES = 8, 2
+# On a CPU the weights are converted to float32, eight times the size. Elsewhere the KV of
+# conversations and other programs need more than the weights.
+_TIMES_ON_CPU, _TIMES = 8, 2.5
 
 
 def openings_of(model: str) -> tuple[str, ...]:

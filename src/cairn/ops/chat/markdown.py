@@ -137,7 +137,8 @@ def last_block(text: str) -> int:
 
 def _blocks_of(text: str) -> list[str]:
     """The blocks of a Markdown text. What comes before the first one belongs to it."""
-    begins = sorted({token.map[0] for token in _PARSER.parse(text) if not token.level and token.map})
+    outer = (token for token in _PARSER.parse(text) if not token.level)
+    begins = sorted({token.map[0] for token in outer if token.map})
     lines = text.splitlines(keepends=True)
     bounds = [0, *begins[1:], len(lines)]
     return ["".join(lines[begin:end]) for begin, end in itertools.pairwise(bounds)]

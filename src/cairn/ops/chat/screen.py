@@ -112,9 +112,7 @@ class Screen:
 
         return Waiting(words, Status("", console=Console(stderr=True)))
 
-    def until_interrupt(
-        self, act: Callable[[], object]
-    ) -> contextlib.AbstractContextManager[None]:
+    def until_interrupt(self, act: Callable[[], object]) -> contextlib.AbstractContextManager[None]:
         """Call a function at Ctrl-C while the context lasts."""
         if self.interrupts is not None:
             return self.interrupts.during(act)

@@ -17,9 +17,7 @@ class Parameter:
 
 
 PARAMETERS = {
-    "temperature": Parameter(
-        click.FloatRange(0, 100), "The sampling temperature; 0 is greedy."
-    ),
+    "temperature": Parameter(click.FloatRange(0, 100), "The sampling temperature; 0 is greedy."),
     "top_p": Parameter(
         click.FloatRange(0, 1, min_open=True),
         "Sample among the likeliest tokens that together have this probability.",
@@ -68,6 +66,4 @@ def parsed(text: str) -> tuple[str, Any]:
 def shown(settings: dict[str, Any]) -> str:
     """All parameters with their values."""
     width = max(map(len, PARAMETERS))
-    return "\n".join(
-        f"{name:<{width}}  {settings.get(name, 'default')}" for name in PARAMETERS
-    )
+    return "\n".join(f"{name:<{width}}  {settings.get(name, 'default')}" for name in PARAMETERS)

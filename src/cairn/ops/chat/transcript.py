@@ -165,8 +165,7 @@ def help_text() -> str:
     return "\n".join(
         (
             *(f"{command:<{width}}  {does}" for command, does in lines),
-            "Alt-Enter begins a new line; so does Enter in a message that begins with "
-            f"{QUOTES}, until {QUOTES} ends it.",
+            f"Alt-Enter begins a new line, and so does Enter between {QUOTES} and {QUOTES}.",
             "Ctrl-C stops an answer; the text so far stays in the conversation.",
             "At the prompt it clears the line; pressed twice, it leaves.",
             "Tab completes commands. Up and down find earlier messages, also of earlier chats.",
