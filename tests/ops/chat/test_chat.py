@@ -22,11 +22,11 @@ from cairn.actors.errors import Broken, CannotRecord, QueueFull, Stopping
 from cairn.actors.requests.messages import Delta
 from cairn.engine.answer.parts import Said, Thought
 from cairn.journal.rows.store_sql import journal_url
-from cairn.ops.chat import screen as chat_screen
 from cairn.ops.chat import server as chat_server
 from cairn.ops.chat.client import Stream, read_url
-from cairn.ops.chat.rendering import Plain
 from cairn.ops.chat.replies import Cairn, Chunk, Error, Usage
+from cairn.ops.chat.terminal import screen as chat_screen
+from cairn.ops.chat.terminal.rendering import Plain
 from cairn.ops.chat.transcript import (
     Answer,
     harmless,
@@ -329,7 +329,7 @@ def test_the_time_is_the_servers(monkeypatch: pytest.MonkeyPatch):
             return self
 
     monkeypatch.setattr(chat_screen, "Waiting", Slow)
-    monkeypatch.setattr("cairn.ops.chat.screen.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("cairn.ops.chat.terminal.screen.time.monotonic", lambda: now_s[0])
     with faked(script("Hi")) as server:
         assert "first token after 0 ms" in piped("Hello\n", "--url", server.url).stderr
 
@@ -751,7 +751,7 @@ def test_the_chats_own_server_dies(terminal, data_dir: Path, model_directory: Pa
     chat.say("Hello")
     chat.until("waiting for the answer")
     os.kill(first, signal.SIGKILL)
-    chat.until("The server of this chat has ended (exit code -9). The next message starts it again")
+    chat.until("The server of this chat has ended (exit code -9). The next message")
     chat.until("The conversation is unchanged.")
     chat.say("Hello")
     chat.until("Started a server for this chat")

@@ -10,11 +10,11 @@ from rich.console import Console
 
 from cairn.ops.chat.conversation import Conversation, Message, as_markdown, as_messages
 from cairn.ops.chat.greeting import PEBBLE, greeting, openings_of, real_model
-from cairn.ops.chat.keyboard import completions
-from cairn.ops.chat.markdown import Markdown, last_block
-from cairn.ops.chat.rendering import Breaking, Wrapped
 from cairn.ops.chat.replies import Cairn, StoredMessage, StoredTurn, Usage
 from cairn.ops.chat.settings import parsed, shown
+from cairn.ops.chat.terminal.keyboard import completions
+from cairn.ops.chat.terminal.markdown import Markdown, last_block
+from cairn.ops.chat.terminal.rendering import Breaking, Wrapped
 from cairn.ops.chat.transcript import Answer, bar, help_text, is_open, read_line, summary, unquoted
 from tests.support.terminal import Picture
 
@@ -354,7 +354,7 @@ def test_an_invalid_setting(text: str, said: str):
 def greeted(model: str, machine: tuple[int, bool] | None) -> list[str]:
     """The lines of a greeting."""
     return [
-        *greeting(version="1.0", model=model, where="at URL", context_tokens=4096, machine=machine)
+        *greeting(version="1.0", model=model, where=" at URL", context_tokens=4096, machine=machine)
     ]
 
 

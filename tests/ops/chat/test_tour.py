@@ -11,7 +11,9 @@ import pytest
 from cairn.ops.chat import tour as chat_tour
 from tests.ops.chat.conftest import faked, piped
 
-ROW = re.compile(r"Caught: row \d+ of the journal is block_file_rejected, because the file's digest")
+ROW = re.compile(
+    r"Caught: row \d+ of the journal is block_file_rejected, because the file's digest"
+)
 
 
 def bars(stderr: str) -> list[str]:

@@ -10,7 +10,7 @@ import attrs
 
 from cairn.actors.requests.messages import Delta
 from cairn.engine.answer.parts import Said
-from cairn.ops.chat.keyboard import HISTORY
+from cairn.ops.chat.terminal.keyboard import HISTORY
 from tests.http.fake_service import ACCEPTED, FACTS, FINISHED, Hold
 from tests.ops.chat.conftest import Faked, faked, script
 from tests.support.subprocess_server import eventually

@@ -92,10 +92,10 @@ class Agents:
         except httpx.HTTPError as error:
             raise ServerGone(gone_words(server.url, error)) from error
         if response.status_code != httpx.codes.OK:
-            error = error_in(response.content) or Error(message=response.reason_phrase)
+            refused = error_in(response.content) or Error(message=response.reason_phrase)
             retry_after = response.headers.get("retry-after")
-            words = refusal(error, response.status_code, retry_after, server.options)
-            raise TurnFailed(words, error.code)
+            words = refusal(refused, response.status_code, retry_after, server.options)
+            raise TurnFailed(words, refused.code)
         try:
             return msgspec.json.decode(response.content, type=form)
         except BAD_JSON as error:

@@ -16,8 +16,6 @@ from cairn.engine.machine.memory import machine_memory
 from cairn.ops.chat.client import TurnFailed, read_url
 from cairn.ops.chat.conversation import Conversation
 from cairn.ops.chat.dialog import Dialog
-from cairn.ops.chat.keyboard import Keyboard, Piped
-from cairn.ops.chat.screen import Screen
 from cairn.ops.chat.server import (
     DEFAULT_URL,
     OwnServer,
@@ -27,7 +25,9 @@ from cairn.ops.chat.server import (
     server_over,
 )
 from cairn.ops.chat.settings import OPTIONS, PARAMETERS
-from cairn.ops.chat.signals import Interrupts, on_interrupt, signals_that_leave
+from cairn.ops.chat.terminal.keyboard import Keyboard, Piped
+from cairn.ops.chat.terminal.screen import Screen
+from cairn.ops.chat.terminal.signals import Interrupts, on_interrupt, signals_that_leave
 from cairn.ops.chat.turns import Turns
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import data_dir_option, example

@@ -14,13 +14,13 @@ from cairn import __version__
 from cairn.ops.chat.client import ServerGone, TurnFailed
 from cairn.ops.chat.conversation import Conversation, as_markdown, as_messages
 from cairn.ops.chat.greeting import greeting, openings_of
-from cairn.ops.chat.keyboard import Lines, LinesEnd
 from cairn.ops.chat.replies import Agent
-from cairn.ops.chat.screen import Screen
 from cairn.ops.chat.server import OwnServer, Server
 from cairn.ops.chat.settings import PARAMETERS, parsed
 from cairn.ops.chat.settings import shown as settings_shown
-from cairn.ops.chat.signals import interrupt, signals_later
+from cairn.ops.chat.terminal.keyboard import Lines, LinesEnd
+from cairn.ops.chat.terminal.screen import Screen
+from cairn.ops.chat.terminal.signals import interrupt, signals_later
 from cairn.ops.chat.transcript import COMMANDS, harmless, help_text, read_line
 from cairn.ops.chat.turns import PREFIX, Turns
 from cairn.ops.cli import Unreadable
@@ -108,7 +108,7 @@ class Dialog:
         for line in greeting(
             version=__version__,
             model=printable(self._server.model),
-            where=f"at {self._server.url}",
+            where="" if isinstance(self._server, OwnServer) else f" at {self._server.url}",
             context_tokens=health.context_tokens if health is not None else 0,
             machine=self._machine,
         ):
@@ -451,17 +451,21 @@ class Dialog:
 
         tour = Tour(self._screen, self._lines)
         try:
-            with self._screen.until_interrupt(interrupt):
-                tour.run()
+            try:
+                with self._screen.until_interrupt(interrupt):
+                    tour.run()
+            finally:
+                with (
+                    self._screen.until_interrupt(lambda: None),
+                    self._screen.waiting("stopping the tour's server"),
+                ):
+                    tour.close()
         except TourFailed as failed:
             return self._complain(str(failed))
         except KeyboardInterrupt:
             if not self._screen.interactive:
                 raise
-            return self._note("The tour has ended. Your chat is as it was.")
-        finally:
-            with self._screen.until_interrupt(lambda: None):
-                tour.close()
+            self._screen.note("The tour has ended. Your chat is as it was.")
         return True
 
     def _model_and_url(self) -> str:

@@ -64,7 +64,7 @@ def greeting(
     what a real model would be.
 
     Args:
-        where: the model is served.
+        where: the model is served, beginning with a space; empty if that was said.
         context_tokens: of the model; 0 if unknown.
         machine: the memory of this machine in bytes, and whether it computes on its CPU; None if
             the server is on another machine.
@@ -74,7 +74,7 @@ def greeting(
         about = "a toy of 8 MB for the tour: it remembers what you tell it, and knows little else"
     numbered = "   ".join(f"{number} {text}" for number, text in enumerate(openings_of(model), 1))
     lines = [
-        f"Cairn {version} · {model} {where}: {about}.",
+        f"Cairn {version} · {model}{where}: {about}.",
         f"Type a number to begin:   {numbered}",
         "/tour shows in two minutes what Cairn does; /help lists the commands.",
     ]

@@ -12,7 +12,7 @@ import click
 class Parameter:
     """A parameter of a request: its type, and what it does."""
 
-    kind: click.ParamType
+    kind: click.ParamType[Any]
     help: str
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from cairn.engine.model.builtin import builtin_directory, builtin_fault
 from cairn.ops.chat.client import TurnFailed
 from cairn.ops.chat.conversation import Conversation
-from cairn.ops.chat.keyboard import Lines
-from cairn.ops.chat.screen import Screen
 from cairn.ops.chat.server import OwnServer
-from cairn.ops.chat.signals import signals_later
+from cairn.ops.chat.terminal.keyboard import Lines
+from cairn.ops.chat.terminal.screen import Screen
+from cairn.ops.chat.terminal.signals import signals_later
 from cairn.ops.chat.transcript import Answer
 from cairn.ops.chat.turns import Turns
 from cairn.ops.cli import Unreadable

@@ -18,8 +18,8 @@ import attrs
 from cairn.ops.chat.agents import BUSY, NOT_FOUND, Agents, path_of
 from cairn.ops.chat.client import Stream, TurnFailed
 from cairn.ops.chat.conversation import Conversation
-from cairn.ops.chat.screen import Screen
 from cairn.ops.chat.server import Server
+from cairn.ops.chat.terminal.screen import Screen
 from cairn.ops.chat.transcript import Answer
 
 PREFIX = "chat-"
@@ -106,7 +106,8 @@ class Turns:
         if stream.stopped and not answer.text:
             return Turn(before, answer, stopped=True)
         ended = ready.answered(answer.text, answer.thoughts, stored=not stream.stopped)
-        self._made[ready.agent] = ended.agent_turns
+        if ready.agent in self._made:
+            self._made[ready.agent] = ended.agent_turns
         return Turn(ended, answer, stream.stopped)
 
     def resumed(self, name: str) -> Conversation:

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.segment import Segment
 from rich.syntax import Syntax
 
-from cairn.ops.chat.rendering import Wrapped
+from cairn.ops.chat.terminal.rendering import Wrapped
 
 REFRESH_HZ = 12
 """How often a block that is not complete is drawn again."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cairn.ops.chat.client import Stream
-from cairn.ops.chat.rendering import Breaking, Plain, Rendering
-from cairn.ops.chat.signals import Interrupts, on_interrupt
+from cairn.ops.chat.terminal.rendering import Breaking, Plain, Rendering, Wrapped
+from cairn.ops.chat.terminal.signals import Interrupts, on_interrupt
 from cairn.ops.chat.transcript import Answer, harmless, summary, waiting_words
 
 if TYPE_CHECKING:
@@ -84,11 +84,12 @@ class Screen:
 
     def note(self, text: str) -> None:
         """Show a note on stderr."""
+        text = self._broken(text)
         click.echo(click.style(text, dim=True) if self._styles_notes else text, err=True)
 
     def complain(self, text: str) -> None:
         """Show an error on stderr."""
-        click.echo(text, err=True)
+        click.echo(self._broken(text), err=True)
 
     def result(self, answer: Answer, *, stopped: bool = False, always_bar: bool = False) -> None:
         """
@@ -150,11 +151,18 @@ class Screen:
         rendering.feed(harmless(text), is_thought=False)
         rendering.finish()
 
+    def _broken(self, text: str) -> str:
+        """A text whose lines break between words, if it goes to a terminal."""
+        if not sys.stderr.isatty():
+            return text
+        wrapped = Wrapped(shutil.get_terminal_size().columns)
+        return wrapped.feed(text) + wrapped.flush()
+
     def _rendering(self) -> Rendering:
         if self._as_markdown:
             from rich.console import Console
 
-            from cairn.ops.chat.markdown import Markdown
+            from cairn.ops.chat.terminal.markdown import Markdown
 
             return Markdown(Console(highlight=False))
         if self.shown:

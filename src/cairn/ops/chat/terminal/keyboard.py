@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from cairn.ops.chat.signals import Interrupts
+from cairn.ops.chat.terminal.signals import Interrupts
 from cairn.ops.chat.transcript import COMMANDS, QUOTES, is_open
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.output import printable
