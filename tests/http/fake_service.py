@@ -28,7 +28,7 @@ from cairn.actors.requests.messages import (
     Waiting,
 )
 from cairn.actors.threads.pages import PageShares
-from cairn.engine.answer.parts import Said
+from cairn.engine.answer.parts import AnswerPart, Said
 from cairn.http.service import SessionService
 from cairn.journal.events import Event, Recorded
 from cairn.journal.state import EMPTY
@@ -291,13 +291,26 @@ class FakeTenantService:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(trio.sleep_forever)
-                yield _replies(script)
+                yield self._stored(command, _replies(script))
                 nursery.cancel_scope.cancel()
             if server.on_leaving is not None:
                 raise server.on_leaving
         finally:
             server.left += 1
             server.leaves.set()
+
+    async def _stored(
+        self, command: Generate, replies: AsyncIterator[Reply]
+    ) -> AsyncIterator[Reply]:
+        """The replies. The turn of an agent is stored before the last one."""
+        parts: list[AnswerPart] = []
+        async for reply in replies:
+            keep = command.keep
+            if isinstance(reply, Delta):
+                parts += reply.parts
+            elif isinstance(reply, Finished) and keep is not None and keep.agent is not None:
+                self._server.agents.store(self._tenant, keep, tuple(parts), reply)
+            yield reply
 
     async def count(self, command: Generate) -> int:
         """The token count that was set."""

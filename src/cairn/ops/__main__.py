@@ -2,4 +2,4 @@
 
 from cairn.ops.cli import main
 
-main()
+main("ops")

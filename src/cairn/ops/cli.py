@@ -7,12 +7,14 @@ A command's module is loaded when the command runs, so that `ops verify` works w
 
 from __future__ import annotations
 
+import copy
 import errno
 import importlib.util
 import os
 import sys
 import traceback
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -94,6 +96,9 @@ COMMANDS = {
 """Name of a command: its module and function, and the first sentence of its help."""
 
 
+_NAME, _OTHER_NAME = "ops", "cairn"
+
+
 class Unreadable(click.ClickException):
     """Something that a command needs cannot be read or written, or does not exist."""
 
@@ -134,7 +139,7 @@ class Commands(click.Group):
                 "there."
             )
         command: click.Command = getattr(importlib.import_module(module), name)
-        return command
+        return called_by(ctx.find_root().info_name, command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -149,7 +154,7 @@ class Commands(click.Group):
         # click suggests only loaded commands, and none is loaded.
         near = [] if name in COMMANDS else get_close_matches(name, COMMANDS)
         if near and not ctx.resilient_parsing:
-            words = " or ".join(f"`ops {one}`" for one in near)
+            words = " or ".join(f"`{ctx.info_name} {one}`" for one in near)
             raise click.UsageError(f"No such command {name!r}. Did you mean {words}?", ctx)
         return super().resolve_command(ctx, args)
 
@@ -191,10 +196,31 @@ def ops(context: click.Context) -> None:
         click.echo(context.get_help(), color=context.color)
 
 
-def main() -> None:
-    """Run the command line, and end the process with its code."""
+def called_by(program: str | None, command: click.Command) -> click.Command:
+    """
+    A command whose examples have the name by which the program was called. Does not modify the
+    command itself.
+    """
+    if program != _OTHER_NAME:
+        return command
+    named = copy.copy(command)
+    named.epilog = (command.epilog or "").replace(f"{_NAME} ", f"{program} ")
+    if isinstance(named, click.Group):
+        named.commands = {name: called_by(program, one) for name, one in named.commands.items()}
+    return named
+
+
+def main(program: str | None = None) -> None:
+    """
+    Run the command line, and end the process with its code.
+
+    Args:
+        program: the name that help shows; None for the one by which this process was called.
+    """
+    called = program or Path(sys.argv[0]).name
+    shown = called if called in (_NAME, _OTHER_NAME) else _NAME
     try:
-        ops(prog_name="ops")
+        called_by(shown, ops)(prog_name=shown)
         code = 0
     except SystemExit as ended:
         code = _code(ended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -9,8 +10,8 @@ import trio
 
 from cairn.actors.agents.messages import AgentFacts, AgentHistory, NewAgent
 from cairn.actors.errors import AgentBusy, AgentExists
-from cairn.actors.requests.messages import Finished, StoredTurn
-from cairn.engine.answer.parts import Called, Said, Thought
+from cairn.actors.requests.messages import Finished, Keep, StoredTurn
+from cairn.engine.answer.parts import AnswerPart, Called, Said, Thought
 from cairn.engine.prompt.template import Message
 from cairn.journal.tenants import LOCAL
 
@@ -40,12 +41,14 @@ class FakeAgents:
         held: all agents, by tenant and name.
         busy: the names of agents with a request in progress.
         made: the facts of agents that were created or forked, by name.
+        on_store: called with the name of an agent whose turn was stored.
     """
 
     def __init__(self) -> None:
         self.held: dict[tuple[str, str], AgentHistory] = {}
         self.busy: set[str] = set()
         self.made: dict[str, AgentFacts] = {}
+        self.on_store: Callable[[str], object] | None = None
 
     def have(
         self, name: str = "notes", *turns: StoredTurn, tenant: str = LOCAL, **fields: Any
@@ -54,6 +57,26 @@ class FakeAgents:
         head = turns[-1].request if turns else None
         new = NewAgent(name=name, **fields)
         self.held[tenant, name] = AgentHistory(agent=new, created=1, head=head, turns=turns)
+
+    def store(
+        self, tenant: str, keep: Keep, parts: tuple[AnswerPart, ...], finished: Finished
+    ) -> None:
+        """Add the turn of a request that has ended."""
+        assert keep.agent is not None
+        held = self.held[tenant, keep.agent]
+        turn = StoredTurn(
+            request=f"req-{len(held.turns) + 1}",
+            previous=held.head,
+            created_s=1_700_000_000,
+            asked=keep.asked,
+            parts=parts,
+            note="",
+            finished=finished,
+        )
+        turns = (*held.turns, turn)
+        self.held[tenant, keep.agent] = attrs.evolve(held, head=turn.request, turns=turns)
+        if self.on_store is not None:
+            self.on_store(keep.agent)
 
     def for_tenant(self, tenant: str) -> FakeTenantAgents:
         """The agents of a tenant."""

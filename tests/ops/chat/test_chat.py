@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import termios
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -24,35 +17,27 @@ import attrs
 import click
 import msgspec
 import pytest
-import structlog
-import trio
-from click.testing import CliRunner, Result
 
 from cairn.actors.errors import Broken, CannotRecord, QueueFull, Stopping
-from cairn.actors.requests.messages import Accepted, Delta
+from cairn.actors.requests.messages import Delta
 from cairn.engine.answer.parts import Said, Thought
-from cairn.engine.prompt import template as prompt
 from cairn.journal.rows.store_sql import journal_url
-from cairn.ops.chat import command as chat
 from cairn.ops.chat import server as chat_server
 from cairn.ops.chat.client import Stream, read_url
+from cairn.ops.chat.replies import Cairn, Chunk, Error, Usage
+from cairn.ops.chat.terminal import screen as chat_screen
+from cairn.ops.chat.terminal.rendering import Plain
 from cairn.ops.chat.transcript import (
     Answer,
-    Cairn,
-    Chunk,
-    Error,
-    Shown,
-    Usage,
     harmless,
     read_line,
     refusal,
     summary,
     waiting_words,
 )
-from cairn.ops.cli import ops
 from cairn.ops.serve.data_dir import hold, make_home, server_at
-from tests.http.conftest import run_server
-from tests.http.fake_service import ACCEPTED, FINISHED, PREFILLING, FakeService, Hold, Step
+from tests.http.fake_service import ACCEPTED, FINISHED, PREFILLING, Hold
+from tests.ops.chat.conftest import HEALTH, faked, piped, script, stub
 from tests.support.subprocess_server import DEADLINE_S, eventually, started
 
 BUG = "1baf1f86-0c3b-4a53-9c0f-2b7f5c6d7e8f"
@@ -85,14 +70,16 @@ def test_thoughts_are_separate_from_the_answer():
     )
 
 
-@pytest.mark.parametrize(
-    ("styled", "text"), [(True, "One two\n\nYes."), (False, "<think>\nOne two\n</think>\n\nYes.")]
-)
-def test_the_separator_of_thoughts_and_text(styled: bool, text: str):
-    """Tags if nothing else separates them; else an empty line."""
-    shown = Shown(styled=styled)
+def test_the_separator_of_thoughts_and_text():
+    """Tags if nothing else separates them; an answer ends its line."""
+    written: list[str] = []
+    plain = Plain(written.append)
     pieces = [("One ", True), ("two", True), ("Yes", False), (".", False)]
-    assert text == "".join(shown.take(*piece) for piece in pieces)
+    for text, is_thought in pieces:
+        plain.feed(text, is_thought=is_thought)
+    plain.finish()
+    plain.finish()
+    assert "<think>\nOne two\n</think>\n\nYes.\n" == "".join(written)
 
 
 @pytest.mark.parametrize(
@@ -177,69 +164,6 @@ def test_an_invalid_address(typed: str):
 # --- through a pipe ------------------------------------------------------------------------------
 
 
-@attrs.define
-class Faked:
-    """A scripted service that answers at ``url``, from its own thread."""
-
-    url: str
-    service: FakeService
-    token: trio.lowlevel.TrioToken
-
-    def release(self, hold: Hold) -> None:
-        """Continue the script."""
-        trio.from_thread.run_sync(hold.released.set, trio_token=self.token)
-
-    def conversations(self) -> list[prompt.Conversation]:
-        """The body of each request."""
-        found = [command.conversation for command in self.service.commands]
-        return [conversation for conversation in found if conversation is not None]
-
-    def asked(self) -> list[list[tuple[str, str]]]:
-        """(role, text) of the messages of each request."""
-        return [
-            [(message.role, message.content) for message in conversation.messages]
-            for conversation in self.conversations()
-        ]
-
-
-@contextlib.contextmanager
-def faked(*scripts: tuple[Step, ...], refusal: Exception | None = None) -> Iterator[Faked]:
-    """Serve scripts while the context is active."""
-    service, shutdown = FakeService(*scripts, refusal=refusal), trio.Event()
-    found: list[Faked] = []
-    is_up = threading.Event()
-
-    async def serve() -> None:
-        async with trio.open_nursery() as nursery:
-            url = await nursery.start(run_server, service, shutdown)
-            found.append(Faked(url, service, trio.lowlevel.current_trio_token()))
-            is_up.set()
-
-    thread = threading.Thread(target=trio.run, args=(serve,))
-    thread.start()
-    try:
-        assert is_up.wait(DEADLINE_S)
-        # Otherwise the service's log would go to what the chat takes for its own stdout.
-        with structlog.testing.capture_logs():
-            yield found[0]
-    finally:
-        trio.from_thread.run_sync(shutdown.set, trio_token=found[0].token)
-        thread.join(DEADLINE_S)
-
-
-def script(*texts: str, accepted: Accepted = ACCEPTED) -> tuple[Step, ...]:
-    """An answer in pieces."""
-    return (accepted, *(Delta(parts=(Said(text),)) for text in texts), FINISHED)
-
-
-def piped(lines: str, *arguments: object) -> Result:
-    """A chat whose lines come through a pipe."""
-    result = CliRunner().invoke(ops, ["chat", *map(str, arguments)], input=lines)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
 def remarks(stderr: str) -> list[str]:
     """The text on stderr, without times."""
     return re.sub(r"after [0-9]+ ms", "after N ms", stderr).splitlines()
@@ -309,7 +233,7 @@ def test_commands_of_the_chat():
     assert [False, False, False, True, True] == [
         conversation.template["enable_thinking"] for conversation in server.conversations()
     ]
-    assert "/edit TEXT" in result.stderr
+    assert "/edit [TEXT]" in result.stderr
 
 
 def test_why():
@@ -399,13 +323,13 @@ def test_the_time_is_the_servers(monkeypatch: pytest.MonkeyPatch):
     """Time is measured from the request, not from earlier terminal output."""
     now_s = [0.0]
 
-    class Slow(chat.Waiting):
+    class Slow(chat_screen.Waiting):
         def __enter__(self) -> Slow:
             now_s[0] += 100.0
             return self
 
-    monkeypatch.setattr(chat, "Waiting", Slow)
-    monkeypatch.setattr("cairn.ops.chat.command.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr(chat_screen, "Waiting", Slow)
+    monkeypatch.setattr("cairn.ops.chat.terminal.screen.time.monotonic", lambda: now_s[0])
     with faked(script("Hi")) as server:
         assert "first token after 0 ms" in piped("Hello\n", "--url", server.url).stderr
 
@@ -425,34 +349,6 @@ def test_an_error_within_an_answer(error: Exception, said: str):
         result = piped("Hello\n", "--url", server.url)
     assert (1, "Half\n") == (result.exit_code, result.stdout)
     assert said in result.stderr
-
-
-@contextlib.contextmanager
-def stub(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """A minimal server that sends the given answers; returns its address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer(self)
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join(DEADLINE_S)
-
-
-HEALTH = b'{"status": "ok", "model": "m", "fingerprint": "f", "journal_position": 1}'
 
 
 @pytest.mark.parametrize(
@@ -538,21 +434,6 @@ def test_a_server_that_is_named_is_not_started(more: tuple[str, str]):
 
 
 # --- which server --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """
-    An empty default data directory, and no server at the default address. A server that a chat left
-    running is killed.
-    """
-    monkeypatch.setenv("CAIRN_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setattr(chat_server, "DEFAULT_URL", "http://127.0.0.1:1")
-    make_home(tmp_path / "data")
-    yield tmp_path / "data"
-    left = server_at(tmp_path / "data")
-    if left is not None:
-        os.kill(int(left.process), signal.SIGKILL)
 
 
 def test_the_server_at_the_default_address(data_dir: Path, monkeypatch: pytest.MonkeyPatch):
@@ -702,117 +583,7 @@ def test_nothing_heavy_is_loaded():
 
 # --- on a terminal -------------------------------------------------------------------------------
 
-CURSOR = "\x1b[?25h"  # is shown again when the output is complete
-SGR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class Terminal:
-    """
-    A chat on a terminal, with a simulated user.
-
-    Attributes:
-        shown: all output so far, escapes included.
-    """
-
-    def __init__(self, arguments: tuple[object, ...], env: Mapping[str, str]) -> None:
-        self._ours, theirs = pty.openpty()
-        kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "LD_PRELOAD")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cairn.ops", "chat", *map(str, arguments)],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env={**kept, "TERM": "xterm", "COLUMNS": "120", "OPENBLAS_NUM_THREADS": "1", **env},
-            start_new_session=True,
-            # So that Ctrl-C on it is a signal.
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
-        os.close(theirs)
-        self.shown = ""
-        self._seen = 0
-        self._is_open = True
-
-    def until(self, text: str) -> str:
-        """
-        Wait until a text is shown; returns the output since the last one, to its end, uncoloured.
-        """
-        end_s = time.monotonic() + DEADLINE_S
-        while text not in self._plain()[self._seen :]:
-            assert time.monotonic() < end_s, f"no {text!r} in {self.shown!r}"
-            if select.select([self._ours], [], [], 0.1)[0]:
-                self.shown += os.read(self._ours, 65536).decode(errors="replace")
-        before, self._seen = self._seen, self._plain().index(text, self._seen) + len(text)
-        return self._plain()[before : self._seen]
-
-    def type(self, text: str) -> None:
-        """Press keys."""
-        os.write(self._ours, text.encode())
-
-    def say(self, text: str) -> None:
-        """Type a line at the chat's prompt."""
-        self.until("> ")
-        self.type(f"{text}\r")
-
-    def asks(self) -> None:
-        """Wait for the chat's prompt, and until Ctrl-C can be pressed there."""
-        self.until("> ")
-        self.waits_for_keys()
-
-    def waits_for_keys(self) -> None:
-        """
-        Wait until the chat does. A Python that has shown a prompt or a key and does not wait for
-        the next one yet would hold back a signal until one is pressed.
-        """
-        state = Path(f"/proc/{self.process.pid}/stat")
-        if state.exists():
-            eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "S")
-
-    def end(self) -> int:
-        """Press Ctrl-D at the prompt; returns the exit code."""
-        self.until("> ")
-        self.type("\x04")
-        return self.wait()
-
-    def wait(self) -> int:
-        """Wait for the end; returns the exit code. Reads the output meanwhile."""
-        end_s = time.monotonic() + DEADLINE_S
-        with contextlib.suppress(OSError):
-            while True:
-                assert time.monotonic() < end_s, f"it does not end: {self.shown!r}"
-                if select.select([self._ours], [], [], 0.1)[0]:
-                    if not (part := os.read(self._ours, 65536)):
-                        break
-                    self.shown += part.decode(errors="replace")
-        return self.process.wait(DEADLINE_S)
-
-    def close(self) -> None:
-        """End the chat if it still runs."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(DEADLINE_S)
-        self.hang_up()
-
-    def hang_up(self) -> None:
-        """Close the terminal's window. Repeating it does no harm."""
-        if self._is_open:
-            os.close(self._ours)
-            self._is_open = False
-
-    def _plain(self) -> str:
-        return SGR.sub("", self.shown).replace("\r\n", "\n")
-
-
-@pytest.fixture
-def terminal() -> Iterator[Callable[..., Terminal]]:
-    """Opens terminals with a chat each, and cleans up all of them."""
-    with contextlib.ExitStack() as opened:
-
-        def open_one(*arguments: object, **env: str) -> Terminal:
-            made = Terminal(arguments, env)
-            opened.callback(made.close)
-            return made
-
-        yield open_one
+SGR = re.compile(r"\x1b\[([0-9;]*)m")
 
 
 def held_by(data_dir: Path) -> int:
@@ -827,7 +598,8 @@ def test_a_conversation_on_a_terminal(terminal):
     with faked(script("Hi", " there")) as server:
         chat = terminal("--url", server.url)
         chat.say("Hello")
-        assert "Hi there\nnew_session (cold_start) · 128 of 2048 " in chat.until("ms")
+        line = "new_session (cold_start) · █░░░░░░░░░░░░░░░░░░░ 128 of 2048 tokens reused · first"
+        assert f" Hello\nHi there\n{line}" in chat.until(" ms")
         assert "\x1b[2mnew_session (cold_start)" in chat.shown
         assert 0 == chat.end()
 
@@ -842,12 +614,12 @@ def test_thoughts_are_dim(terminal, env: Mapping[str, str]):
         chat.say("Hello")
         chat.until("ms")
         assert 0 == chat.end()
-    shown = chat.shown.replace("\r\n", "\n")
     if env:
-        assert "<think>\nHm\n</think>\n\nYes\\x1b[31m\n" in shown
-        assert SGR.search(shown) is None
+        assert "\n<think>\nHm\n</think>\n\nYes\\x1b[31m\nnew_session" in chat.text()
+        assert {"0"} >= set(SGR.findall(chat.shown))
     else:
-        assert "\x1b[2mHm\x1b[0m\n\nYes\\x1b[31m\n" in shown
+        assert "\nHm\n\nYes\\x1b[31m\nnew_session" in chat.text()
+        assert "\x1b[2mHm\x1b[0m" in chat.shown
 
 
 def test_progress_until_the_first_word(terminal):
@@ -858,10 +630,10 @@ def test_progress_until_the_first_word(terminal):
         chat.say("Hello")
         chat.until("reading the prompt: 512 of 2048 tokens")
         server.release(wait)
-        before = chat.until("Hi")
-        assert CURSOR in before
-        assert "\x1b[2KHi" == before[-6:]
+        chat.until("ms")
         assert 0 == chat.end()
+    assert "reading the prompt" not in chat.text()
+    assert "> Hello\nHi\nnew_session" in chat.text()
 
 
 def test_ctrl_c_stops_an_answer(terminal):
@@ -872,7 +644,7 @@ def test_ctrl_c_stops_an_answer(terminal):
         chat.say("Hello")
         chat.until("Half an")
         chat.type("\x03")
-        assert "stopped · new_session (cold_start) · 128 tokens reused · first" in chat.until("ms")
+        assert "stopped · new_session (cold_start) · 128 tokens reused" in chat.until("first")
         eventually(lambda: 1 == server.service.left)
         chat.say("And?")
         chat.until("Whole")
@@ -895,7 +667,7 @@ def test_ctrl_c_before_the_first_word(terminal):
     assert [("user", "Once more")] == server.asked()[1]
 
 
-LEAVES = "Press Ctrl-C again, or Ctrl-D, to leave.\n"
+LEAVES = "Press Ctrl-C again, or Ctrl-D, to leave."
 
 
 @pytest.mark.parametrize("typed", ["", "half a mess"])
@@ -903,7 +675,6 @@ def test_ctrl_c_at_the_prompt(terminal, typed: str):
     """
     The first clears the line and shows how to leave, and the chat continues; the second leaves.
     """
-    pytest.importorskip("readline")
     with faked(script("Hi"), script("Whole")) as server:
         chat = terminal("--url", server.url)
         chat.say("Hello")
@@ -950,7 +721,6 @@ def test_a_turn_that_failed_can_be_tried_again(terminal):
 
 def test_lines_can_be_edited_and_come_again(terminal):
     """With the arrow keys, if readline is available."""
-    pytest.importorskip("readline")
     with faked(script("Hi")) as server:
         chat = terminal("--url", server.url)
         chat.say("Helo")
@@ -963,11 +733,9 @@ def test_lines_can_be_edited_and_come_again(terminal):
 
 def test_pasted_lines_are_one_message(terminal):
     """With any number of lines: the terminal marks where pasted text begins and ends."""
-    if "GNU" not in (pytest.importorskip("readline").__doc__ or ""):
-        pytest.skip("only GNU's readline can do so")
     with faked(script("Hi")) as server:
         chat = terminal("--url", server.url)
-        chat.until("\x1b[?2004h")
+        chat.until_raw("\x1b[?2004h")
         chat.say("\x1b[200~one\ntwo\x1b[201~")
         chat.until("ms")
         assert 0 == chat.end()
@@ -983,7 +751,7 @@ def test_the_chats_own_server_dies(terminal, data_dir: Path, model_directory: Pa
     chat.say("Hello")
     chat.until("waiting for the answer")
     os.kill(first, signal.SIGKILL)
-    chat.until("The server of this chat has ended (exit code -9). The next message starts it again")
+    chat.until("The server of this chat has ended (exit code -9). The next message")
     chat.until("The conversation is unchanged.")
     chat.say("Hello")
     chat.until("Started a server for this chat")

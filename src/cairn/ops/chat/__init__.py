@@ -1,1 +1,1 @@
-"""``ops chat``."""
+"""``cairn chat``."""

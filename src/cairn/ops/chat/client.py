@@ -1,4 +1,4 @@
-"""The client of ``ops chat``: checks a server's health, and streams answers that can be stopped."""
+"""The client of ``cairn chat``: checks a server's health, and streams answers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,8 @@ import click
 import httpx
 import msgspec
 
-from cairn.ops.chat.transcript import (
-    Chunk,
-    Error,
-    Health,
-    KeyRequired,
-    StartingUp,
-    refusal,
-)
+from cairn.ops.chat.replies import Chunk, Error, Health, KeyRequired, StartingUp
+from cairn.ops.chat.transcript import refusal
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.http_client import DONE, EventReader, Exchange, http_client, os_error
 from cairn.ops.common.output import printable
@@ -27,11 +21,20 @@ from cairn.ops.serve.api_keys import KEY_VARIABLE
 _CONNECT_S = 5.0
 
 _chunks = msgspec.json.Decoder(Chunk)
-_BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError)
+BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 class TurnFailed(Exception):
-    """There is no answer, by the server's or the world's fault. The message says why."""
+    """
+    There is no answer, by the server's or the world's fault. The message says why.
+
+    Attributes:
+        code: of the server's error, if it has one.
+    """
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ServerGone(TurnFailed):
@@ -82,21 +85,21 @@ def look(url: str, key: str | None = None) -> Health | None:
         raise NotCairn(f"it does not speak HTTP: {printable(str(error))}") from error
     except httpx.HTTPError:
         return None
-    with contextlib.suppress(*_BAD_JSON):
+    with contextlib.suppress(*BAD_JSON):
         return msgspec.json.decode(body, type=Health)
-    with contextlib.suppress(*_BAD_JSON):
+    with contextlib.suppress(*BAD_JSON):
         start = msgspec.json.decode(body, type=StartingUp)
         raise Unreadable(
             f"The server at {url} is starting ({printable(start.step)}). Try again in a moment."
         )
-    with contextlib.suppress(*_BAD_JSON):
+    with contextlib.suppress(*BAD_JSON):
         msgspec.json.decode(body, type=KeyRequired)
         known = "requires an API key" if key is None else "does not know this API key"
         raise Unreadable(
             f"The server at {url} {known}. Ask its operator for one, and set it in "
             f"${KEY_VARIABLE} or with --api-key."
         )
-    refused = _error_in(body)
+    refused = error_in(body)
     message = f", {printable(refused.message)}" if refused is not None else ""
     raise NotCairn(f"GET /health returns {status}{message}")
 
@@ -106,6 +109,7 @@ class Stream:
     A request for an answer, and its events. Can be iterated once.
 
     Args:
+        path: where the request is sent to.
         options: the options with which a command of `ops` finds this server, beginning with a
             space.
         key: the user's API key.
@@ -115,14 +119,14 @@ class Stream:
     """
 
     def __init__(
-        self, url: str, body: dict[str, Any], options: str = "", key: str | None = None
+        self, url: str, path: str, body: dict[str, Any], options: str = "", key: str | None = None
     ) -> None:
         self._url = url
         self._options = options
         self._client = http_client(url, key=key)
         request = self._client.build_request(
             "POST",
-            "/v1/chat/completions",
+            path,
             json=body,
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
         )
@@ -158,7 +162,7 @@ class Stream:
                 yield from self._events(response)
         except httpx.HTTPError as error:
             if not self.stopped:
-                raise ServerGone(_gone_words(self._url, error)) from error
+                raise ServerGone(gone_words(self._url, error)) from error
 
     def _events(self, response: httpx.Response) -> Iterator[Chunk | str]:
         reader = EventReader()
@@ -176,7 +180,7 @@ class Stream:
     def _chunk(self, value: bytes) -> Chunk:
         try:
             chunk = _chunks.decode(value)
-        except _BAD_JSON as error:
+        except BAD_JSON as error:
             raise TurnFailed(
                 f"{self._url} sent an invalid answer: {printable(str(error))}. Check whether the "
                 "server at this address is Cairn."
@@ -186,19 +190,22 @@ class Stream:
         return chunk
 
     def _refused(self, response: httpx.Response) -> TurnFailed:
-        error = _error_in(response.content) or Error(message=response.reason_phrase)
+        error = error_in(response.content) or Error(message=response.reason_phrase)
         retry_after = response.headers.get("retry-after")
-        return TurnFailed(refusal(error, response.status_code, retry_after, self._options))
+        words = refusal(error, response.status_code, retry_after, self._options)
+        return TurnFailed(words, error.code)
 
 
-def _error_in(body: bytes) -> Error | None:
+def error_in(body: bytes) -> Error | None:
+    """The error in the body of a response; None if there is none."""
     try:
         return msgspec.json.decode(body, type=dict[str, Error])["error"]
-    except (*_BAD_JSON, KeyError):
+    except (*BAD_JSON, KeyError):
         return None
 
 
-def _gone_words(url: str, error: httpx.HTTPError) -> str:
+def gone_words(url: str, error: httpx.HTTPError) -> str:
+    """Why a server did not answer, and what to do."""
     cause = os_error(error)
     if isinstance(cause, ConnectionRefusedError):
         return f"Nothing answers at {url} any more. Start the server again."

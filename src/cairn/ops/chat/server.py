@@ -1,4 +1,4 @@
-"""The server of ``ops chat``: a running one, or one that is started for the chat."""
+"""The server of ``cairn chat``: a running one, or one that is started for the chat."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from cairn.ops.chat.client import NotCairn, look
+from cairn.ops.chat.replies import Health
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import log_path, options_of
 from cairn.ops.serve.api_keys import KEYS_VARIABLE
@@ -41,6 +42,18 @@ class Server:
         self.options = options
         self.key = key
 
+    def health(self) -> Health | None:
+        """
+        Its health; None if it does not answer.
+
+        Raises:
+            Unreadable: it is starting, or refuses the key.
+        """
+        try:
+            return look(self.url, self.key)
+        except NotCairn:
+            return None
+
     def end_words(self) -> str | None:
         """How it ended, and what to do; None if it is running, or was not started by us."""
         return None
@@ -50,16 +63,23 @@ class OwnServer(Server):
     """
     A server that is started for the chat and ends with it. Its output goes to a file beside its
     log. It requires no API key.
+
+    Attributes:
+        chosen: the model that it is started with; None for the default one.
     """
 
-    def __init__(self, data_dir: Path, model: str | None) -> None:
+    def __init__(self, data_dir: Path, model: str | None, *more: str) -> None:
+        """
+        Args:
+            more: options of `ops serve`.
+        """
         super().__init__(url="", model="", options=options_of(data_dir))
         self._output = log_path(data_dir).with_name("chat.log")
         self._process: subprocess.Popen[str] | None = None
-        named = [] if model is None else ["--model", model]
+        self.chosen = model
         self._command = (
             *(sys.executable, "-P", "-m", "cairn.ops", "serve", "--port", "0"),
-            *("--heartbeat", str(_HEARTBEAT_S), "--data-dir", str(data_dir), *named),
+            *("--heartbeat", str(_HEARTBEAT_S), "--data-dir", str(data_dir), *more),
         )
 
     @property
@@ -74,11 +94,12 @@ class OwnServer(Server):
         Raises:
             Unreadable: it could not be started.
         """
+        named = [] if self.chosen is None else ["--model", self.chosen]
         try:
             self._output.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._output.open("w", encoding="utf-8") as output:
                 self._process = subprocess.Popen(
-                    self._command,
+                    (*self._command, *named),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=output,

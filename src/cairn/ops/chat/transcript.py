@@ -1,31 +1,41 @@
-"""The conversation of ``ops chat``, and its lines on the terminal. Pure: no terminal, no clock."""
+"""The lines of ``cairn chat`` on the terminal. Pure: no terminal, no clock."""
 
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 import attrs
-import msgspec
 
+from cairn.ops.chat.replies import Cairn, Chunk, Error, Usage
 from cairn.ops.common.output import printable
 
 COMMANDS = {
     "help": ("", "this list"),
+    "tour": ("", "see Cairn at work in two minutes: reuse, an edit, a restart, a flipped bit"),
     "new": ("", "start a new conversation"),
-    "again": ("", "ask for another answer; at temperature 0 or with --seed, the same one"),
-    "edit": ("TEXT", "replace my last message by TEXT, and ask again"),
+    "again": ("", "ask for another answer; at temperature 0 or with a seed, the same one"),
+    "edit": ("[TEXT]", "replace my last message, and ask again; without TEXT, edit it here"),
     "system": ("[TEXT]", "set the system message; without TEXT, remove it"),
     "think": ("", "let the model think before it answers; again, do not"),
+    "set": ("[NAME [VALUE]]", "show or set sampling parameters; without VALUE, the default again"),
+    "model": ("[NAME]", "list the models, or answer with another one from now on"),
     "why": ("", "explain what was reused for the last answer, and why not more"),
+    "sessions": ("", "list the chats that the server stores"),
+    "resume": ("[ID]", "continue a stored chat; without ID, the last one"),
+    "delete": ("ID", "delete a stored chat"),
+    "save": ("[FILE]", "write this chat to a file: Markdown, or messages if it ends in .json"),
     "quit": ("", "leave, like Ctrl-D"),
 }
 """Name of a chat command: its argument, and what it does."""
+
+ALIASES = {"?": "help", "clear": "new", "bye": "quit", "exit": "quit"}
+"""Other names of commands, which other chats use."""
 
 _OPEN, _CLOSE = "<think>\n", "\n</think>\n\n"
 _BROKEN = "kv_cache_inv_violation"
 _UNFORESEEN = "internal_error"
 _TOO_LONG = "context_length_exceeded"
+_TOO_MANY = "too_many_agents"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PREFILL = re.compile(r"prefill (\d+)(?:/(\d+))?")
 
@@ -41,115 +51,7 @@ def harmless(text: str) -> str:
     return text.translate(_HARMLESS)
 
 
-# --- responses ---------------------------------------------------------------------------------
-
-
-class Delta(msgspec.Struct):
-    """New parts of an answer."""
-
-    content: str | None = None
-    reasoning_content: str | None = None
-
-
-class Choice(msgspec.Struct):
-    """The one choice of a chunk."""
-
-    delta: Delta
-    finish_reason: str | None = None
-
-
-class Usage(msgspec.Struct):
-    """The numbers of tokens."""
-
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class Cairn(msgspec.Struct):
-    """What the server reports about the path."""
-
-    path: str
-    reused_tokens: int
-    reason: str | None = None
-    explanation: str | None = None
-
-
-class Error(msgspec.Struct):
-    """What the server reports about an error."""
-
-    message: str
-    code: str | None = None
-
-
-class Chunk(msgspec.Struct):
-    """An event of a stream."""
-
-    choices: tuple[Choice, ...] = ()
-    usage: Usage | None = None
-    cairn: Cairn | None = None
-    error: Error | None = None
-
-
-class Health(msgspec.Struct):
-    """A server's health. Only Cairn has these fields."""
-
-    model: str
-    fingerprint: str
-    journal_position: int
-
-
-class StartingUp(msgspec.Struct):
-    """The health of a server that starts."""
-
-    status: Literal["starting"]
-    step: str
-
-
-class KeyRequired(msgspec.Struct):
-    """The health of a server with API keys, for a request without one."""
-
-    status: str
-    api_key: Literal["required"]
-
-
-# --- a conversation ----------------------------------------------------------------------------
-
-
-@attrs.frozen
-class Conversation:
-    """
-    The messages so far.
-
-    Attributes:
-        said: (role, text, thoughts) of each message; the user's and the assistant's alternate.
-    """
-
-    system: str | None = None
-    said: tuple[tuple[str, str, str], ...] = ()
-
-    def asking(self, text: str) -> Conversation:
-        """The conversation with a message of the user."""
-        return attrs.evolve(self, said=(*self.said, ("user", text, "")))
-
-    def answered(self, text: str, thoughts: str) -> Conversation:
-        """The conversation with an answer."""
-        return attrs.evolve(self, said=(*self.said, ("assistant", text, thoughts)))
-
-    def unanswered(self) -> Conversation:
-        """The conversation without the last answer."""
-        return attrs.evolve(self, said=self.said[:-1])
-
-    def edited(self, text: str) -> Conversation:
-        """The conversation with a different last message of the user, and without its answer."""
-        return attrs.evolve(self, said=self.said[:-2]).asking(text)
-
-    def messages(self) -> list[dict[str, str]]:
-        """The messages of a request, with thoughts: the template decides whether to use them."""
-        system = [("system", self.system, "")] if self.system else []
-        return [
-            {"role": role, "content": text} | ({"reasoning_content": thoughts} if thoughts else {})
-            for role, text, thoughts in (*system, *self.said)
-        ]
+# --- an answer ----------------------------------------------------------------------------------
 
 
 @attrs.define
@@ -160,6 +62,7 @@ class Answer:
     Attributes:
         text: without the thoughts.
         first_s: when the first text or thought arrived, in seconds since the request.
+        rate: tokens per second after the first one, as the server measured it; 0 if unknown.
     """
 
     text: str = ""
@@ -168,6 +71,7 @@ class Answer:
     finish_reason: str | None = None
     first_s: float | None = None
     thoughts: str = ""
+    rate: float = 0.0
 
     def take(self, chunk: Chunk, after_s: float) -> list[tuple[str, bool]]:
         """
@@ -178,6 +82,8 @@ class Answer:
         """
         self.cairn = chunk.cairn or self.cairn
         self.usage = chunk.usage or self.usage
+        if chunk.timings is not None:
+            self.rate = chunk.timings.predicted_per_second
         new = []
         for choice in chunk.choices:
             new += [(choice.delta.reasoning_content, True), (choice.delta.content, False)]
@@ -213,20 +119,43 @@ class Shown:
 
 # --- lines -------------------------------------------------------------------------------------
 
+QUOTES = '"""'
+"""Begin and end a message of several lines."""
+
+_LEADING = re.compile(rf"\s*(?:/\S+\s+)?{QUOTES}")
+
+
+def is_open(text: str) -> bool:
+    """Whether a message began with three quotes that are not closed yet."""
+    found = _LEADING.match(text)
+    return found is not None and QUOTES not in text[found.end() :]
+
+
+def unquoted(text: str) -> str:
+    """A message without the three quotes around it, which may follow a command."""
+    found = _LEADING.match(text)
+    if found is None:
+        return text
+    before = text[: found.end() - len(QUOTES)]
+    inner, closed, rest = text[found.end() :].partition(QUOTES)
+    return f"{before}{inner.strip()}{rest}" if closed else text
+
 
 def read_line(line: str) -> tuple[str, str]:
     """
     The command of a line and its argument. For a message, the command is empty; a message that
     begins with a slash is typed with two.
     """
-    text = line.strip()
+    text = unquoted(line).strip()
+    if _LEADING.match(line) and not line.lstrip().startswith("/"):
+        return "", text  # within quotes, a slash begins no command
     if text.startswith("//"):
         return "", text[1:]
     if not text.startswith("/"):
         return "", text
     # A tab or a line feed is possible if several lines were pasted.
     name, *rest = re.split(r"\s+", text[1:], maxsplit=1)
-    return name or "help", " ".join(rest)
+    return ALIASES.get(name, name) or "help", " ".join(rest)
 
 
 def help_text() -> str:
@@ -236,8 +165,11 @@ def help_text() -> str:
     return "\n".join(
         (
             *(f"{command:<{width}}  {does}" for command, does in lines),
+            f"Alt-Enter begins a new line, and so does Enter between {QUOTES} and {QUOTES}.",
             "Ctrl-C stops an answer; the text so far stays in the conversation.",
             "At the prompt it clears the line; pressed twice, it leaves.",
+            "Tab completes commands. Up and down find earlier messages, also of earlier chats.",
+            "Also: /? for /help, /clear for /new, /bye and /exit for /quit.",
             "To begin a message with a slash, type two.",
         )
     )
@@ -254,16 +186,44 @@ def waiting_words(comment: str) -> str:
     return f"reading the prompt: {done} of {total} tokens" if total else "reading the prompt"
 
 
-def summary(answer: Answer) -> str:
-    """A turn in one line: the path, the reused tokens, and the time to first token."""
+_BAR = 20
+
+
+def bar(part: int, whole: int, *, blocks: str = "█░") -> str:
+    """
+    A bar of what was reused.
+
+    Args:
+        blocks: the characters for a reused and for a computed part.
+    """
+    # A bar is full only if nothing was computed, and empty only if nothing was reused.
+    cells = 0 if whole <= 0 else round(_BAR * part / whole)
+    if 0 < part < whole:
+        cells = min(max(cells, 1), _BAR - 1)
+    return blocks[0] * cells + blocks[1] * (_BAR - cells)
+
+
+def summary(answer: Answer, blocks: str = "") -> str:
+    """
+    A turn in one line: the path, the reused tokens, the time to the first token and the speed.
+
+    Args:
+        blocks: the characters of a bar; empty for none.
+    """
     parts = []
     if answer.cairn is not None:
         reason = f" ({answer.cairn.reason})" if answer.cairn.reason else ""
         parts.append(printable(answer.cairn.path + reason))
-        total = f" of {answer.usage.prompt_tokens}" if answer.usage is not None else ""
-        parts.append(f"{answer.cairn.reused_tokens}{total} tokens reused")
+        reused, drawn, total = answer.cairn.reused_tokens, "", ""
+        if answer.usage is not None:
+            total = f" of {answer.usage.prompt_tokens}"
+            if blocks:
+                drawn = f"{bar(reused, answer.usage.prompt_tokens, blocks=blocks)} "
+        parts.append(f"{drawn}{reused}{total} tokens reused")
     if answer.first_s is not None:
         parts.append(f"first token after {answer.first_s * 1000:.0f} ms")
+    if answer.rate:
+        parts.append(f"{answer.rate:.{0 if answer.rate >= 10 else 1}f} tokens/s")
     if answer.finish_reason == "length" and answer.usage is not None:
         parts.append(f"cut off after {answer.usage.completion_tokens} tokens")
     return " · ".join(parts)
@@ -292,6 +252,8 @@ def refusal(error: Error, status: int | None, retry_after: str | None, options: 
         hint = f" `ops tail --grep {named[0]}{options}` shows it."
     elif error.code == _TOO_LONG:
         hint = " /new starts a new conversation."
+    elif error.code == _TOO_MANY:
+        hint = " /sessions lists the stored chats, /delete ID deletes one; --no-store stores none."
     elif retry_after is not None:
         hint = f" Try again in {printable(retry_after)} s."
     return f"The server did not answer ({printable(kind)}): {message}.{hint}"

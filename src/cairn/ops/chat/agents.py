@@ -1,0 +1,105 @@
+"""The conversations and models of a server, over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from cairn.ops.chat.client import BAD_JSON, ServerGone, TurnFailed, error_in, gone_words
+from cairn.ops.chat.replies import (
+    Agent,
+    AgentList,
+    Error,
+    ModelList,
+    ServedModel,
+    StoredTurn,
+    StoredTurns,
+)
+from cairn.ops.chat.server import Server
+from cairn.ops.chat.transcript import refusal
+from cairn.ops.common.http_client import http_client
+from cairn.ops.common.output import printable
+
+Answer = TypeVar("Answer")
+
+NOT_FOUND = "agent_not_found"
+"""The code of the error about an agent that does not exist."""
+
+BUSY = "agent_busy"
+"""The code of the error about an agent that answers another request."""
+
+_ADDRESS = "/v1/agents"
+_TIMEOUT_S = 30.0
+
+
+def path_of(agent: str) -> str:
+    """Where an agent is."""
+    return f"{_ADDRESS}/{quote(agent, safe='')}"
+
+
+class Agents:
+    """The stored conversations of a server. Each method raises TurnFailed if it cannot answer."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def create(self, name: str, system: str | None, *, persist: bool) -> None:
+        """Create an agent."""
+        body: dict[str, Any] = {"agent_id": name, "persist": persist}
+        if system is not None:
+            body["system_prompt"] = system
+        self._call("POST", _ADDRESS, Agent, body)
+
+    def fork(self, name: str, new: str, turn: int) -> None:
+        """Create an agent from the first turns of another."""
+        self._call("POST", f"{path_of(name)}/fork", Agent, {"agent_id": new, "turn": turn})
+
+    def delete(self, name: str) -> None:
+        """Delete an agent."""
+        self._call("DELETE", path_of(name), dict[str, Any])
+
+    def all(self) -> list[Agent]:
+        """All agents, the last used one first."""
+        return list(self._call("GET", _ADDRESS, AgentList).agents)
+
+    def find(self, name: str) -> Agent:
+        """An agent with its system prompt and tools."""
+        return self._call("GET", path_of(name), Agent)
+
+    def turns(self, name: str) -> tuple[StoredTurn, ...]:
+        """The history of an agent."""
+        return self._call("GET", f"{path_of(name)}/turns", StoredTurns).data
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """The served models."""
+        return self._call("GET", "/v1/models", ModelList).data
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        form: type[Answer],
+        body: Mapping[str, Any] | None = None,
+    ) -> Answer:
+        server = self._server
+        try:
+            with http_client(server.url, key=server.key, timeout_s=_TIMEOUT_S) as client:
+                response = client.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise ServerGone(gone_words(server.url, error)) from error
+        if response.status_code != httpx.codes.OK:
+            refused = error_in(response.content) or Error(message=response.reason_phrase)
+            retry_after = response.headers.get("retry-after")
+            words = refusal(refused, response.status_code, retry_after, server.options)
+            raise TurnFailed(words, refused.code)
+        try:
+            return msgspec.json.decode(response.content, type=form)
+        except BAD_JSON as error:
+            raise TurnFailed(
+                f"{server.url} sent an invalid answer: {printable(str(error))}. Check whether the "
+                "server at this address is Cairn."
+            ) from error
