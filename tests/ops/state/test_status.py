@@ -14,7 +14,7 @@ from cairn.ops.journal.growth import Growth
 from cairn.ops.serve.data_dir import hold_directory
 from cairn.ops.state.running import Running, health_of
 from cairn.ops.state.status import Reuse, Status, as_object, lines, reused_since
-from tests.ops.chat.test_chat import faked
+from tests.ops.chat.conftest import faked
 from tests.support.journals import healthy
 
 HEALTH: dict[str, Any] = {
