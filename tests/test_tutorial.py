@@ -165,7 +165,7 @@ class Terminal:
         shown = ""
         for piece in _read(self._server_end, DEADLINE_S):
             shown += piece
-            if "try it" in shown:
+            if "/logs/cairn.jsonl\n" in shown:
                 return shown
         raise AssertionError(f"the server did not start:\n{shown}")
 

@@ -1223,6 +1223,20 @@ def test_rows_of_a_broken_journal_are_stored(url: str):
     store.close()
 
 
+def test_rows_of_some_kinds(url: str):
+    """Only these are read, also from a position on."""
+    migrate(url)
+    store = SqlStore.open(url)
+    store.append(ROWS)
+    kinds = ("path_selected", "request_finished")
+    chosen = [row for row in ROWS if row.kind in kinds]
+    assert set(kinds) == {row.kind for row in chosen}
+    assert chosen == list(store.read(kinds=kinds))
+    assert chosen[1:] == list(store.read(chosen[0].position, kinds=kinds))
+    assert [] == list(store.read(kinds=()))
+    store.close()
+
+
 def test_the_last_rows(url: str):
     """The last rows in order, of all streams or of one; and the names of the streams."""
     migrate(url)

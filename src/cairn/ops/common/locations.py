@@ -107,7 +107,7 @@ def data_dir_option(command: Decorated) -> Decorated:
         "--data-dir",
         type=click.Path(file_okay=False, path_type=Path),
         default=default_data_dir,
-        show_default="$CAIRN_DATA_DIR, else ~/.local/share/cairn",
+        show_default="$CAIRN_DATA_DIR, else the configuration file, else ~/.local/share/cairn",
         help="The server's data directory.",
     )(command)
 
