@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -23,6 +24,7 @@ from typing import Any
 
 import attrs
 import pytest
+from click.testing import CliRunner
 
 from cairn.engine.model.builtin import builtin_directory
 from cairn.journal import events as ev
@@ -31,7 +33,7 @@ from cairn.journal.rows.export import read_export
 from cairn.journal.rows.heads import Head
 from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.ops import doctor
-from cairn.ops.cli import COMMANDS
+from cairn.ops.cli import COMMANDS, called_by, ops
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import bytes_on_disk, default_data_dir, self_tests_folder
 from cairn.ops.common.output import table
@@ -43,6 +45,7 @@ from cairn.ops.serve.recorded_heads import head_keeper
 from tests.support import journals
 from tests.support.journals import Builder, broken, healthy, tampered
 
+ROOT = Path(__file__).parents[2]
 OURS = [name for name in COMMANDS if name != "serve"]
 
 
@@ -53,6 +56,30 @@ def test_help(run, name: str):
     assert 0 == result.exit_code
     assert COMMANDS[name][1].rstrip(".") in " ".join(result.stdout.split())
     assert f"  ops {name}" in result.stdout.split("Example:\n")[1]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_help_shows_the_name_of_the_program(name: str):
+    """Usage and examples have the name by which it was called, and that changes nothing else."""
+    before = CliRunner().invoke(ops, [name, "--help"], prog_name="ops").output
+    shown = CliRunner().invoke(called_by("cairn", ops), [name, "--help"], prog_name="cairn").output
+    assert f"Usage: cairn {name}" in shown
+    assert f"  cairn {name}" in shown.split("Example:\n")[1]
+    assert "  ops " not in shown.split("Example:\n")[1]
+    assert before == CliRunner().invoke(ops, [name, "--help"], prog_name="ops").output
+
+
+@pytest.mark.parametrize("program", ["cairn", "ops"])
+def test_the_program_has_two_names(program: str):
+    """As a module, as a launcher of the checkout, and as a script of the package."""
+    module = {"cairn": "cairn", "ops": "cairn.ops"}[program]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", module, "--help"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(f"Usage: {program} ")
+    assert f"-m {module} " in (ROOT / program).read_text()
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert "cairn.ops.cli:main" == scripts[program]
 
 
 def test_the_list_loads_nothing(run):

@@ -795,7 +795,7 @@ def test_a_chat_that_is_ended_ends_its_server(
 def test_a_terminal_that_is_closed(terminal, data_dir: Path, model_directory: Path):
     """The chat's own server ends with it, even if no output is possible any more."""
     chat = terminal("--data-dir", data_dir, "--model", model_directory)
-    chat.until("> ")
+    chat.asks()
     chat.hang_up()
     assert 0 != chat.process.wait(DEADLINE_S)
     eventually(lambda: server_at(data_dir) is None)

@@ -302,6 +302,26 @@ def test_a_block_higher_than_the_terminal():
     assert "\n".join(lines) == rendered("```\n" + "\n".join(lines) + "\n```\n", 5)
 
 
+@pytest.mark.parametrize("size", range(1, 9))
+def test_a_line_that_is_not_complete_ends_no_block(size: int):
+    """Its rest may make it the next item of a list."""
+    text = "1. a\n\n2. b\n\n3. c\n\nEnd."
+    assert " 1 a\n 2 b\n 3 c\n\nEnd." == rendered(text, len(text))
+    assert rendered(text, len(text)) == rendered(text, size)
+
+
+def test_the_end_of_a_high_block_is_shown_meanwhile():
+    """Not its beginning, which has been seen."""
+    output = io.StringIO()
+    markdown = Markdown(Console(file=output, force_terminal=True, width=40, height=12))
+    lines = [f"line {number}" for number in range(30)]
+    markdown.feed("```\n" + "\n".join(lines), is_thought=False)
+    shown = output.getvalue()
+    markdown.finish()
+    assert "line 29" in shown
+    assert "line 0\n" not in shown
+
+
 def test_thoughts_before_markdown():
     """They are dim, and separate."""
     output = io.StringIO()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -21,7 +22,7 @@ from cairn.ops.chat.replies import (
 )
 from cairn.ops.chat.server import Server
 from cairn.ops.chat.transcript import refusal
-from cairn.ops.common.http_client import http_client
+from cairn.ops.common.http_client import Exchange, http_client
 from cairn.ops.common.output import printable
 
 Answer = TypeVar("Answer")
@@ -41,11 +42,34 @@ def path_of(agent: str) -> str:
     return f"{_ADDRESS}/{quote(agent, safe='')}"
 
 
+class CallStopped(TurnFailed):
+    """The user stopped a call."""
+
+
 class Agents:
     """The stored conversations of a server. Each method raises TurnFailed if it cannot answer."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._exchange: Exchange | None = None
+        self._is_cut = False
+
+    @contextlib.contextmanager
+    def cuttable(self) -> Iterator[Callable[[], None]]:
+        """
+        Gives a function, which a signal handler may call: while the context lasts, the current call
+        and further ones raise CallStopped.
+        """
+
+        def cut() -> None:
+            self._is_cut = True
+            if self._exchange is not None:
+                self._exchange.cut()
+
+        try:
+            yield cut
+        finally:
+            self._is_cut = False
 
     def create(self, name: str, system: str | None, *, persist: bool) -> None:
         """Create an agent."""
@@ -86,10 +110,16 @@ class Agents:
         body: Mapping[str, Any] | None = None,
     ) -> Answer:
         server = self._server
+        if self._is_cut:
+            raise CallStopped("Stopped.")
+        client = http_client(server.url, key=server.key, timeout_s=_TIMEOUT_S)
+        exchange = self._exchange = Exchange(client, client.build_request(method, path, json=body))
         try:
-            with http_client(server.url, key=server.key, timeout_s=_TIMEOUT_S) as client:
-                response = client.request(method, path, json=body)
+            with client, exchange.response() as response:
+                response.read()
         except httpx.HTTPError as error:
+            if exchange.was_cut:
+                raise CallStopped("Stopped.") from error
             raise ServerGone(gone_words(server.url, error)) from error
         if response.status_code != httpx.codes.OK:
             refused = error_in(response.content) or Error(message=response.reason_phrase)

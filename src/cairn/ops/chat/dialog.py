@@ -25,6 +25,7 @@ from cairn.ops.chat.transcript import COMMANDS, harmless, help_text, read_line
 from cairn.ops.chat.turns import PREFIX, Turns
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.output import counted, printable
+from cairn.ops.common.times import time_of
 
 _FAILED = 1
 _LISTED = 20
@@ -135,7 +136,9 @@ class Dialog:
         self._conversation = self._turns.resumed(found)
         self._explanation = None
         said = self._conversation.said
-        self._screen.note(f"Continuing {found}, {counted(len(said), 'message')} so far. The last:")
+        self._screen.note(
+            f"Continuing {printable(found)}, {counted(len(said), 'message')} so far. The last:"
+        )
         for one in said[-2:]:
             if one.role == "user":
                 self._screen.note(f"> {harmless(one.text)}")
@@ -400,7 +403,7 @@ class Dialog:
         for number, one in enumerate(agents[:_LISTED], 1):
             mark = "*" if one.agent_id == self._conversation.agent else " "
             self._screen.note(
-                f"{mark}{number:>3}  {one.agent_id:<14}  {_ago(one.last_accessed):>8}  "
+                f"{mark}{number:>3}  {printable(one.agent_id):<14}  {_ago(one.last_accessed):>10}  "
                 f"{counted(one.turns, 'turn'):>8}  {self._first_words(one)}"
             )
         if (more := len(agents) - _LISTED) > 0:
@@ -473,8 +476,11 @@ class Dialog:
 
 
 def _ago(time: str) -> str:
-    """How long ago a time in ISO 8601 was."""
-    seconds = int((datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())
+    """How long ago a time in ISO 8601 was; empty if it is none."""
+    moment = time_of(time)
+    if moment is None:
+        return ""
+    seconds = int((datetime.now(UTC) - moment).total_seconds())
     for unit, name in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= unit:
             return f"{seconds // unit} {name} ago"

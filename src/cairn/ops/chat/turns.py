@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from cairn.ops.chat.agents import BUSY, NOT_FOUND, Agents, path_of
+from cairn.ops.chat.agents import BUSY, NOT_FOUND, Agents, CallStopped, path_of
 from cairn.ops.chat.client import Stream, TurnFailed
 from cairn.ops.chat.conversation import Conversation
 from cairn.ops.chat.server import Server
@@ -88,7 +88,15 @@ class Turns:
             TurnFailed: there is no answer. The conversation is as it was.
         """
         for attempt in range(_BUSY_TRIES):
-            ready = self._prepared(asked)
+            try:
+                with (
+                    self.agents.cuttable() as cut,
+                    self._screen.until_interrupt(cut),
+                    self._screen.waiting("waiting for the answer"),
+                ):
+                    ready = self._prepared(asked)
+            except CallStopped:
+                return Turn(before, Answer(), stopped=True)
             assert ready.agent is not None
             path = f"{path_of(ready.agent)}/generate"
             server = self._server
@@ -164,11 +172,11 @@ class Turns:
         if asked.agent is not None and not asked.must_fork:
             return asked
         name = f"{PREFIX}{uuid.uuid4().hex[:8]}"
+        self._made[name] = 0  # before it exists: a call that is stopped may have created it
         if asked.agent is None:
             self.agents.create(name, asked.system, persist=self._stores)
         else:
             self.agents.fork(asked.agent, name, len(asked.ends))
-        self._made[name] = 0
         return asked.in_agent(name)
 
     def _body(self, asked: Conversation) -> dict[str, Any]:

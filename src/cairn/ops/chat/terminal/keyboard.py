@@ -171,6 +171,7 @@ class Keyboard:
             history=self._history() if remembers else DummyHistory(),
             completer=_completer(self._choices) if remembers else None,
             complete_while_typing=False,
+            complete_in_thread=True,  # models and chats are asked of the server
             enable_suspend=True,
         )
 
