@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from cairn.engine.machine import blas, cuda
+from cairn.engine.machine import blas
 from cairn.engine.machine.cuda import cuda_versions, has_cuda
 from cairn.engine.mlx import start
 
@@ -23,9 +25,7 @@ MAPS = """\
 7f0000005000-7f0000006000 rw-p 00000000 00:00 0
 7f0000006000-7f0000007000 r-xp 00000000 08:01 15 /lib/libc.so.6
 """
-DRIVER = (
-    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (one@two)\n"
-)
+DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (one)\n"
 
 
 def asked(name: str, path: Path) -> str:
@@ -63,31 +63,21 @@ def test_without_the_libraries_there_is_nothing(tmp_path: Path) -> None:
     assert {} == cuda_versions(tmp_path / "nothing", asked)
 
 
-class Library:
-    """A library of NVIDIA's, as ctypes gives it."""
+def library(path: str) -> object:
+    """A library of NVIDIA's, as ctypes gives it: its functions have attributes."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def cublasLtGetVersion(self) -> int:
-        return 130100
-
-    def cudnnGetVersion(self) -> int:
-        return 91900
-
-    def nvrtcVersion(self, major: object, minor: object) -> int:
-        major._obj.value, minor._obj.value = 13, 2  # type: ignore[attr-defined]
+    def compiler(major: Any, minor: Any) -> int:
+        major._obj.value, minor._obj.value = 13, 2
         return 0
 
-    def __getattribute__(self, name: str) -> object:
-        found = object.__getattribute__(self, name)
-        # A function of a library takes its result's type as an attribute; a method takes none.
-        return (lambda *given: found(*given)) if callable(found) else found
+    return SimpleNamespace(
+        cublasLtGetVersion=lambda: 130100, cudnnGetVersion=lambda: 91900, nvrtcVersion=compiler
+    )
 
 
 def test_how_a_library_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each by its own function."""
-    monkeypatch.setattr(cuda.ctypes, "CDLL", Library)
+    monkeypatch.setattr(ctypes, "CDLL", library)
     found = cuda_versions(root_with(tmp_path, MAPS, None))
     assert {"cublas": "130100", "cudnn": "91900", "nvrtc": "13.2"} == found
 
@@ -109,8 +99,8 @@ def test_a_gpu_needs_the_backend_and_a_driver(
             raise OSError(name)
         return object()
 
-    monkeypatch.setattr(cuda.importlib.metadata, "version", version)
-    monkeypatch.setattr(cuda.ctypes, "CDLL", loaded)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(ctypes, "CDLL", loaded)
     assert (installed is not None and driver) == has_cuda()
 
 
@@ -137,6 +127,7 @@ def test_the_versions_belong_to_the_device(
     )
     monkeypatch.setattr(start, "mx", device)
     monkeypatch.setattr(start, "cuda_versions", lambda: {"cublas": "130100"})
-    cpu, gpu = {}, {"device_name": "NVIDIA H200", "cublas": "130100"}
-    due = gpu if kind == mx.DeviceType.gpu else cpu
-    assert {"device": f"Device({kind.name}, 0)", **due} == start.device_facts()
+    due = {"device": f"Device({kind.name}, 0)"}
+    if kind == mx.DeviceType.gpu:
+        due |= {"device_name": "NVIDIA H200", "cublas": "130100"}
+    assert due == start.device_facts()
