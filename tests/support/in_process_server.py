@@ -32,8 +32,8 @@ _LOOK_S = 0.001
 
 
 def settings(model_directory: Path, **changes: Any) -> Settings:
-    """Settings for a small machine."""
-    small = {"pool_bytes": 512 * MIB, "blocks_bytes": 256 * MIB}
+    """Settings for a small machine, with the blocks of a CPU on every device."""
+    small = {"pool_bytes": 512 * MIB, "blocks_bytes": 256 * MIB, "block_tokens": 64}
     return Settings(model=str(model_directory), **{**small, **changes})
 
 

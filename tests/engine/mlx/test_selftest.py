@@ -6,8 +6,10 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
+from cairn.engine.mlx import selftest
 from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.model import load_model
 from cairn.engine.mlx.selftest import CHECKS, run_self_test
@@ -89,3 +91,37 @@ def test_without_a_fault(model_directory: Path) -> None:
 
     assert (CHECKS, None) == (tuple(tested.findings), tested.fault)
     assert tested.passed
+
+
+def test_rounded_products_may_differ_more(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    What TF32 makes of a float32 model's log-probabilities is accepted where the device rounds the
+    factors of products, and nowhere else. A wrong computation is accepted nowhere.
+    """
+    loaded = load_model(str(model_directory))
+
+    def accepted(error: float, *, rounds: bool) -> bool:
+        monkeypatch.setattr(selftest, "rounds_products", lambda: rounds)
+        monkeypatch.setattr(selftest.SelfTest, "error", lambda test: error)
+        tested = run_self_test(loaded, MlxEngine(loaded, decode_rows=1), 16)
+        return tested.findings["numbers_are_right"]
+
+    of_tf32 = 8.8e-4  # this model's, on an H200
+    assert accepted(of_tf32, rounds=True)
+    assert not accepted(of_tf32, rounds=False)
+    assert not accepted(0.1, rounds=True)
+
+
+def test_rounding_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product whose factors have eleven significant bits is found; one of float32 is not."""
+    is_cpu = mx.default_device().type == mx.DeviceType.cpu
+    assert not (is_cpu and selftest.rounds_products())
+    matmul = mx.array.__matmul__
+
+    def rounded(one: mx.array, other: mx.array) -> mx.array:
+        return matmul(*(x.astype(mx.float16).astype(mx.float32) for x in (one, other)))
+
+    monkeypatch.setattr(mx.array, "__matmul__", rounded)
+    assert selftest.rounds_products()

@@ -34,6 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cairn.engine.machine.cuda import has_cuda
+
 WHEEL = "scipy-openblas32"
 PREFIX = "scipy_"
 
@@ -254,6 +256,8 @@ def describe() -> tuple[bool, str]:
     """Whether matrix products use, or would use, a real BLAS, and which; for people."""
     if sys.platform != "linux":
         return True, "not needed here: MLX takes the system's"
+    if has_cuda():
+        return True, "not needed here: MLX computes on the GPU"
     if os.environ.get("LD_PRELOAD"):
         loaded = loaded_blas()
         if loaded is None:

@@ -18,6 +18,7 @@ from cairn.engine.answer.markers import markers_of
 from cairn.engine.contract import StartedEngine
 from cairn.engine.errors import ModelRefused
 from cairn.engine.machine.blas import loaded_blas
+from cairn.engine.machine.cuda import cuda_versions
 from cairn.engine.machine.heap import give_back_free_memory
 from cairn.engine.machine.memory import (
     Budgets,
@@ -177,13 +178,14 @@ def default_decode_rows() -> int:
 
 
 def device_facts() -> Mapping[str, str]:
-    """MLX's description of the device."""
+    """MLX's description of the device, and the versions of CUDA's libraries if MLX uses them."""
     device = mx.default_device()
     facts: dict[str, Any] = {"device": str(device)}
     if device.type == mx.DeviceType.gpu:
         facts |= mx.device_info() if hasattr(mx, "device_info") else {}
     stable = ("device", "device_name", "architecture", "name", "compute_capability")
-    return {key: str(value) for key, value in facts.items() if key in stable}
+    found = {key: str(value) for key, value in facts.items() if key in stable}
+    return found | (cuda_versions() if device.type == mx.DeviceType.gpu else {})
 
 
 def _memory() -> int:
