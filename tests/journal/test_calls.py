@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from cairn.engine.answer.markers import Markers
 from cairn.engine.answer.parts import AnswerForm, AnswerPart, AnswerParts, Called, Said
+from cairn.engine.answer.tool_calls import NoCall, read_calls
 from cairn.engine.prompt.turns import parts_text
-from cairn.journal.call_formats import READ_VERSIONS, READERS
+from cairn.journal.call_formats import OPEN_MAX, READ_VERSIONS, READERS
 from cairn.journal.calls import REJECTED_MAX, form_of
 from cairn.journal.shown import STATES_MAX, shown_fault
 
@@ -344,6 +345,79 @@ FRAGMENTS = (
 )
 
 
+TEXTS: tuple[tuple[str, str], ...] = (
+    *(
+        ("json_tools", text)
+        for text in (
+            '{"name": "go", "arguments": {"to": "\\ud800", "b": "\\u00e4"}}',
+            '{"name": "go", "arguments": {"to": NaN}}',
+            '{"name": "go", "arguments": "{\\"to\\": 1e2}"}',
+            '{"name": "go", "arguments": "[]"}',
+            '{"name": "go", "arguments": "{"}',
+            '{"name": "go", "arguments": {"to": 1, "to": 2}}',
+            '{"name": "go", "arguments": null, "x": 1}',
+            '{"name": "go", "id": "7"}',
+            '{"name": "go", "x": 1}',
+            '{"name": "", "arguments": {}}',
+            '{"arguments": {}}',
+            '[{"name": "go"}, {"name": "stay", "arguments": {}}]',
+            '[{"name": "go"}, 1]',
+            *("[]", "null", "7", "go", ""),
+        )
+    ),
+    *(
+        ("mistral", text)
+        for text in (
+            '[{"name": "go", "x": 1}]',
+            *("[1]", "[]", "{}", "go", "go[ARGS]{", "[ARGS]{}", "go [ARGS] {}!stay[ARGS]{} and"),
+            *('नमस्ते[ARGS]{"a": "ä"}', " [ARGS]no-go[ARGS]{}", 'go[ARGS]"{}"', "go[ARGS][]"),
+        )
+    ),
+    *(("longcat", text) for text in ('{"name": "go", "arguments": {"a": true}}', "{}", "{")),
+    ("qwen3_coder", "<function=go></function>\n"),
+    (
+        "qwen3_coder",
+        "<function=go> <parameter=a> 1\n</parameter><parameter=></parameter></function>",
+    ),
+    *(
+        ("qwen3_coder", text)
+        for text in ("<function=></function>", "<function=go></function>.", "go")
+    ),
+    (
+        "minimax_m2",
+        "<invoke name='go'><parameter name=a>1</parameter></invoke><invoke name=x></invoke>",
+    ),
+    *(("minimax_m2", text) for text in ("<invoke name=></invoke>", "<invoke name=>", "go")),
+    ("minimax_m2", "<invoke name=go>" + "<parameter name=" * (OPEN_MAX + 1) + "</invoke>"),
+    ("glm47", "go<arg_key>a</arg_key>\\n<arg_value>[1]</arg_value><arg_key>b</arg_key>"),
+    (
+        "glm47",
+        "go<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>a</arg_key><arg_value>2</arg_value>",
+    ),
+)
+"""Texts between the markers of a call: what is odd in each format."""
+
+
+@pytest.mark.parametrize(("parser", "words"), TEXTS)
+def test_a_text_is_read_as_the_server_reads_it(parser: str, words: str) -> None:
+    """A reader may leave a text of tags unread, and JSON never."""
+    parse = markers_of(parser).parse
+    assert parse is not None
+    try:
+        calls = read_calls(parse, words, [tool("go", {"a": {"type": "integer"}})])
+    except NoCall:
+        calls = ()
+    reading = READERS[parser](words)
+    if reading is None:
+        assert parser not in ("json_tools", "mistral")
+        return
+    assert [call.name for call in calls] == [name for name, _ in reading]
+    for call, (_, fits) in zip(calls, reading, strict=True):
+        assert fits(call.arguments)
+        for other in ("{}", "[]", call.arguments.replace("1", "2"), call.arguments + " "):
+            assert fits(other) == (other == call.arguments)
+
+
 @pytest.mark.parametrize("parser", [*READERS, "pythonic", "gemma4", "kimi_k2"])
 @settings(deadline=None, max_examples=150)
 @given(st.data())
@@ -463,6 +537,9 @@ def test_calls_of_one_text_are_stored_together(written: str) -> None:
         text = "[TOOL_CALLS]" + json.dumps([{"name": n, "arguments": a} for n, a in (ROME, ULM)])
     assert fault(parts_text(parts_of(text, markers, [tool("go", {})])), text, markers) is None
     assert fault(stored(ROME, ULM), text, markers) is None
+    was_cut = json.loads(stored(ROME, ULM))
+    was_cut[1]["called"]["cut"] = "Ulm"
+    assert "call 0" == fault(json.dumps(was_cut), text, markers)
     for calls in ((ROME,), (ULM,), (ULM, ROME), (ROME, ROME), (ROME, ULM, ULM), ()):
         assert fault(stored(*calls), text, markers) is not None
 
@@ -551,6 +628,24 @@ def test_a_constrained_call_that_was_cut(length: int, complete: bool) -> None:
         assert "call 0" == fault(parts_text([*words, call]), text, markers)
 
 
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("json_tools", '<tool_call>\n{"name": "go", "arguments": {}} no</tool_call>'),
+        ("json_tools", '<tool_call>{"name": "go", "arguments": {}'),
+        ("qwen3_coder", "<tool_call><function=go></function>"),
+        ("kimi_k2", "<|tool_calls_section_begin|>functions.go:0<|tool_call_argument_begin|>{}"),
+    ],
+)
+def test_words_that_are_stored_as_a_call(parser: str, text: str) -> None:
+    """Text that the server did not take for a call is none."""
+    markers = markers_of(parser)
+    (said,) = parts_of(text, markers, [tool("go", {})])
+    assert Said(text) == said
+    assert fault(stored(text), text, markers) is None
+    assert "call 0" == fault(stored(("go", {})), text, markers)
+
+
 def test_what_no_schema_is_known_for() -> None:
     """Text in tags may be a number or a text, as the tool's schema says; its characters may not."""
     markers = markers_of("qwen3_coder")
@@ -577,6 +672,10 @@ def test_a_format_that_is_not_read() -> None:
 def test_what_is_not_read_after_all() -> None:
     """Too many ways, and JSON that is too deep, are compared as if the form were not on record."""
     markers = markers_of("json_tools")
+    # Of what is left out, nothing is found then.
+    many = "<think>" * (STATES_MAX * 3) + "x"
+    assert fault(stored("<think>" * STATES_MAX), many, markers) is None
+    assert "words" == fault(stored("<think>"), "<think><think>x", markers)
     ways = "<think>" * (STATES_MAX * 3)
     assert fault(stored("<think>" * STATES_MAX), ways, markers) is None
     assert "words" == fault(stored("<think>" * STATES_MAX + "x"), ways, markers)

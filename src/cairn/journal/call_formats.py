@@ -89,7 +89,7 @@ def _longcat(text: str) -> Reading | None:
     return _pairs("longcat_").read(text) if found is None else _typed([found])
 
 
-_ARGUMENTS = re.compile(r"\s*\[ARGS\]\s*")
+_ARGUMENTS = "[ARGS]"
 
 
 def _mistral(text: str) -> Reading:
@@ -98,17 +98,19 @@ def _mistral(text: str) -> Reading:
     if isinstance(found, list):
         return _typed([{"arguments": {}, **one} if isinstance(one, dict) else one for one in found])
     calls, place = [], 0
-    while (mark := _ARGUMENTS.search(text, place)) is not None:
-        start = mark.start()
+    while (mark := text.find(_ARGUMENTS, place)) >= 0:
+        start = end = place + len(text[place:mark].rstrip())
         while start > place and _is_of_name(text[start - 1]):
             start -= 1
-        place = mark.end()
-        if start < mark.start():
+        place = mark + len(_ARGUMENTS)
+        if start < end:
+            while text[place : place + 1].isspace():
+                place += 1
             try:
                 arguments, place = json.JSONDecoder().raw_decode(text, place)
             except ValueError:
                 return ()
-            calls.append({"name": text[start : mark.start()], "arguments": arguments})
+            calls.append({"name": text[start:end], "arguments": arguments})
     return _typed(calls)
 
 
