@@ -631,7 +631,7 @@ def test_a_constrained_call_that_was_cut(length: int, complete: bool) -> None:
 @pytest.mark.parametrize(
     ("parser", "text"),
     [
-        ("json_tools", '<tool_call>\n{"name": "go", "arguments": {}} no</tool_call>'),
+        ("json_tools", '<tool_call>\n{"name": "go", "arguments": {}x\n</tool_call>'),
         ("json_tools", '<tool_call>{"name": "go", "arguments": {}'),
         ("qwen3_coder", "<tool_call><function=go></function>"),
         ("kimi_k2", "<|tool_calls_section_begin|>functions.go:0<|tool_call_argument_begin|>{}"),
