@@ -23,7 +23,7 @@ import attrs
 READ_VERSIONS = frozenset(("0.32.1", "0.32.2"))
 """The versions of mlx-lm whose parsers were compared with the readers of this module."""
 
-Reading = Sequence[tuple[str, Callable[[str], bool]]]
+ReadCalls = Sequence[tuple[str, Callable[[str], bool]]]
 """
 The calls of a text, in order: for each its name, and whether stored arguments are its own. Empty
 if the text is no call.
@@ -57,7 +57,7 @@ def json_value(text: str) -> Any:
         return None
 
 
-def _typed(found: Sequence[Any]) -> Reading:
+def _typed(found: Sequence[Any]) -> ReadCalls:
     """What the server makes of objects with name and arguments; nothing if one is no call."""
     calls = []
     for one in found:
@@ -77,13 +77,13 @@ def _typed(found: Sequence[Any]) -> Reading:
     return calls
 
 
-def _json_tools(text: str) -> Reading:
+def _json_tools(text: str) -> ReadCalls:
     """``{"name": "f", "arguments": {...}}``, or a list of these."""
     found = json_value(text)
     return _typed(found if isinstance(found, list) else [found])
 
 
-def _longcat(text: str) -> Reading | None:
+def _longcat(text: str) -> ReadCalls | None:
     """The same object, or pairs of tags."""
     found = json_value(text) if text.strip().startswith("{") else None
     return _pairs("longcat_").read(text) if found is None else _typed([found])
@@ -92,7 +92,7 @@ def _longcat(text: str) -> Reading | None:
 _ARGUMENTS = "[ARGS]"
 
 
-def _mistral(text: str) -> Reading:
+def _mistral(text: str) -> ReadCalls:
     """A list of objects, or ``f[ARGS]{...}`` once or more. All other text is dropped."""
     found = json_value(text)
     if isinstance(found, list):
@@ -163,7 +163,7 @@ class _Tags:
     field: str
     quoted: bool = False
 
-    def read(self, text: str) -> Reading | None:
+    def read(self, text: str) -> ReadCalls | None:
         """The calls of a text; None if it is not read."""
         found = []
         for words in [] if open_too_often(text) else re.findall(self.calls, text, re.DOTALL):
@@ -245,7 +245,7 @@ def _fits(text: str, stored: Any) -> bool:
     return False
 
 
-READERS: Mapping[str, Callable[[str], Reading | None]] = {
+READERS: Mapping[str, Callable[[str], ReadCalls | None]] = {
     "json_tools": _json_tools,
     "longcat": _longcat,
     "mistral": _mistral,

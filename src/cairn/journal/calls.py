@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from cairn.journal.call_formats import READ_VERSIONS, READERS, Reading, json_value
+from cairn.journal.call_formats import READ_VERSIONS, READERS, ReadCalls, json_value
 
 REJECTED_MAX = 64
 """
@@ -65,7 +65,7 @@ class CallReader:
         self._format, self.marker, self._end = form or ("", "", "")
         self._calls = calls
         self._begins = text.count(self.marker)
-        self._known: dict[int, tuple[int, str, Reading | None] | None] = {}
+        self._known: dict[int, tuple[int, str, ReadCalls | None] | None] = {}
 
     def begins_at(self, place: int) -> bool:
         """Whether the marker before a call is at a place."""
@@ -114,7 +114,7 @@ class CallReader:
             and self._text.endswith(self._end, start, found[0])
         )
 
-    def _read(self, start: int) -> tuple[int, str, Reading | None] | None:
+    def _read(self, start: int) -> tuple[int, str, ReadCalls | None] | None:
         """
         Where a text after a marker ends, marker included, what it is, and what it is read as; None
         if it does not end.

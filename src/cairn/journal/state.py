@@ -901,7 +901,7 @@ def _request_ended(state: State, session_id: str, finished: ev.RequestFinished |
 
 
 def _model(event: ev.ModelLoaded) -> Model:
-    of_fields = {
+    of_fields: dict[str, Any] = {
         "markers": tuple(map(str, event.fields.get("markers", ()))),
         "calls": form_of(event.fields),
     }
