@@ -160,7 +160,7 @@ audit: ## look for known vulnerabilities in the packages of requirements.lock
 	@python3 -m venv .cache/audit && .cache/audit/bin/pip install --quiet pip-audit
 	@.cache/audit/bin/pip-audit --strict --disable-pip --require-hashes -r requirements.lock
 
-oldest: env ## test caches, markers and model files with the oldest mlx-lm that pyproject.toml allows
+oldest: env ## test caches, markers, calls and model files with the oldest mlx-lm that pyproject.toml allows
 	@set -e; $(with_blas); \
 	version=$$(sed -n 's/.*"mlx-lm>=\([0-9.]*\),.*/\1/p' pyproject.toml); \
 	echo "oldest: mlx-lm $$version"; \
@@ -172,7 +172,8 @@ oldest: env ## test caches, markers and model files with the oldest mlx-lm that 
 	$(BIN)/python -P -c "import mlx_lm; used = mlx_lm.__version__; \
 	assert used == '$$version', f'mlx-lm {used} in use, not $$version'"; \
 	$(BIN)/python -P -m pytest -q tests/engine/mlx/test_cache_against_mlx_lm.py tests/engine/answer/test_markers.py \
-		tests/engine/model/test_files_that_mean_ill.py
+		tests/engine/model/test_files_that_mean_ill.py; \
+	$(BIN)/python -P -m pytest -q tests/journal/test_calls.py -k 'parser_makes or any_text'
 
 # Schemathesis has an environment of its own, because only this target needs it.
 schema: env ## check a running server against its /openapi.json; EXAMPLES=..., SEED=..., ARGS=--quick

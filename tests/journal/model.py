@@ -233,6 +233,8 @@ class World:
         )
         self.model = {name: getattr(event, name) for name in names.split()}
         self.model["markers"] = tuple(event.fields.get("markers", ()))
+        calls = event.fields.get("calls")
+        self.model["calls"] = None if calls is None else tuple(calls)
         self._model_load_failed(event)
 
     def _model_unloaded(self, event: ev.Event) -> None:

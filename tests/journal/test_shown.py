@@ -60,6 +60,10 @@ HOLDS: dict[str, tuple[str, list[dict[str, Any]]]] = {
         '<call>weather(a={True: 1, None: "x"})</call>',
         [called(arguments='{"a":{"true":1,"null":"x"}}')],
     ),
+    "a list that became a text": (
+        '<call>{"name": "weather", "arguments": {"place": ["Grü", true, 1e3]}}</call>',
+        [called(arguments='{"place":"[\'Grü\', True, 1000.0]"}')],
+    ),
 }
 FAILS: dict[str, tuple[str, str, list[dict[str, Any]] | str]] = {
     "another word": ("words", "Hello there", [said("Hello here")]),
@@ -75,6 +79,16 @@ FAILS: dict[str, tuple[str, str, list[dict[str, Any]] | str]] = {
         "call 0",
         r'<call>weather(a="K\u00f6ln")</call>',
         [called(arguments='{"a":"Kaln"}')],
+    ),
+    "a list that became another text": (
+        "call 0",
+        WRITTEN,
+        [said("Well"), called(arguments='{"place":"[\'Rom\']"}')],
+    ),
+    "a number that became another text": (
+        "call 0",
+        WRITTEN,
+        [said("Well"), called(arguments='{"place":"77"}')],
     ),
     "not JSON": ("call 0", WRITTEN, [said("Well"), called(arguments="{,")]),
     "another cut": ("call 0", WRITTEN, [said("Well"), called(arguments="{", cut="<call>no")]),

@@ -1,44 +1,40 @@
 """
 Whether the stored parts of an answer are what the text that its request released says. Pure.
 
-The text is divided by the model's markers. Each piece of it between two markers, and each marker,
-is shown as a whole or not at all: words and thoughts are the pieces that are shown, in order. White
-space around a marker may be lost or added. A text without markers is shown as a whole.
+The text is divided by the model's markers. If the form of the model's calls is on record, all of
+the text is accounted for, in order: what is between two markers is words, or thoughts, or the text
+of stored calls (see ``calls``), and each marker is shown or not. White space around a marker may be
+lost or added.
 
-What a call says is written in the text, too, in the model's own format. Parsers of these formats
-are code of a library, so only texts are compared: the name, the names of the arguments, and their
-texts. Numbers are compared if the arguments are the model's own JSON.
+If the form is not on record, each piece of the text between two markers is shown as a whole or not
+at all, and the texts of a call are anywhere in the text.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 
+from cairn.journal.calls import CallReader, StoredCall, in_order, says
+
 PIECES_MAX = 512
 """
-Of an answer with more pieces, only the order of characters is compared, because the number of steps
-grows with the square of the number of pieces.
+Of an answer with more pieces, if the form of calls is not on record, only the order of characters
+is compared, because the number of steps grows with the square of the number of pieces.
 """
 
-_ESCAPES = ("\\", "&", "'")
-"""Where one of these is in the text, a parser may have read something that is not in it as such."""
+STATES_MAX = 64
+"""
+In how many ways the beginning of a text may be what is stored. More are possible where a text
+repeats its markers; the answer is then read as if the form of calls were not on record.
+"""
 
-_ESCAPED = re.compile(
-    r"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|(?:u([0-9a-f]{4})|x([0-9a-f]{2}))|([bfnrt]))",
-    re.IGNORECASE,
-)
-"""What JSON and Python write for one character."""
 
-_OF_LETTER = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-
-_NAMES_OF_VALUES = frozenset(("true", "false", "null"))
-"""Names of fields that Python writes in another way."""
+class _TooMany(Exception):
+    """See ``STATES_MAX``."""
 
 
 class _Part(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,22 +42,16 @@ class _Part(msgspec.Struct, forbid_unknown_fields=True):
 
     said: _Words | None = None
     thought: _Words | None = None
-    called: _Called | None = None
+    called: StoredCall | None = None
 
 
 class _Words(msgspec.Struct, forbid_unknown_fields=True):
     text: str
 
 
-class _Called(msgspec.Struct, forbid_unknown_fields=True):
-    index: int
-    id: str
-    name: str
-    arguments: str
-    cut: str | None = None
-
-
-def shown_fault(answer: str, text: str, markers: Sequence[str]) -> str | None:
+def shown_fault(
+    answer: str, text: str, markers: Sequence[str], form: tuple[str, ...] | None = None
+) -> str | None:
     """
     What of a stored answer its text does not say; None if it says all of it.
 
@@ -69,37 +59,123 @@ def shown_fault(answer: str, text: str, markers: Sequence[str]) -> str | None:
         answer: the parts, as ``turn_stored`` has them.
         text: all that was released of the answer.
         markers: the texts that divide the model's answers.
+        form: how its answers have calls, see ``calls.form_of``.
     """
     try:
         parts = msgspec.json.decode(answer, type=list[_Part])
     except (msgspec.MsgspecError, RecursionError):
         return "parts of an unknown form"
-    words = ""
-    calls = 0
+    stored = _Stored()
     for part in parts:
         if [part.said, part.thought, part.called].count(None) != 2:
             return "a part that is not of one kind"
-        if (shown := part.said or part.thought) is not None:
-            words += shown.text
+        if (words := part.said or part.thought) is not None:
+            stored.words += words.text
         if (call := part.called) is not None:
-            if call.index != calls:
+            if call.index != len(stored.calls):
                 return "calls in another order"
-            calls += 1
-            if not _says(text, call):
-                return f"call {call.index}"
-    return None if _shows(text, words, markers) else "words"
+            stored.calls.append(call)
+            stored.places.append(len(stored.words))
+    divided = _Divided(text, markers)
+    if form is not None:
+        try:
+            return _fault(stored, divided, form)
+        except (_TooMany, RecursionError):
+            pass
+    for call in stored.calls:
+        if not says(text, call):
+            return f"call {call.index}"
+    return None if _shows(divided, stored.words) else "words"
 
 
-# --- words ---------------------------------------------------------------------------------------
+class _Stored:
+    """
+    A stored answer.
+
+    Attributes:
+        words: all words and thoughts.
+        calls: the calls in order.
+        places: how many of the characters were before each call.
+    """
+
+    def __init__(self) -> None:
+        self.words = ""
+        self.calls: list[StoredCall] = []
+        self.places: list[int] = []
 
 
-def _shows(text: str, words: str, markers: Sequence[str]) -> bool:
+class _Divided:
+    """
+    A text and the pieces between its markers.
+
+    Attributes:
+        texts: the markers.
+        cuts: where a piece begins or ends, in order.
+        markers: where the markers end that begin at a place.
+    """
+
+    def __init__(self, text: str, markers: Sequence[str]) -> None:
+        self.text = text
+        self.texts = {*markers} - {""}
+        self.markers: defaultdict[int, set[int]] = defaultdict(set)
+        for marker in self.texts:
+            place = text.find(marker)
+            while place >= 0:
+                self.markers[place].add(place + len(marker))
+                place = text.find(marker, place + 1)
+        ends = (end for found in self.markers.values() for end in found)
+        self.cuts = sorted({0, len(text), *self.markers, *ends})
+
+
+def _fault(stored: _Stored, divided: _Divided, form: tuple[str, ...]) -> str | None:
+    """
+    The same, with all of the text accounted for.
+
+    Raises:
+        _TooMany
+    """
+    text, words = divided.text, stored.words
+    calls = CallReader(text, form, stored.calls)
+    # Text that another marker may take is no certain call.
+    is_plain = sum(calls.marker in one for one in divided.texts) == 1
+    due = [_past_space(words, place) for place in stored.places]
+    # How many characters and calls the text up to a place may be.
+    reached: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
+    reached[0].add((_past_space(words, 0), 0))
+    last = 0
+    for start, stop in pairwise(divided.cuts):
+        if not (states := reached[start]):
+            continue
+        if len(states) > STATES_MAX:
+            raise _TooMany
+        last = start
+        piece = text[start:stop].strip()
+        after = start + len(calls.marker) if calls.begins_at(start) else None
+        is_certain = is_plain and after == stop and calls.is_certain(stop)
+        for at, count in states:
+            if words.startswith(piece, at) and not is_certain:
+                reached[stop].add((_past_space(words, at + len(piece)), count))
+            for end in divided.markers[start]:
+                if end != after:
+                    reached[end].add((at, count))
+            if after is not None and due[count : count + 1] == [at]:
+                for end, more in calls.ends(after, count):
+                    reached[end].add((at, count + more))
+    if (len(words), len(stored.calls)) in reached[len(text)]:
+        return None
+    last = len(text) if reached[len(text)] else last
+    count = max(count for _, count in reached[last])
+    is_call = calls.begins_at(last) or (last == len(text) and count < len(stored.calls))
+    return f"call {count}" if is_call else "words"
+
+
+def _shows(divided: _Divided, words: str) -> bool:
     """Whether words are the pieces of a text, some of them left out."""
-    cuts = sorted({0, len(text), *_borders(text, markers)})
-    if len(cuts) == 2:
+    text, cuts = divided.text, divided.cuts
+    if len(cuts) <= 2:
         return words.strip() == text.strip()
     if len(cuts) > PIECES_MAX:
-        return _in_order(words, text)
+        return in_order(words, text)
     end = len(words.rstrip())
     reached = {_past_space(words, 0)}
     for start, stop in pairwise(cuts):
@@ -109,71 +185,7 @@ def _shows(text: str, words: str, markers: Sequence[str]) -> bool:
     return end in {min(at, end) for at in reached}
 
 
-def _borders(text: str, markers: Sequence[str]) -> Iterator[int]:
-    """Where each marker begins and ends, wherever it occurs."""
-    for marker in filter(None, markers):
-        place = text.find(marker)
-        while place >= 0:
-            yield place
-            yield place + len(marker)
-            place = text.find(marker, place + 1)
-
-
 def _past_space(words: str, at: int) -> int:
     while at < len(words) and words[at].isspace():
         at += 1
     return at
-
-
-def _in_order(some: str, text: str) -> bool:
-    """Whether the characters of some text, white space left out, are in a text in their order."""
-    rest = iter(text)
-    return all(character in rest for character in some if not character.isspace())
-
-
-# --- calls ---------------------------------------------------------------------------------------
-
-
-def _says(text: str, call: _Called) -> bool:
-    """Whether a text has a call."""
-    texts = (text, _ESCAPED.sub(_unescaped, text))
-    if not _written(texts, call.name):
-        return False
-    if call.cut is not None:
-        return call.cut in text and call.arguments in text
-    if call.arguments in text:
-        return True
-    try:
-        arguments = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        return False
-    return all(_written(texts, one) for one in _texts(arguments))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a JSON value, the names of fields included."""
-    if isinstance(value, dict):
-        for name, each in value.items():
-            if name not in _NAMES_OF_VALUES:
-                yield name
-            yield from _texts(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _texts(each)
-    elif isinstance(value, str):
-        yield value
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    high, low, four, two, letter = found.groups()
-    if high is not None:
-        return chr(0x10000 + ((int(high, 16) & 0x3FF) << 10) + (int(low, 16) & 0x3FF))
-    return chr(int(four or two, 16)) if letter is None else _OF_LETTER[letter.lower()]
-
-
-def _written(texts: Sequence[str], one: str) -> bool:
-    """Whether some text is in one of two: as the model wrote it, and without escapes."""
-    return any(
-        one in text or (any(each in text for each in _ESCAPES) and _in_order(one, text))
-        for text in texts
-    )

@@ -26,6 +26,7 @@ from cairn.journal import speculation
 from cairn.journal.cache.checkpoints import Checkpoints
 from cairn.journal.cache.gone_blocks import without_gone
 from cairn.journal.cache.windows import SinkWindow
+from cairn.journal.calls import form_of
 from cairn.journal.keys import IdBytes, framed, ids_bytes
 from cairn.journal.lifecycle import SessionState, next_state, trigger
 from cairn.journal.tenants import agent_session
@@ -52,6 +53,7 @@ class Model:
 
     Attributes:
         markers: the texts that divide its answers, from its fingerprint's fields.
+        calls: how its answers have calls, see ``calls.form_of``.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Model:
     state_blocks: int
     grain: int
     markers: tuple[str, ...] = ()
+    calls: tuple[str, ...] | None = None
 
     @property
     def checkpoints(self) -> Checkpoints | None:
@@ -898,9 +901,12 @@ def _request_ended(state: State, session_id: str, finished: ev.RequestFinished |
 
 
 def _model(event: ev.ModelLoaded) -> Model:
-    names = [field.name for field in attrs.fields(Model) if field.name != "markers"]
-    markers = tuple(map(str, event.fields.get("markers", ())))
-    return Model(**{name: getattr(event, name) for name in names}, markers=markers)
+    of_fields: dict[str, Any] = {
+        "markers": tuple(map(str, event.fields.get("markers", ()))),
+        "calls": form_of(event.fields),
+    }
+    names = [field.name for field in attrs.fields(Model) if field.name not in of_fields]
+    return Model(**{name: getattr(event, name) for name in names}, **of_fields)
 
 
 # --- one function for each event ---------------------------------------------------------------

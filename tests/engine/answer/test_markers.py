@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from mlx_lm.utils import load_tokenizer
 
@@ -46,6 +47,18 @@ def test_where_thoughts_may_open_an_answer(tokenizer: Any, end: str, may: bool):
     prompt = f"<|im_start|>user\n</think><|im_end|>\n<|im_start|>{end}"
     assert may == markers_of(tokenizer).may_think(prompt)
     assert not Markers().may_think(prompt)
+
+
+def test_the_form_of_calls() -> None:
+    """It is on record if all text of an answer is shown, or is a call."""
+    tags = ("<call>", "</call>")
+    known = Markers(calling=tags, parse=lambda *_: {}, format="new")
+    assert ("new", *tags) == known.form_of_calls
+    assert ("", *tags) == attrs.evolve(known, format=None).form_of_calls
+    assert () == Markers().form_of_calls
+    assert () == attrs.evolve(known, parse=None).form_of_calls
+    assert attrs.evolve(known, first="header").form_of_calls is None
+    assert attrs.evolve(known, edges={SAYING: (("<eom>", "header"),)}).form_of_calls is None
 
 
 def test_what_a_wrapper_knows_of_a_format(tokenizer: Any):

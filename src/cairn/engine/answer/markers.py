@@ -71,6 +71,18 @@ class Markers:
         further = (text for edges in self.edges.values() for text, _ in edges)
         return tuple(sorted({*self.texts, *self.dropped, *further} - {""}))
 
+    @property
+    def form_of_calls(self) -> tuple[str, ...] | None:
+        """
+        The format of calls and the markers around them; empty without calls. None if answers have
+        other states than these three, whose text may not be shown.
+        """
+        if self.edges or self.first is not None:
+            return None
+        if self.calling is None or self.parse is None:
+            return ()
+        return (self.format or "", *self.calling)
+
     def begins(self, prompt: str) -> str:
         """
         The state in which the answer to a rendered prompt begins.

@@ -26,14 +26,11 @@ import attrs
 from cairn.engine.answer.markers import CALLING, PLAIN, SAYING, THINKING, Edge, Markers
 from cairn.engine.answer.text import unfinished
 from cairn.engine.answer.tool_calls import Call, NoCall, is_json, read_calls
+from cairn.journal.calls import REJECTED_MAX
 from cairn.journal.events import CallFault
 
 #: The templates of some families only take ids with exactly this many letters and digits.
 _ID_LENGTH = 9
-
-#: After this many rejected calls in one answer, text that looks like a call is treated as text,
-#: because each rejected call is read again and recorded.
-_REJECTED_MAX = 64
 
 
 @attrs.frozen
@@ -303,7 +300,7 @@ class AnswerParts:
     def _reject(self, call: _OpenCall, rest: str, error: NoCall) -> None:
         """Read the text of a call again, as if its marker were a word."""
         self._rejections += 1
-        if self._rejections == _REJECTED_MAX:
+        if self._rejections == REJECTED_MAX:
             self._table = self._form.markers.table(calls=False)
         mine, _, _ = rest.partition(call.marker)
         text = call.marker + mine

@@ -8,24 +8,15 @@ module returns calls that a client can act on, or raises ``NoCall``. It does not
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from cairn.journal.call_formats import OPEN_MAX, arguments_text, open_too_often
 from cairn.journal.events import CallFault
 
 _DETAIL_MAX = 500
-
-#: The most tags of one name that may be open at once. Parsers search all of the following text for
-#: the end of each, some again for each beginning, so a model that repeats itself would block the
-#: server.
-_OPEN_MAX = 64
-_TAG = re.compile(
-    r"<(/?)((?:longcat_)?arg_(?:key|value)|function|parameter|param|(?:atem:)?(?:invoke|parameter))\b"
-)
 
 Parser = Callable[[str, Any], Any]
 """
@@ -71,8 +62,8 @@ def read_calls(parse: Parser, text: str, tools: Sequence[Mapping[str, Any]]) -> 
     Raises:
         NoCall: it contains no call, or one of them is invalid.
     """
-    if not is_json(text) and (tag := _running_away(text)) is not None:
-        raise NoCall("unparsable", f"<{tag}> is open in it more than {_OPEN_MAX} times")
+    if not is_json(text) and (tag := open_too_often(text)) is not None:
+        raise NoCall("unparsable", f"<{tag}> is open in it more than {OPEN_MAX} times")
     try:
         found = parse(text, [_for_parser(tool) for tool in tools])
     except Exception as error:
@@ -91,18 +82,6 @@ def is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _running_away(text: str) -> str | None:
-    """
-    A tag that is open too often: by all its beginnings and ends, or by the beginnings after its
-    last end. None if there is none.
-    """
-    balance, at_end = Counter[str](), Counter[str]()
-    for closes, tag in _TAG.findall(text):
-        balance[tag] += -1 if closes else 1
-        at_end[tag] = 0 if closes else at_end[tag] + 1
-    return next((tag for tag in balance if max(balance[tag], at_end[tag]) > _OPEN_MAX), None)
 
 
 def _for_parser(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,9 +132,7 @@ def _arguments(found: Any) -> str:
         value = json.loads(found) if isinstance(found, str) else found
         if not isinstance(value, dict):
             raise NoCall("invalid_arguments", f"its arguments are not a JSON object: {found}")
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        # An unpaired surrogate can only be written as an escape.
-        return text if _is_unicode(text) else json.dumps(value, allow_nan=False)
+        return arguments_text(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise NoCall("invalid_arguments", f"its arguments are not JSON: {error}") from error
 

@@ -239,7 +239,10 @@ def _with_rows(
         raise
     loaded.refuse_changed()
     # They decide what of an answer is shown.
-    fields["markers"] = list(markers_of(loaded.tokenizer).all_texts)
+    markers = markers_of(loaded.tokenizer)
+    fields["markers"] = list(markers.all_texts)
+    if (form := markers.form_of_calls) is not None:
+        fields["calls"] = list(form)
     engine = MlxEngine(
         loaded,
         decode_rows=rows,

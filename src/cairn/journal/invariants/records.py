@@ -83,8 +83,9 @@ def stored(state: State, event: ev.TurnStored) -> Iterator[Violation]:
     session = state.session(event.session)
     request = session.request
     assert request is not None
-    markers = state.model.markers if state.model is not None else ()
-    fault = shown_fault(event.answer, "".join(request.texts), markers)
+    model = state.model
+    markers, form = (model.markers, model.calls) if model is not None else ((), None)
+    fault = shown_fault(event.answer, "".join(request.texts), markers, form)
     if fault is not None:
         said = "what the request released"
         yield broken("INV-9", "a stored answer that its request did not give", said, fault)
