@@ -224,3 +224,22 @@ def _token(server: Serving, text: str) -> int:
     (found,) = (one["id"] for one in added if one["content"] == text)
     assert isinstance(found, int)
     return found
+
+
+def test_the_form_of_calls_is_on_record(server: Serving):
+    """A reader of the journal knows by it how a stored call was written."""
+    (loaded,) = server.events(ev.ModelLoaded)
+    assert ["json_tools", "<tool_call>", "</tool_call>"] == loaded.fields["calls"]
+    assert {"<tool_call>", "</tool_call>"} <= {*loaded.fields["markers"]}
+
+
+def test_a_stored_call_holds(server: Serving, client: openai.OpenAI):
+    """That of a stored response is what its text is read as."""
+    tools: Any = [{**tool["function"], "type": "function", "strict": False} for tool in TOOLS]
+    client.responses.create(
+        model="any", input="Tell me of Rome.", temperature=0, max_output_tokens=40, tools=tools
+    )
+    (turn,) = server.events(ev.TurnStored)
+    called = [part["called"]["name"] for part in json.loads(turn.answer) if "called" in part]
+    assert ["look", "go"] == called
+    assert not server.events(ev.InvariantViolated)
