@@ -36,7 +36,7 @@ from tests.journal.model import FP_A, TAPES, Driver, Talk, Violated, played, pro
 LONG_AGO = 0
 FAR = 2**60
 
-NAME_OF_FIELDS = "166273e5b13ae057"
+NAME_OF_FIELDS = "c28d46de36455c84"
 """A digest of the fields in version 10 of what a base holds."""
 
 

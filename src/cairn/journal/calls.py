@@ -1,7 +1,7 @@
 """
 Whether stored tool calls are those that a text has. Pure.
 
-A call is what stands between two markers, and is read again, see ``call_formats``. In a format that
+A call is what is between two markers, and is read again, see ``call_formats``. In a format that
 is not read, only texts are compared: the name, the names of the arguments and their texts must be
 between the markers.
 """
