@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from cairn.ops.top import Kv, Look, Session, lines
-from tests.ops.chat.test_chat import faked
+from tests.ops.chat.conftest import faked
 
 HEALTH: dict[str, Any] = {
     "status": "ok",
