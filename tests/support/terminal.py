@@ -123,6 +123,8 @@ class Terminal:
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
+        # The size that a runner of tests gives its workers is not that of this terminal.
+        env = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             command,
             stdin=theirs,
