@@ -25,7 +25,9 @@ MAPS = """\
 7f0000005000-7f0000006000 rw-p 00000000 00:00 0
 7f0000006000-7f0000007000 r-xp 00000000 08:01 15 /lib/libc.so.6
 """
-DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (one)\n"
+DRIVER = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (one)\n"
+)
 
 
 def asked(name: str, path: Path) -> str:
