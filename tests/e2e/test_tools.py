@@ -235,7 +235,10 @@ def test_the_form_of_calls_is_on_record(server: Serving):
 
 def test_a_stored_call_holds(server: Serving, client: openai.OpenAI):
     """That of a stored response is what its text is read as."""
-    tools: Any = [{**tool["function"], "type": "function", "strict": False} for tool in TOOLS]
+    tools: list[Any] = [
+        {**one["function"], "type": "function", "strict": False}  # type: ignore[dict-item]
+        for one in TOOLS
+    ]
     client.responses.create(
         model="any", input="Tell me of Rome.", temperature=0, max_output_tokens=40, tools=tools
     )

@@ -418,6 +418,18 @@ def test_a_text_is_read_as_the_server_reads_it(parser: str, words: str) -> None:
             assert fits(other) == (other == call.arguments)
 
 
+def test_a_name_that_comes_twice() -> None:
+    """Python has 1 and "1" apart, and JSON has them as one name: the last one is stored."""
+    parse = markers_of("glm47").parse
+    assert parse is not None
+    words = """go<arg_key>a</arg_key><arg_value>{1: 'a', '1': 'b'}</arg_value>"""
+    (call,) = read_calls(parse, words, [tool("go", {"a": {"type": "object"}})])
+    assert '{"a": {"1": "b"}}' == call.arguments
+    reading = READERS["glm47"](words)
+    assert reading is not None
+    assert [True] == [fits(call.arguments) for _, fits in reading]
+
+
 @pytest.mark.parametrize("parser", [*READERS, "pythonic", "gemma4", "kimi_k2"])
 @settings(deadline=None, max_examples=150)
 @given(st.data())

@@ -37,12 +37,14 @@ def arguments_text(arguments: Mapping[str, Any]) -> str:
     Raises:
         ValueError, TypeError, RecursionError: they cannot be written as JSON.
     """
-    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    # Names that are no texts become texts. Then a name may be there twice, and the last one counts.
+    read = json.loads(json.dumps(arguments, allow_nan=False))
+    text = json.dumps(read, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
     except UnicodeEncodeError:
         # An unpaired surrogate can only be written as an escape.
-        return json.dumps(arguments, allow_nan=False)
+        return json.dumps(read, allow_nan=False)
     return text
 
 
@@ -238,7 +240,8 @@ def _fits(text: str, stored: Any) -> bool:
         return True
     for read in _VALUES:
         try:
-            if json.dumps(read(text)) == json.dumps(stored):
+            made = json.loads(json.dumps(read(text)))  # with names as ``arguments_text`` has them
+            if json.dumps(made) == json.dumps(stored):
                 return True
         except (ValueError, OverflowError, SyntaxError, TypeError, MemoryError):
             continue

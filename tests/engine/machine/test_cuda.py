@@ -69,7 +69,8 @@ def library(path: str) -> object:
     """A library of NVIDIA's, as ctypes gives it: its functions have attributes."""
 
     def compiler(major: Any, minor: Any) -> int:
-        major._obj.value, minor._obj.value = 13, 2
+        for place, value in ((major, 13), (minor, 2)):
+            ctypes.cast(place, ctypes.POINTER(ctypes.c_int))[0] = value
         return 0
 
     return SimpleNamespace(

@@ -495,7 +495,7 @@ def test_passes_slower_than_the_token_give_no_result(tmp_path: Path):
     [
         ("continuation", [0, 0]),
         ("shared-blocks", [0]),
-        ("shorter-history", [0, 0]),
+        ("shorter-history", [0, 0, 0]),
         ("evicted", [64]),
     ],
 )
@@ -541,7 +541,7 @@ def test_requests_after_a_position_count(tmp_path: Path):
     store = MemoryStore(rows_of("shorter-history"))
     starts = [row.position for row in store.rows if row.kind == "path_selected"]
     found = [first_token.computed_again(store, after=at)[0] for at in (0, starts[0], *starts[1:3])]
-    assert [[0, 0], [0, 0], [0], []] == found
+    assert [[0, 0, 0], [0, 0, 0], [0, 0], [0]] == found
 
 
 @pytest.mark.parametrize(("grain", "goal"), [(1, 1), (64, 63)])

@@ -195,7 +195,7 @@ class Dialog:
         if rest.lower() in _LEAVE_WORDS:
             return "quit", ""
         openings = openings_of(self._server.model)
-        if not self._conversation.said and rest.isdecimal() and 0 < int(rest) <= len(openings):
+        if not self._conversation.said and rest in map(str, range(1, len(openings) + 1)):
             rest = openings[int(rest) - 1]
             self._screen.note(f"> {rest}")
         return name, rest
@@ -385,6 +385,8 @@ class Dialog:
         if not name:
             return self._complain("/delete needs the id of a chat; /sessions lists them.")
         found = self._found(name)
+        if name != found and not (self._listed and name.isdecimal() and found in self._listed):
+            return self._complain(f"/delete needs a whole id: {found}, or its number in /sessions.")
         self._turns.deleted(found)
         if found == self._conversation.agent:
             self._conversation = Conversation(self._conversation.system)
@@ -438,8 +440,9 @@ class Dialog:
             return last
         if name in stored:
             return name
-        if name.isdecimal() and 0 < int(name) <= len(self._listed):
-            return self._listed[int(name) - 1]
+        numbers = list(map(str, range(1, len(self._listed) + 1)))
+        if name in numbers:
+            return self._listed[numbers.index(name)]
         near = [one for one in stored if one.startswith((name, f"{PREFIX}{name}"))]
         if len(near) == 1:
             return near[0]

@@ -68,10 +68,13 @@ class OwnServer(Server):
         chosen: the model that it is started with; None for the default one.
     """
 
-    def __init__(self, data_dir: Path, model: str | None, *more: str) -> None:
+    def __init__(
+        self, data_dir: Path, model: str | None, *more: str, is_apart: bool = False
+    ) -> None:
         """
         Args:
             more: options of `ops serve`.
+            is_apart: whether nothing that the operator configured counts for it.
         """
         super().__init__(url="", model="", options=options_of(data_dir))
         self._output = log_path(data_dir).with_name("chat.log")
@@ -79,8 +82,18 @@ class OwnServer(Server):
         self.chosen = model
         self._command = (
             *(sys.executable, "-P", "-m", "cairn.ops", "serve", "--port", "0"),
-            *("--heartbeat", str(_HEARTBEAT_S), "--data-dir", str(data_dir), *more),
+            *("--host", "127.0.0.1", "--heartbeat", str(_HEARTBEAT_S)),
+            *("--data-dir", str(data_dir), *more),
         )
+        left_out = (KEYS_VARIABLE, "CAIRN_API_KEY_FILE")
+        self._environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in left_out
+            and not (is_apart and name.startswith("CAIRN_") and name != "CAIRN_CACHE_DIR")
+        }
+        if is_apart:
+            self._environment["CAIRN_CONFIG"] = os.devnull
 
     @property
     def is_running(self) -> bool:
@@ -104,7 +117,7 @@ class OwnServer(Server):
                     stdout=subprocess.PIPE,
                     stderr=output,
                     text=True,
-                    env={name: os.environ[name] for name in os.environ if name != KEYS_VARIABLE},
+                    env=self._environment,
                     # Otherwise Ctrl-C, which stops an answer, would stop the server too.
                     process_group=0,
                 )

@@ -57,7 +57,7 @@ class Tour:
         self._lines = lines
         self._folder = tempfile.TemporaryDirectory(prefix="cairn-tour-")
         self._data_dir = Path(self._folder.name)
-        self._server = OwnServer(self._data_dir, str(builtin_directory()), *_OPTIONS)
+        self._server = OwnServer(self._data_dir, str(builtin_directory()), *_OPTIONS, is_apart=True)
         self._turns = Turns(self._server, screen, dict(_SETTINGS))
         self._conversation = Conversation(SYSTEM)
 

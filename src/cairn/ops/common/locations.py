@@ -61,7 +61,12 @@ def default_data_dir() -> Path:
     written = file.values.get("data_dir") if file is not None else None
     if file is None or not isinstance(written, str):
         return usual_data_dir()
-    return file.path.absolute().parent / Path(written).expanduser()
+    try:
+        return file.path.absolute().parent / Path(written).expanduser()
+    except RuntimeError as error:  # a user that there is not
+        from cairn.ops.cli import Unreadable
+
+        raise Unreadable(f"{file.place('data_dir')}: data_dir is {written!r}: {error}") from error
 
 
 def usual_data_dir() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,9 @@ from cairn.ops.serve.api_keys import KEYS_VARIABLE
 from cairn.ops.serve.configured import COMMON, Configured, ConfiguredCommand, config_of
 
 _WIDTH = 98
+
+_PASSWORD = re.compile(r"(://[^/@\s:]*:)[^/\s]*(@)")
+"""The password in an address."""
 
 
 @click.group(epilog=example("ops config show", "ops config init"))
@@ -91,7 +95,7 @@ def _shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return ", ".join(map(printable, value))
-    return printable(str(value))
+    return printable(_PASSWORD.sub(r"\1***\2", str(value)))
 
 
 @config.command(epilog=example("ops config init"))

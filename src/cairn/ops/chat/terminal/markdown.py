@@ -20,6 +20,7 @@ from rich.segment import Segment
 from rich.syntax import Syntax
 
 from cairn.ops.chat.terminal.rendering import Wrapped
+from cairn.ops.chat.transcript import harmless
 
 REFRESH_HZ = 12
 """How often a block that is not complete is drawn again."""
@@ -204,10 +205,14 @@ class _Rendered(rich_markdown.Markdown):
     }
 
     def __init__(self, text: str) -> None:
-        super().__init__("", code_theme=_CODE_THEME, inline_code_theme=_CODE_THEME)
+        # Without links of the terminal, because those do not show where they lead.
+        super().__init__(
+            "", code_theme=_CODE_THEME, inline_code_theme=_CODE_THEME, hyperlinks=False
+        )
         self.parsed = _PARSER.parse(text)
         for token in self.parsed:
             for part in token.children or ():
+                part.content = harmless(part.content)  # an entity may be a control character
                 if part.type == "softbreak":
                     part.type = "hardbreak"
 
