@@ -95,7 +95,6 @@ FORMATS: dict[str, tuple[str, Callable[[str, Arguments], str]]] = {
     ),
     "JSON of GLM, after the name": ("glm47", lambda name, given: f"{name}\n{dumped(given)}"),
     "pairs": ("glm47", pairs),
-    "pairs of Laguna": ("laguna", pairs),
     "pairs of LongCat": ("longcat", lambda name, given: pairs(name, given, "longcat_")),
     "JSON of LongCat": ("longcat", written),
     "functions": (
@@ -416,6 +415,14 @@ def test_a_text_is_read_as_the_server_reads_it(parser: str, words: str) -> None:
         assert fits(call.arguments)
         for other in ("{}", "[]", call.arguments.replace("1", "2"), call.arguments + " "):
             assert fits(other) == (other == call.arguments)
+
+
+def test_a_backslash_of_json_in_a_format_that_is_not_read() -> None:
+    """It is two, and no escape begins with the second one."""
+    stored = [{"called": {"index": 0, "id": "1", "name": "go", "arguments": '{"a": "\\\\nGrüße"}'}}]
+    text = '<c>{"name": "go", "arguments": {"a": "\\\\nGr\\u00fc\\u00dfe"}}</c>'
+    assert shown_fault(json.dumps(stored), text, ("<c>", "</c>"), None) is None
+    assert shown_fault(json.dumps(stored), text.replace("Gr", "Cr"), ("<c>", "</c>"), None)
 
 
 def test_a_name_that_comes_twice() -> None:

@@ -255,6 +255,5 @@ READERS: Mapping[str, Callable[[str], ReadCalls | None]] = {
     "qwen3_coder": _FUNCTIONS.read,
     "minimax_m2": _INVOCATIONS.read,
     "glm47": _pairs("").read,
-    "laguna": _pairs("").read,
 }
 """Readers by mlx-lm's name of the format. Each says None of a text that it does not read."""

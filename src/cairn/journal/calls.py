@@ -169,6 +169,9 @@ _ESCAPED = re.compile(
 )
 """What JSON and Python write for one character."""
 
+_IN_JSON = re.compile(rf"\\\\|{_ESCAPED.pattern}", re.IGNORECASE)
+"""The same where a backslash is written as two. Not every format does that."""
+
 _OF_LETTER = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 _NAMES_OF_VALUES = frozenset(("true", "false", "null"))
@@ -177,7 +180,7 @@ _NAMES_OF_VALUES = frozenset(("true", "false", "null"))
 
 def says(text: str, call: StoredCall) -> bool:
     """Whether a text has a call."""
-    texts = (text, _ESCAPED.sub(_unescaped, text))
+    texts = (text, _ESCAPED.sub(_unescaped, text), _IN_JSON.sub(_unescaped, text))
     if not _written(texts, call.name):
         return False
     if call.cut is not None:
@@ -207,6 +210,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _unescaped(found: re.Match[str]) -> str:
     high, low, four, two, letter = found.groups()
+    if found[0] == "\\\\":
+        return "\\"
     if high is not None:
         return chr(0x10000 + ((int(high, 16) & 0x3FF) << 10) + (int(low, 16) & 0x3FF))
     return chr(int(four or two, 16)) if letter is None else _OF_LETTER[letter.lower()]
@@ -223,7 +228,7 @@ def _restated(texts: Sequence[str], one: str) -> bool:
 
 
 def _written(texts: Sequence[str], one: str) -> bool:
-    """Whether some text is in one of two: as the model wrote it, and without escapes."""
+    """Whether some text is in one of several: as the model wrote it, and without escapes."""
     return any(
         one in text or (any(each in text for each in _ESCAPES) and in_order(one, text))
         for text in texts
