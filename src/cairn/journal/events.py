@@ -29,7 +29,7 @@ Coverage = tuple[tuple[int, int, int], ...]
 
 Step = Literal["prefill", "decode", "settle"]
 Path = Literal["continuation", "new_session"]
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "repetition"]
 CacheMode = Literal["full", "prefix"]
 CancelStage = Literal[
     "prefill",
@@ -949,6 +949,8 @@ class RequestFinished(Event):
     The answer is complete.
 
     Attributes:
+        finish_reason: ``repetition`` if it repeated itself, and its request has a guard against
+            that. See ``repetition``.
         answer_tokens: how many of the sampled tokens belong to the answer, its end token included.
         completion_tokens: how many are reported to the client.
     """
