@@ -17,7 +17,7 @@ Put it where the shell looks, and open a new terminal:
 _TO = "~/.local/share/bash-completion/completions/cairn"
 
 
-@click.command(epilog=f"{_INSTALL}\n\n{example(f'cairn completion bash > {_TO}')}")
+@click.command(epilog=f"{_INSTALL}\n\n{example(f'ops completion bash > {_TO}')}")
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
