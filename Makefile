@@ -10,6 +10,7 @@ UV := .cache/uv
 WORKSHOP := $(patsubst %/pyproject.toml,%,$(wildcard workshop/*/pyproject.toml))
 SCHEMATHESIS := .cache/schemathesis
 SHOTS := .cache/shots
+CYCLONEDX := .cache/cyclonedx
 
 # The folder of a module is never on the path: `import http` has to find the standard library's.
 export PYTHONSAFEPATH := 1
@@ -17,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes; without .pyc files each would compile src/cairn again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate tamper mutants audit soak oldest schema shots monitoring clients lint format lock clean FORCE
+.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate tamper mutants audit soak oldest schema shots monitoring clients lint format lock release clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -219,6 +220,12 @@ lock: $(STAMP) ## rewrite requirements.lock from pyproject.toml; ARGS=--upgrade 
 		--no-emit-index-url --no-emit-find-links $(ARGS) -o requirements.lock
 	@! grep -nE '://|^-|@ ' requirements.lock
 	@echo "lock: $$(grep -c '==' requirements.lock) packages"
+
+# What lists the parts of a release has an environment of its own. It needs the network.
+release: env ## build, try, hash and tag a release of this commit, unpublished; ARGS=--dry-run for no tag
+	@test -x $(CYCLONEDX)/bin/cyclonedx-py || { $(BIN)/python -m venv $(CYCLONEDX) \
+		&& $(CYCLONEDX)/bin/python -m pip install -qq 'cyclonedx-bom>=7,<8'; }
+	@$(BIN)/python -P tools/release.py --sbom $(CURDIR)/$(CYCLONEDX)/bin/cyclonedx-py $(ARGS)
 
 clean: ## remove the environment and all caches
 	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache dist
