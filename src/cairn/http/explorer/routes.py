@@ -65,6 +65,7 @@ _AGENTS = 100
 _STALLS = {
     "disk_full": "the journal's disk is full",
     "locked": "another program has locked the journal",
+    "no_descriptors": "the server may open no more files (`ulimit -n`)",
     "connection_lost": "the connection to the journal's database is lost",
 }
 
