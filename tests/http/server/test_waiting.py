@@ -152,7 +152,7 @@ async def test_health_answers_beside_many_silent_connections(
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/explorer/login"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 async def test_health_answers_beside_many_unfinished_bodies(
     serve_with: ServeWith, client: httpx.AsyncClient, path: str
 ):
