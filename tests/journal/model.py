@@ -869,6 +869,10 @@ def _nearest(world: World, mine: dict[str, Any], ask: paths.Ask) -> dict[str, An
 FRONT = ("tools", "system")
 
 
+def _front_of(chain: Sequence[tuple[str, ...]]) -> list[str]:
+    return [part[2] for part in chain if part[0] in FRONT]
+
+
 def _meant(visible: list[dict[str, Any]], chain: tuple[tuple[str, ...], ...]) -> Any:
     """A conversation that ends with a message of this one, and agrees with it before that."""
     said = [part[2] for part in chain if part[0] not in FRONT]
@@ -879,9 +883,11 @@ def _meant(visible: list[dict[str, Any]], chain: tuple[tuple[str, ...], ...]) ->
             back = 0
             while back < min(end, len(theirs)) and theirs[-1 - back] == said[end - 1 - back]:
                 back += 1
-            if back > 1 or (back and back == end == len(theirs)):
-                ranked.append((end, back, age))
-    return visible[max(ranked)[2]] if ranked else None
+            whole = bool(back) and back == end == len(theirs)
+            same_front = _front_of(session["last"]["chain"]) == _front_of(chain)
+            if whole or back > (1 if same_front else 2):
+                ranked.append((whole, end, back, age))
+    return visible[max(ranked)[3]] if ranked else None
 
 
 def _has_a_message(last: dict[str, Any], chain: tuple[tuple[str, ...], ...]) -> bool:

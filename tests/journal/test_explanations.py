@@ -203,12 +203,50 @@ def test_how_much_was_reused() -> None:
     assert "None of the 11 prompt tokens was reused; all were computed." == found.reused
 
 
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        ({"reason": "cold_start", "nearest": "s1", "reused_tokens": 4}, "of them is reused."),
+        (
+            {"reason": "cold_start", "nearest": "s1"},
+            "nothing of them is stored that could be reused.",
+        ),
+        (
+            {"reason": "cold_start", "nearest": "s1", "min_cache_tokens": 400},
+            "could be reused; prompts of fewer than 400 tokens are not cached",
+        ),
+        (
+            {"reason": "cold_start", "nearest": None, "reused_tokens": 4},
+            "none is continued, because",
+        ),
+        ({"reason": "cold_start", "nearest": None}, "no stored one begins like it"),
+        (
+            {"reason": "shorter_history", "nearest": "s1", "min_cache_tokens": 400},
+            "a session of its own; prompts of fewer than 400 tokens are not cached",
+        ),
+        (
+            {
+                "reason": "shorter_history",
+                "nearest": "s1",
+                "min_cache_tokens": 400,
+                "reused_tokens": 4,
+            },
+            "it has a session of its own.",
+        ),
+    ],
+)
+def test_a_new_session_says_what_is_so(of: dict[str, Any], words: str) -> None:
+    """What is reused is said of what is reused, and a prompt that is too short is called so."""
+    assert words in sentence(**of).because
+
+
 def sentence(
     *,
     session_name: str | None = None,
     thoughts: int = 0,
     was: str | None = None,
     now: str | None = None,
+    min_cache_tokens: int = 0,
     **of: Any,
 ) -> Explanation:
     """The explanation of a made-up path."""
@@ -220,7 +258,7 @@ def sentence(
         attrs.evolve(request.ask, session_name=session_name, thoughts=thoughts),
         attrs.evolve(path, diverged_from=was, diverged_text=now, **of),
         block_tokens=64,
-        min_cache_tokens=0,
+        min_cache_tokens=min_cache_tokens,
     )
 
 

@@ -157,6 +157,14 @@ class _Rules:
         return short(self.path.nearest or self.path.session)
 
     @property
+    def too_few(self) -> str:
+        """That the prompt is too short to be cached, if it is."""
+        least = self.min_cache_tokens
+        if self.received.prompt_tokens >= least:
+            return ""
+        return f"; prompts of fewer than {least} tokens are not cached (`--min-cache-tokens`)"
+
+    @property
     def made_up_for(self) -> bool:
         """Whether what is rendered differently was prewarmed, so that nothing was lost by it."""
         return _made_up_for(self.path)
@@ -255,10 +263,17 @@ def _cold_start(of: _Rules) -> _Because:
     if of.received.session_name is not None:
         return f"Session {short(of.path.session)} is new.", None
     if of.path.nearest is not None:
+        rest = "what is stored of them is reused"
+        if not of.path.reused_tokens:
+            rest = f"nothing of them is stored that could be reused{of.too_few}"
+        because = f"Session {of.nearest} began with the same words, and {rest}."
+        return f"It is a new conversation. {because}", None
+    if of.path.reused_tokens:
         return (
             (
-                f"It is a new conversation. Session {of.nearest} began with the same words, and "
-                "what is stored of them is reused."
+                "It is a new conversation. Others began with the same words, and what is stored of "
+                "these is reused; none is continued, because its messages are others, or it has a "
+                "session id or a group of its own."
             ),
             None,
         )
@@ -269,7 +284,7 @@ def _shorter_history(of: _Rules) -> _Because:
     return (
         (
             f"It is the beginning of session {of.nearest}, or its last request once more, so it "
-            "has a session of its own."
+            f"has a session of its own{'' if of.path.reused_tokens else of.too_few}."
         ),
         None,
     )

@@ -421,10 +421,13 @@ def _meant(state: State, ask: Ask, front: int) -> Session | None:
     """
     The conversation that a request was meant to continue although its beginning is different: its
     last message is one of the request's, and so is all that comes before that after tools and
-    system prompts, or at least the message before. Of several, the one whose last message comes
-    latest, then the one with the most in common, then the most recent.
+    system prompts. Of several, the one whose last message comes latest, then the most recent. If
+    there is none, one of which at least the message before is the request's, too, or the two
+    before if tools or system prompts differ: "Noted." and a usual question alone say little. Of
+    several, the one with the most in common.
     """
     names = [alone for _, _, alone in ask.chain]
+    in_part: Session | None = None
     for end in range(len(names), front, -1):
         found: list[tuple[int, Session]] = []
         for known in reversed(state.ends.get(names[end - 1], ())[-_MEANT:]):
@@ -433,12 +436,14 @@ def _meant(state: State, ask: Ask, front: int) -> Session | None:
             if _comparable(session, ask):
                 theirs = [alone for _, _, alone in session.last.chain]
                 same = common_length(tuple(reversed(theirs)), tuple(reversed(names[front:end])))
-                whole = same == len(theirs) - _front(session.last.chain) == end - front
-                if whole or same > 1:
+                their_front = _front(session.last.chain)
+                if same == len(theirs) - their_front == end - front:
+                    return session
+                if same > (1 if theirs[:their_front] == names[:front] else 2):
                     found.append((same, session))
-        if found:
-            return max(found, key=lambda one: one[0])[1]
-    return None
+        if found and in_part is None:
+            in_part = max(found, key=lambda one: one[0])[1]
+    return in_part
 
 
 def _reason(
