@@ -11,13 +11,12 @@ from random import Random
 import attrs
 import trio
 
-from cairn.actors.errors import RefusalError
+from cairn.actors.errors import Broken, RefusalError
 from cairn.actors.requests.messages import Accepted, Delta, Finished, Generate, Keep
 from cairn.actors.server import Server
 from cairn.engine.answer.parts import AnswerPart
 from cairn.engine.prompt.template import Conversation, Message, message_of, prompt_ids
 from cairn.engine.sampling import Sampling
-from cairn.journal.errors import BugError
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.fake import SimulatedTokenizer, answer_ids
 
@@ -39,14 +38,12 @@ class World:
             nothing.
         answers: how many answers clients have read to their end.
         refused: how many requests were refused.
-        bugs: ids of bugs that clients were given.
     """
 
     disk: SimulatedDisk
     crashed: bool = False
     answers: int = 0
     refused: int = 0
-    bugs: list[str] = attrs.field(factory=list)
 
 
 @attrs.define
@@ -112,11 +109,12 @@ class Client:
                             pass
                     if self.random.random() < 0.02:
                         await trio.sleep(3)  # reads slowly
+        except Broken as broken:
+            if broken.bug_id not in self.world.disk.bugs and not self.world.crashed:
+                raise Wrong("a bug was announced before it was committed") from broken
+            return
         except RefusalError:
             self.world.refused += 1
-            return
-        except BugError as bug:
-            self.world.bugs.append(bug.bug_id)
             return
         if finished != set(range(command.choices)):
             raise Wrong(f"{command.choices} answers were asked for, and {finished} came")

@@ -14,11 +14,13 @@ import attrs
 
 from cairn.actors.settings import Settings
 from cairn.engine.contract import StartedEngine
-from cairn.engine.reports import Drawn, PassReport
+from cairn.engine.errors import EngineFault
+from cairn.engine.reports import DecodeRow, Drawn, PassReport, RowReport, ShareReport
 from cairn.engine.row_class import RowClass
 from tests.support.fake_engine import FakeEngine, FakeTokenizer, started
 
 BLOCK_TOKENS = 8
+FAULT = "the simulated device failed"
 _LETTERS = "abcdefghijklmnopqrstuvwx"  # without the markers of a call
 
 
@@ -38,13 +40,40 @@ def answer_ids(prompt: Sequence[int], tokens: int) -> list[int]:
 class SimulatedEngine(FakeEngine):
     """
     As its base. Its decode passes may have any number of rows, as those of a device with a row
-    class may.
+    class may. Passes and copies may fail, which changes nothing.
 
     Attributes:
         open_slabs: the slabs that it has open.
     """
 
     decode_shapes = (1, 2, 3, 4)
+
+    def __init__(self, random: Random, failing: float) -> None:
+        """
+        Args:
+            failing: the share of passes and copies that fail.
+        """
+        super().__init__()
+        self._random, self._failing = random, failing
+
+    def run_chunk(self, *args: Any, **options: Any) -> PassReport:
+        self._fail_sometimes()
+        return super().run_chunk(*args, **options)
+
+    def share(self, *args: Any, **options: Any) -> ShareReport:
+        self._fail_sometimes()
+        return super().share(*args, **options)
+
+    def _decoded(self, row: DecodeRow) -> RowReport:
+        try:
+            self._fail_sometimes()
+        except EngineFault as fault:
+            return fault
+        return super()._decoded(row)
+
+    def _fail_sometimes(self) -> None:
+        if self._random.random() < self._failing:
+            raise EngineFault(FAULT)
 
     @property
     def open_slabs(self) -> set[int]:
@@ -76,17 +105,19 @@ class Machine:
 
     Attributes:
         has_class: whether any cut gives the same bits on it.
+        failing: the share of passes and copies that fail.
         engine: the engine that was started last.
     """
 
     random: Random
     has_class: bool
+    failing: float
     engine: SimulatedEngine | None = None
 
     def start(self, settings: Settings, *given: Any) -> StartedEngine:
         """In place of ``load.start_on_mlx``."""
         begun = started(settings, *given)
-        self.engine = SimulatedEngine()
+        self.engine = SimulatedEngine(self.random, self.failing)
         row_class = _ANY_CUT if self.has_class else None
         self.engine.row_class = row_class
         return attrs.evolve(
