@@ -48,14 +48,17 @@ class World:
 
 @attrs.define
 class Client:
-    """A client with some conversations, which it continues, edits, repeats or leaves."""
+    """
+    A client with some conversations, which it continues, edits, repeats or leaves. It may share
+    them with others of its tenant.
+    """
 
     server: Server
     world: World
     random: Random
     name: str
     tenant: str
-    _histories: list[tuple[Message, ...]] = attrs.field(factory=list)
+    _histories: list[tuple[Message, ...]]
 
     async def run(self, requests: int) -> None:
         """Send so many requests, one after the other."""
@@ -138,7 +141,7 @@ class Client:
             seed=1,
             max_tokens=random.choice((0, 1, 2, 5, 11, 30)),
             top_logprobs=0,
-            session_name=random.choice((None, None, None, f"{self.name}-named")),
+            session_name=random.choice((None, None, None, None, f"{self.name}-named", "shared")),
             cache_prompt=random.random() > 0.1,
             cache_mode=random.choice(("full", "full", "full", "prefix")),
             ttl_s=random.choice((None, None, 2, 20)),

@@ -122,10 +122,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "cache.session.slab.capacity_tokens < 0:",
     ),
     Mutant(
-        "the first block of a pass is not sealed",
+        "a block is sealed although the one before it is not",
         "sessions/generate.py",
-        "for place in range(start // size, end // size):",
-        "for place in range(start // size + 1, end // size):",
+        "            if cache.can_seal(key, begin):",
+        "            if True:",
     ),
     Mutant(
         "blocks are sealed under the key of the block before",
@@ -165,10 +165,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "                    leaving = ()\n            store",
     ),
     Mutant(
-        "a loaded block may evict others of its own chain",
+        "a block is loaded without making room",
         "memory.py",
-        "leaving = self._leaving(key, block.bytes, keep)",
-        "leaving = self._leaving(key, block.bytes)",
+        "                for other in leaving:\n                    await self._evict(other, keep)\n",
+        "",
     ),
     Mutant(
         "needless short blocks are evicted though a session works with them",

@@ -38,6 +38,7 @@ from cairn.actors.server import Server
 from cairn.actors.settings import BootRefused, Settings
 from cairn.actors.threads.writer import WriterDied
 from cairn.engine import schedule as schedule_module
+from cairn.engine.prompt.template import Message
 from cairn.journal.ledger import Clock
 from cairn.journal.replay import Finding, replay
 from tests.simulation.clients import TENANTS, Client, World, Wrong
@@ -119,6 +120,17 @@ def simulate(seed: int) -> Ran:
     )
 
 
+_jump = trio.testing.MockClock._autojump
+
+
+def _jump_or_end(clock: trio.testing.MockClock) -> None:
+    """Jump to the next deadline, because all tasks wait. Without one, they wait for ever."""
+    before = clock.current_time()
+    _jump(clock)
+    if clock.current_time() == before:
+        raise Wrong("all tasks wait, and none of them for a time")
+
+
 def _is_only(error: BaseException, *kinds: type[Exception]) -> bool:
     """Whether an error, or all of a group, is of these kinds."""
     if isinstance(error, BaseExceptionGroup):
@@ -149,10 +161,14 @@ async def _life(
 async def _clients(
     server: Server, world: World, random: Random, seed: str, done: trio.Event
 ) -> None:
+    together: dict[str, list[tuple[Message, ...]]] = {tenant: [] for tenant in TENANTS}
+    are_shared = random.random() < 0.5
     async with trio.open_nursery() as nursery:
         for place in range(random.choice((1, 2, 4, 8))):
             own = Random(f"{seed}/{place}")
-            client = Client(server, world, own, f"client{place}", own.choice(TENANTS))
+            tenant = own.choice(TENANTS)
+            histories = together[tenant] if are_shared else []
+            client = Client(server, world, own, f"client{place}", tenant, histories)
             nursery.start_soon(client.run, random.choice((1, 3, 6)))
     done.set()
 
@@ -166,7 +182,7 @@ async def _crash(world: World, after: float, done: trio.Event) -> None:
 
 
 async def _check_quiet(server: Server, machine: Machine, settings: Settings) -> None:
-    """When all clients have gone, all work ends, and every slab has an owner or is given back."""
+    """When all clients have gone, all work ends, and every slab is a session's."""
     loaded = server.loaded
     with trio.move_on_after(_LONGEST_S / 2) as waited:
         while loaded.activity.at_work or loaded.activity.in_flight:
@@ -174,11 +190,14 @@ async def _check_quiet(server: Server, machine: Machine, settings: Settings) -> 
     if waited.cancelled_caught:
         raise Wrong(f"work goes on without a request: {server.statistics()}")
     await trio.sleep(2 * settings.limits.slab_idle_s + 1)
+    with trio.move_on_after(_LONGEST_S / 4) as waited:
+        while loaded.sequencer.state.shadow is not None:
+            await trio.sleep(1)
+    if waited.cancelled_caught:
+        raise Wrong("a shadow check does not end")
     state = loaded.sequencer.state
     assert machine.engine is not None
     owned = {held.slab.id for held in state.sessions.values() if held.slab is not None}
-    if state.shadow is not None:
-        owned.add(state.shadow.slab.id)
     if machine.engine.open_slabs != owned:
         raise Wrong(f"slabs {machine.engine.open_slabs} are open, and sessions have {owned}")
     if state.requests or state.pins:
@@ -268,6 +287,7 @@ def _outside(random: Random, clock: trio.testing.MockClock) -> Iterator[None]:
         (model_server_module, "new_id", new_id),
         (model_server_module, "wall_clock_us", now_us),
         (snapshots_module, "ROWS_MIN", 200),
+        (trio.testing.MockClock, "_autojump", _jump_or_end),
         (schedule_module, "SMALLEST_SLAB", random.choice((64, 512))),
         (prepare_module, "secrets", SimpleNamespace(randbits=random.getrandbits)),
     )
