@@ -11,7 +11,7 @@ from random import Random
 import attrs
 import trio
 
-from cairn.actors.errors import Broken, RefusalError
+from cairn.actors.errors import Broken, RefusalError, TimedOut
 from cairn.actors.requests.messages import Accepted, Delta, Finished, Generate, Keep
 from cairn.actors.server import Server
 from cairn.engine.answer.parts import AnswerPart
@@ -34,6 +34,7 @@ class World:
     What clients share.
 
     Attributes:
+        is_patient: whether requests may take far longer than any of them needs.
         crashed: whether the server's machine is down: what a client receives afterwards counts for
             nothing.
         answers: how many answers clients have read to their end.
@@ -41,6 +42,7 @@ class World:
     """
 
     disk: SimulatedDisk
+    is_patient: bool
     crashed: bool = False
     answers: int = 0
     refused: int = 0
@@ -115,6 +117,11 @@ class Client:
         except Broken as broken:
             if broken.bug_id not in self.world.disk.bugs and not self.world.crashed:
                 raise Wrong("a bug was announced before it was committed") from broken
+            return
+        except TimedOut as over:
+            if self.world.is_patient:
+                raise Wrong("a request timed out that nothing held up") from over
+            self.world.refused += 1
             return
         except RefusalError:
             self.world.refused += 1

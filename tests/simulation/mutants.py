@@ -122,10 +122,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "cache.session.slab.capacity_tokens < 0:",
     ),
     Mutant(
-        "a block is sealed although the one before it is not",
+        "a block is sealed that a pass has only begun",
         "sessions/generate.py",
-        "            if cache.can_seal(key, begin):",
-        "            if True:",
+        "for place in range(start // size, end // size):",
+        "for place in range(start // size, end // size + 1):",
     ),
     Mutant(
         "blocks are sealed under the key of the block before",

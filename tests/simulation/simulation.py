@@ -51,6 +51,8 @@ _SECRET = b"a secret of the simulation, 32 b"
 _EPOCH_US = 1_700_000_000_000_000
 _LONGEST_S = 50_000.0
 """Virtual seconds after which tasks that wait count as deadlocked."""
+_PATIENT_S = 3600.0
+"""Virtual seconds that no request needs, whatever the disk does."""
 _LONGEST_CPU_S = 60
 """Seconds of processor time after which a simulation counts as one that never ends."""
 
@@ -67,6 +69,7 @@ class Ran:
         refused: how many requests were refused.
         crashes: how often the machine went down.
         ended_full: how often the server ended because its disk was full.
+        bugs: how many faults of the device are on record.
     """
 
     seed: int
@@ -76,6 +79,7 @@ class Ran:
     refused: int
     crashes: int
     ended_full: int
+    bugs: int
 
 
 def simulate(seed: int) -> Ran:
@@ -97,7 +101,7 @@ def simulate(seed: int) -> Ran:
     with folder, _outside(random, clock), in_turn(random, clock):
         for run in range(random.choice((1, 2, 3))):
             crash_after = 60 * random.random() if random.random() < 0.5 else None
-            world = World(disk)
+            world = World(disk, is_patient=settings.limits.request_s == _PATIENT_S)
             try:
                 trio.run(_life, world, f"{seed}/{run}", machine, settings, crash_after, clock=clock)
             except (BootRefused, BaseExceptionGroup) as failed:
@@ -116,6 +120,7 @@ def simulate(seed: int) -> Ran:
         rows=len(disk.rows),
         crashes=crashes,
         ended_full=ended_full,
+        bugs=len(disk.bugs),
         **totals,
     )
 
@@ -259,7 +264,7 @@ def _settings(random: Random, folder: Path) -> Settings:
             slab_idle_s=random.choice((0.5, 60.0)),
             patience_s=random.choice((1.0, 120.0)),
             ttl_s=random.choice((10, 86_400)),
-            request_s=random.choice((5.0, 3600.0)),
+            request_s=random.choice((5.0, _PATIENT_S)),
         ),
     )
 
@@ -309,7 +314,7 @@ def _outside(random: Random, clock: trio.testing.MockClock) -> Iterator[None]:
 def main(first: int, seeds: int, until_failed: bool) -> None:
     """Run simulations. Exits with 1 if one of them fails."""
     signal.signal(signal.SIGPROF, _end)
-    answers = refused = crashes = rows = 0
+    answers = refused = crashes = bugs = rows = 0
     failed = []
     for seed in range(first, first + seeds):
         if until_failed:
@@ -326,9 +331,10 @@ def main(first: int, seeds: int, until_failed: bool) -> None:
         answers += ran.answers
         refused += ran.refused
         crashes += ran.crashes
+        bugs += ran.bugs
         rows += ran.rows
     click.echo(
-        f"{seeds} seeds: {answers} answers, {refused} refused, {crashes} crashes, {rows} rows; "
+        f"{seeds} seeds: {answers} answers, {refused} refused, {crashes} crashes, {bugs} bugs, {rows} rows; "
         f"failed: {failed or 'none'}"
     )
     raise SystemExit(1 if failed else 0)
