@@ -167,8 +167,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a block is loaded without making room",
         "memory.py",
-        "                for other in leaving:\n                    await self._evict(other, keep)\n",
-        "",
+        "                for other in leaving:\n                    await",
+        "                for other in ():\n                    await",
     ),
     Mutant(
         "needless short blocks are evicted though a session works with them",
