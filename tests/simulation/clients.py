@@ -53,6 +53,9 @@ class Client:
     """
     A client with some conversations, which it continues, edits, repeats or leaves. It may share
     them with others of its tenant.
+
+    Attributes:
+        pauses: how long it waits between its requests, as a factor.
     """
 
     server: Server
@@ -60,12 +63,14 @@ class Client:
     random: Random
     name: str
     tenant: str
+    pauses: float
     _histories: list[tuple[Message, ...]]
 
     async def run(self, requests: int) -> None:
         """Send so many requests, one after the other."""
         for _ in range(requests):
-            await trio.sleep(self.random.choice((0, 0, 0.5, 5, 40)) * self.random.random())
+            pause = self.random.choice((0, 0, 0.5, 5, 40)) * self.random.random()
+            await trio.sleep(pause * self.pauses)
             if self.world.crashed:
                 return
             command = self._command()

@@ -15,8 +15,17 @@ import attrs
 from cairn.actors.settings import Settings
 from cairn.engine.contract import StartedEngine
 from cairn.engine.errors import EngineFault
-from cairn.engine.reports import DecodeRow, Drawn, PassReport, RowReport, ShareReport
+from cairn.engine.reports import (
+    DecodeRow,
+    Drawn,
+    LoadReport,
+    PassReport,
+    RejectReport,
+    RowReport,
+    ShareReport,
+)
 from cairn.engine.row_class import RowClass
+from tests.simulation.turns import sleep_in_turn
 from tests.support.fake_engine import FakeEngine, FakeTokenizer, started
 
 BLOCK_TOKENS = 8
@@ -40,7 +49,8 @@ def answer_ids(prompt: Sequence[int], tokens: int) -> list[int]:
 class SimulatedEngine(FakeEngine):
     """
     As its base. Its decode passes may have any number of rows, as those of a device with a row
-    class may. Passes and copies may fail, which changes nothing.
+    class may. Passes, copies and reads of files may take up to two seconds. Passes and copies may
+    fail, which changes nothing.
 
     Attributes:
         open_slabs: the slabs that it has open.
@@ -48,13 +58,14 @@ class SimulatedEngine(FakeEngine):
 
     decode_shapes = (1, 2, 3, 4)
 
-    def __init__(self, random: Random, failing: float) -> None:
+    def __init__(self, random: Random, slow: float, failing: float) -> None:
         """
         Args:
+            slow: the share of passes, copies and reads that take long.
             failing: the share of passes and copies that fail.
         """
         super().__init__()
-        self._random, self._failing = random, failing
+        self._random, self._slow, self._failing = random, slow, failing
 
     def run_chunk(self, *args: Any, **options: Any) -> PassReport:
         self._fail_sometimes()
@@ -71,7 +82,16 @@ class SimulatedEngine(FakeEngine):
             return fault
         return super()._decoded(row)
 
+    def load(self, *args: Any) -> LoadReport | RejectReport | None:
+        self._wait_sometimes()
+        return super().load(*args)
+
+    def _wait_sometimes(self) -> None:
+        if self._random.random() < self._slow:
+            sleep_in_turn(2 * self._random.random())
+
     def _fail_sometimes(self) -> None:
+        self._wait_sometimes()
         if self._random.random() < self._failing:
             raise EngineFault(FAULT)
 
@@ -105,19 +125,20 @@ class Machine:
 
     Attributes:
         has_class: whether any cut gives the same bits on it.
-        failing: the share of passes and copies that fail.
+        slow, failing: see ``SimulatedEngine``.
         engine: the engine that was started last.
     """
 
     random: Random
     has_class: bool
+    slow: float
     failing: float
     engine: SimulatedEngine | None = None
 
     def start(self, settings: Settings, *given: Any) -> StartedEngine:
         """In place of ``load.start_on_mlx``."""
         begun = started(settings, *given)
-        self.engine = SimulatedEngine(self.random, self.failing)
+        self.engine = SimulatedEngine(self.random, self.slow, self.failing)
         row_class = _ANY_CUT if self.has_class else None
         self.engine.row_class = row_class
         return attrs.evolve(

@@ -292,7 +292,7 @@ def _seeds_taken(mutant: Mutant, seeds: int) -> tuple[int, str] | str:
         return f"its place in {mutant.file} has gone"
     with tempfile.TemporaryDirectory(prefix="cairn-mutant-") as folder:
         copy = Path(folder) / "cairn"
-        shutil.copytree(_SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(_SOURCE, copy)
         (copy / "actors" / mutant.file).write_text(text.replace(mutant.old, mutant.new))
         paths = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
         run = [sys.executable, "-P", "-m", "tests.simulation.simulation"]

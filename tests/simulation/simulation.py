@@ -168,13 +168,13 @@ async def _clients(
     server: Server, world: World, random: Random, seed: str, done: trio.Event
 ) -> None:
     together: dict[str, list[tuple[Message, ...]]] = {tenant: [] for tenant in TENANTS}
-    are_shared = random.random() < 0.5
+    are_shared, pauses = random.random() < 0.5, random.choice((0.02, 1))
     async with trio.open_nursery() as nursery:
         for place in range(random.choice((1, 2, 4, 8))):
             own = Random(f"{seed}/{place}")
             tenant = own.choice(TENANTS)
             histories = together[tenant] if are_shared else []
-            client = Client(server, world, own, f"client{place}", tenant, histories)
+            client = Client(server, world, own, f"client{place}", tenant, pauses, histories)
             nursery.start_soon(client.run, random.choice((1, 3, 6)))
     done.set()
 
@@ -240,7 +240,12 @@ def _faults(random: Random) -> Faults:
 
 def _machine(seed: int, *, has_class: bool) -> Machine:
     own = Random(f"{seed}/device")
-    return Machine(random=own, has_class=has_class, failing=own.choice((0, 0, 0, 0.003, 0.02)))
+    return Machine(
+        random=own,
+        has_class=has_class,
+        slow=own.choice((0, 0.05, 0.3)),
+        failing=own.choice((0, 0, 0, 0.003, 0.02)),
+    )
 
 
 def _settings(random: Random, folder: Path) -> Settings:
@@ -296,7 +301,7 @@ def _outside(random: Random, clock: trio.testing.MockClock) -> Iterator[None]:
         (model_server_module, "wall_clock_us", now_us),
         (snapshots_module, "ROWS_MIN", 200),
         (trio.testing.MockClock, "_autojump", _jump_or_end),
-        (schedule_module, "SMALLEST_SLAB", random.choice((64, 512))),
+        (schedule_module, "SMALLEST_SLAB", random.choice((64, 64, 512))),
         (prepare_module, "secrets", SimpleNamespace(randbits=random.getrandbits)),
     )
     before = structlog.get_config()
