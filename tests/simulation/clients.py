@@ -11,13 +11,12 @@ from random import Random
 import attrs
 import trio
 
-from cairn.actors.errors import RefusalError
+from cairn.actors.errors import Broken, RefusalError, TimedOut
 from cairn.actors.requests.messages import Accepted, Delta, Finished, Generate, Keep
 from cairn.actors.server import Server
 from cairn.engine.answer.parts import AnswerPart
 from cairn.engine.prompt.template import Conversation, Message, message_of, prompt_ids
 from cairn.engine.sampling import Sampling
-from cairn.journal.errors import BugError
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.fake import SimulatedTokenizer, answer_ids
 
@@ -35,35 +34,43 @@ class World:
     What clients share.
 
     Attributes:
+        is_patient: whether requests may take far longer than any of them needs.
         crashed: whether the server's machine is down: what a client receives afterwards counts for
             nothing.
         answers: how many answers clients have read to their end.
         refused: how many requests were refused.
-        bugs: ids of bugs that clients were given.
     """
 
     disk: SimulatedDisk
+    is_patient: bool
     crashed: bool = False
     answers: int = 0
     refused: int = 0
-    bugs: list[str] = attrs.field(factory=list)
 
 
 @attrs.define
 class Client:
-    """A client with some conversations, which it continues, edits, repeats or leaves."""
+    """
+    A client with some conversations, which it continues, edits, repeats or leaves. It may share
+    them with others of its tenant.
+
+    Attributes:
+        pauses: how long it waits between its requests, as a factor.
+    """
 
     server: Server
     world: World
     random: Random
     name: str
     tenant: str
-    _histories: list[tuple[Message, ...]] = attrs.field(factory=list)
+    pauses: float
+    _histories: list[tuple[Message, ...]]
 
     async def run(self, requests: int) -> None:
         """Send so many requests, one after the other."""
         for _ in range(requests):
-            await trio.sleep(self.random.choice((0, 0, 0.5, 5, 40)) * self.random.random())
+            pause = self.random.choice((0, 0, 0.5, 5, 40)) * self.random.random()
+            await trio.sleep(pause * self.pauses)
             if self.world.crashed:
                 return
             command = self._command()
@@ -112,11 +119,17 @@ class Client:
                             pass
                     if self.random.random() < 0.02:
                         await trio.sleep(3)  # reads slowly
-        except RefusalError:
+        except Broken as broken:
+            if broken.bug_id not in self.world.disk.bugs and not self.world.crashed:
+                raise Wrong("a bug was announced before it was committed") from broken
+            return
+        except TimedOut as over:
+            if self.world.is_patient:
+                raise Wrong("a request timed out that nothing held up") from over
             self.world.refused += 1
             return
-        except BugError as bug:
-            self.world.bugs.append(bug.bug_id)
+        except RefusalError:
+            self.world.refused += 1
             return
         if finished != set(range(command.choices)):
             raise Wrong(f"{command.choices} answers were asked for, and {finished} came")
@@ -140,7 +153,7 @@ class Client:
             seed=1,
             max_tokens=random.choice((0, 1, 2, 5, 11, 30)),
             top_logprobs=0,
-            session_name=random.choice((None, None, None, f"{self.name}-named")),
+            session_name=random.choice((None, None, None, None, f"{self.name}-named", "shared")),
             cache_prompt=random.random() > 0.1,
             cache_mode=random.choice(("full", "full", "full", "prefix")),
             ttl_s=random.choice((None, None, 2, 20)),

@@ -40,6 +40,7 @@ class SimulatedDisk(MemoryStore):
         emitted: the ids of the tokens that committed rows release, by request.
         accepted: the requests whose decision is committed.
         finished: the requests whose end is committed.
+        bugs: the ids of the bugs that are committed.
     """
 
     def __init__(self, random: Random, faults: Faults) -> None:
@@ -109,6 +110,7 @@ class SimulatedDisk(MemoryStore):
         self._sampled: defaultdict[str, list[int]] = defaultdict(list)
         self.accepted: set[str] = set()
         self.finished: set[str] = set()
+        self.bugs: set[str] = set()
         self._learn(rows)
 
     def _learn(self, rows: Sequence[Row]) -> None:
@@ -125,5 +127,7 @@ class SimulatedDisk(MemoryStore):
                     self.accepted.add(event.request)
                 case ev.RequestFinished():
                     self.finished.add(event.request)
+                case ev.InvariantViolated():
+                    self.bugs.add(event.bug_id)
                 case _:
                     pass

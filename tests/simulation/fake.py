@@ -14,11 +14,22 @@ import attrs
 
 from cairn.actors.settings import Settings
 from cairn.engine.contract import StartedEngine
-from cairn.engine.reports import Drawn, PassReport
+from cairn.engine.errors import EngineFault
+from cairn.engine.reports import (
+    DecodeRow,
+    Drawn,
+    LoadReport,
+    PassReport,
+    RejectReport,
+    RowReport,
+    ShareReport,
+)
 from cairn.engine.row_class import RowClass
+from tests.simulation.turns import sleep_in_turn
 from tests.support.fake_engine import FakeEngine, FakeTokenizer, started
 
 BLOCK_TOKENS = 8
+FAULT = "the simulated device failed"
 _LETTERS = "abcdefghijklmnopqrstuvwx"  # without the markers of a call
 
 
@@ -38,13 +49,51 @@ def answer_ids(prompt: Sequence[int], tokens: int) -> list[int]:
 class SimulatedEngine(FakeEngine):
     """
     As its base. Its decode passes may have any number of rows, as those of a device with a row
-    class may.
+    class may. Passes, copies and reads of files may take up to two seconds. Passes and copies may
+    fail, which changes nothing.
 
     Attributes:
         open_slabs: the slabs that it has open.
     """
 
     decode_shapes = (1, 2, 3, 4)
+
+    def __init__(self, random: Random, slow: float, failing: float) -> None:
+        """
+        Args:
+            slow: the share of passes, copies and reads that take long.
+            failing: the share of passes and copies that fail.
+        """
+        super().__init__()
+        self._random, self._slow, self._failing = random, slow, failing
+
+    def run_chunk(self, *args: Any, **options: Any) -> PassReport:
+        self._fail_sometimes()
+        return super().run_chunk(*args, **options)
+
+    def share(self, *args: Any, **options: Any) -> ShareReport:
+        self._fail_sometimes()
+        return super().share(*args, **options)
+
+    def _decoded(self, row: DecodeRow) -> RowReport:
+        try:
+            self._fail_sometimes()
+        except EngineFault as fault:
+            return fault
+        return super()._decoded(row)
+
+    def load(self, *args: Any) -> LoadReport | RejectReport | None:
+        self._wait_sometimes()
+        return super().load(*args)
+
+    def _wait_sometimes(self) -> None:
+        if self._random.random() < self._slow:
+            sleep_in_turn(2 * self._random.random())
+
+    def _fail_sometimes(self) -> None:
+        self._wait_sometimes()
+        if self._random.random() < self._failing:
+            raise EngineFault(FAULT)
 
     @property
     def open_slabs(self) -> set[int]:
@@ -76,17 +125,20 @@ class Machine:
 
     Attributes:
         has_class: whether any cut gives the same bits on it.
+        slow, failing: see ``SimulatedEngine``.
         engine: the engine that was started last.
     """
 
     random: Random
     has_class: bool
+    slow: float
+    failing: float
     engine: SimulatedEngine | None = None
 
     def start(self, settings: Settings, *given: Any) -> StartedEngine:
         """In place of ``load.start_on_mlx``."""
         begun = started(settings, *given)
-        self.engine = SimulatedEngine()
+        self.engine = SimulatedEngine(self.random, self.slow, self.failing)
         row_class = _ANY_CUT if self.has_class else None
         self.engine.row_class = row_class
         return attrs.evolve(

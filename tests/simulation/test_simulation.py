@@ -31,9 +31,10 @@ def test_nothing_is_wrong(first: int) -> None:
 
 
 def test_the_seeds_have_all_kinds_of_runs() -> None:
-    """Control: among a few seeds are answers, refusals and crashes."""
+    """Control: among a few seeds are answers, refusals, crashes, and faults of the device."""
     ran = [simulate(seed) for seed in range(1, 6)]
-    assert all(sum(getattr(one, name) for one in ran) for name in ("answers", "refused", "crashes"))
+    kinds = ("answers", "refused", "crashes", "bugs")
+    assert all(sum(getattr(one, kind) for one in ran) for kind in kinds)
 
 
 def test_a_seed_gives_the_same_journal_in_every_process() -> None:

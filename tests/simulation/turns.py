@@ -31,7 +31,10 @@ class Turn:
     """One worker thread. ``waits`` is what it waits for; None if it can go on."""
 
     def __init__(self, loop: Callable[[Any], None], token: trio.lowlevel.TrioToken) -> None:
-        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        # Held until it is the other's turn. Plain locks cost a third of semaphores.
+        self._go, self._back = threading.Lock(), threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
         self.ended = False
         self.waits: Callable[[], Awaitable[object]] | None = None
         self._thread = threading.Thread(target=self._run, args=(loop, token), daemon=True)
