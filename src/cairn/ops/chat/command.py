@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import click
 from click.core import ParameterSource
 
-from cairn.engine.machine.memory import machine_memory
 from cairn.ops.chat.client import TurnFailed, read_url
 from cairn.ops.chat.conversation import Conversation
 from cairn.ops.chat.dialog import Dialog
@@ -31,6 +30,7 @@ from cairn.ops.chat.terminal.signals import Interrupts, on_interrupt, signals_th
 from cairn.ops.chat.turns import Turns
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import data_dir_option, example
+from cairn.ops.models.fitting import Machine, this_machine
 from cairn.ops.serve.api_keys import api_key_option
 
 _INTERRUPTED = 130
@@ -216,8 +216,7 @@ def _lines(
         screen.interrupts = None
 
 
-def _machine(server: Server) -> tuple[int, bool] | None:
-    """The memory of this machine, and whether it computes on its CPU; None if the server is not
-    here."""
+def _machine(server: Server) -> Machine | None:
+    """This machine; None if the server is on another one."""
     here = isinstance(server, OwnServer) or urlsplit(server.url).hostname in _LOOPBACK
-    return (machine_memory(), sys.platform != "darwin") if here else None
+    return this_machine() if here else None

@@ -26,6 +26,7 @@ from cairn.ops.chat.turns import PREFIX, Turns
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.output import counted, printable
 from cairn.ops.common.times import time_of
+from cairn.ops.models.fitting import Machine
 
 _FAILED = 1
 _LISTED = 20
@@ -39,8 +40,7 @@ class Dialog:
 
     Args:
         lines: where messages come from.
-        machine: the memory of this machine in bytes, and whether it computes on its CPU; None if
-            the server is on another one.
+        machine: this machine; None if the server is on another one.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Dialog:
         turns: Turns,
         conversation: Conversation,
         lines: Callable[[Dialog], Lines],
-        machine: tuple[int, bool] | None = None,
+        machine: Machine | None = None,
     ) -> None:
         self._server = server
         self._screen = screen
