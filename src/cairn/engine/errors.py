@@ -8,6 +8,7 @@ What an engine raises, by whose fault it is.
       |- NotFinite       a log-probability is not a number
     GrammarDeadEnd       the client's schema's, or the vocabulary's
     ModelRefused         the operator's: choose another model, or other settings
+      |- ModelTooLarge   it does not fit in memory
 """
 
 from __future__ import annotations
@@ -40,3 +41,7 @@ class GrammarDeadEnd(Exception):
 
 class ModelRefused(Exception):
     """The model cannot be served. The message says what, where and what to do."""
+
+
+class ModelTooLarge(ModelRefused):
+    """The model does not fit in memory."""

@@ -19,7 +19,7 @@ from werkzeug.exceptions import BadHost, NotFound
 from werkzeug.routing import MapAdapter
 
 from cairn.actors.errors import StillStarting
-from cairn.actors.requests.messages import ServerFacts
+from cairn.actors.requests.messages import ListedModel, ServerFacts
 from cairn.engine.machine.descriptors import descriptors_max
 from cairn.http.access.cors import Cors, read_origin
 from cairn.http.access.keys import Keys, sees_all, service_of_caller, tenant_of
@@ -240,6 +240,27 @@ def create_app(
     @app.get("/v1/models/<path:name>")
     async def model(name: str) -> Response:
         return json_response(model_object(listed(name, server.models)))
+
+    def operators_model(name: str) -> ListedModel:
+        """A served model that the caller may have loaded and unloaded."""
+        if not sees_all(g.tenant, keys):
+            raise ClientError(
+                "only the operator's key may do this", code="operator_only", status=403
+            )
+        return listed(name, server.models)
+
+    @app.post("/v1/models/<path:name>/load")
+    async def load_model(name: str) -> Response:
+        asked = operators_model(name).facts.model
+        server.load_model(asked)
+        return json_response(model_object(listed(asked, server.models)))
+
+    @app.post("/v1/models/<path:name>/unload")
+    async def unload_model(name: str) -> Response:
+        asked = operators_model(name)
+        if asked.state != "not_loaded":
+            server.unload_model()
+        return json_response(model_object(listed(asked.facts.model, server.models)))
 
     @app.get("/health")
     async def get_health() -> Response:

@@ -25,6 +25,18 @@ from cairn.journal.errors import JournalError
 COMMANDS = {
     "serve": ("cairn.ops.serve.command:serve", "Run the server."),
     "chat": ("cairn.ops.chat.command:chat", "Chat with a model in the terminal."),
+    "models": (
+        "cairn.ops.models.command:models",
+        "List the models on this machine, and whether they are loaded and fit.",
+    ),
+    "pull": (
+        "cairn.ops.models.pull_command:pull",
+        "Download a model, or bring it up to date.",
+    ),
+    "rm": (
+        "cairn.ops.models.pull_command:rm",
+        "Remove a downloaded model from the hub's cache, with what was downloaded of it in part.",
+    ),
     "status": ("cairn.ops.state.status:status", "Show whether a server runs, and how it is."),
     "stop": (
         "cairn.ops.state.stop:stop",

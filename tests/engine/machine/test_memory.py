@@ -11,6 +11,7 @@ from cairn.engine.machine.memory import (
     Budgets,
     budgets_for,
     device_memory,
+    free_memory,
     machine_memory,
     memory_fault,
 )
@@ -115,6 +116,40 @@ def test_the_memory_of_a_device(reported: dict[str, int], expected: int) -> None
     Metal recommends a share of the machine's memory; a device with memory of its own has that.
     """
     assert expected * GIB == device_memory(16 * GIB, reported)
+
+
+VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                                65536.
+Pages active:                             300000.
+Pages inactive:                            32768.
+Pages speculative:                         16384.
+Pages purgeable:                           16384.
+"""
+
+
+@pytest.mark.parametrize(
+    ("meminfo", "vm_stat", "expected"),
+    [
+        ("MemTotal:   999 kB\nMemAvailable:   1024 kB\n", VM_STAT, 1 << 20),
+        (None, VM_STAT, 2 * GIB),
+        (None, "no such thing", None),
+        ("MemTotal:   999 kB\n", VM_STAT, None),
+        ("MemAvailable:   9999999999999 kB\n", VM_STAT, None),
+    ],
+    ids=["linux", "macos", "unknown", "old linux", "more than there is"],
+)
+def test_the_memory_that_is_free(
+    tmp_path: Path, meminfo: str | None, vm_stat: str, expected: int | None
+) -> None:
+    """By the system's own count; all of it where the system does not say."""
+    if meminfo is not None:
+        (tmp_path / "proc").mkdir()
+        (tmp_path / "proc/meminfo").write_text(meminfo)
+    memory = machine_memory(tmp_path)
+    assert (memory if expected is None else min(memory, expected)) == free_memory(
+        tmp_path, lambda: vm_stat
+    )
+    assert 0 < free_memory() <= machine_memory()
 
 
 @pytest.mark.parametrize("accept", [False, True])

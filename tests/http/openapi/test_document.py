@@ -184,6 +184,8 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "ma
         ("DELETE", AGENT, NOTES, None, TEXT),
         ("GET", "/v1/models", "/v1/models", None, TEXT),
         ("GET", "/v1/models/{name}", "/v1/models/cairn/small-1", None, TEXT),
+        ("POST", "/v1/models/{name}/load", "/v1/models/cairn/small-1/load", None, TEXT),
+        ("POST", "/v1/models/{name}/unload", "/v1/models/cairn/small-1/unload", None, TEXT),
         ("GET", "/health", "/health", None, TEXT),
         ("GET", "/openapi.json", "/openapi.json", None, TEXT),
         ("GET", "/metrics", "/metrics", None, TEXT),

@@ -9,13 +9,15 @@ import pytest
 from rich.console import Console
 
 from cairn.ops.chat.conversation import Conversation, Message, as_markdown, as_messages
-from cairn.ops.chat.greeting import PEBBLE, greeting, openings_of, real_model
+from cairn.ops.chat.greeting import greeting, openings_of
 from cairn.ops.chat.replies import Cairn, StoredMessage, StoredTurn, Usage
 from cairn.ops.chat.settings import parsed, shown
 from cairn.ops.chat.terminal.keyboard import completions
 from cairn.ops.chat.terminal.markdown import Markdown, last_block
 from cairn.ops.chat.terminal.rendering import Breaking, Wrapped
 from cairn.ops.chat.transcript import Answer, bar, help_text, is_open, read_line, summary, unquoted
+from cairn.ops.models.fitting import Machine
+from cairn.ops.models.short_names import PEBBLE
 from tests.support.terminal import Picture
 
 GIB = 1024**3
@@ -371,7 +373,12 @@ def test_an_invalid_setting(text: str, said: str):
         parsed(text)
 
 
-def greeted(model: str, machine: tuple[int, bool] | None) -> list[str]:
+def mac(free: int) -> Machine:
+    """A machine that computes on its GPU, with so many GiB free."""
+    return Machine(memory_bytes=free * GIB, free_bytes=free * GIB, on_cpu=False)
+
+
+def greeted(model: str, machine: Machine | None) -> list[str]:
     """The lines of a greeting."""
     return [
         *greeting(version="1.0", model=model, where=" at URL", context_tokens=4096, machine=machine)
@@ -380,7 +387,7 @@ def greeted(model: str, machine: tuple[int, bool] | None) -> list[str]:
 
 def test_the_greeting():
     """Three lines: the model and what it can do, openings, commands."""
-    model, numbered, commands = greeted("qwen", (64 * GIB, False))
+    model, numbered, commands = greeted("qwen", mac(64))
     assert "Cairn 1.0 · qwen at URL: a context of 4,096 tokens." == model
     for number, text in enumerate(openings_of("qwen"), 1):
         assert f"{number} {text}" in numbered
@@ -389,14 +396,8 @@ def test_the_greeting():
 
 def test_the_greeting_of_pebble():
     """It is a toy, and a real model that fits the machine is named."""
-    model, _, _, real = greeted(PEBBLE, (16 * GIB, False))
+    model, _, _, real = greeted(PEBBLE, mac(12))
     assert "a toy of 8 MB" in model
-    assert "cairn chat --model mlx-community/Qwen3-8B-4bit (downloads 4.6 GB once)" in real
+    assert "12.0 GiB of memory are free" in real
+    assert "cairn chat --model qwen3-14b (downloads 8.3 GB once)" in real
     assert 3 == len(greeted(PEBBLE, None))
-
-
-def test_a_model_that_fits():
-    """A CPU needs more memory for the same model."""
-    assert ("mlx-community/Qwen3-4B-4bit", 2.3) == real_model(23 * GIB, on_cpu=True)
-    assert ("mlx-community/Qwen3-14B-4bit", 8.3) == real_model(23 * GIB, on_cpu=False)
-    assert None is real_model(GIB // 4, on_cpu=False)

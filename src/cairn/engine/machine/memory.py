@@ -6,7 +6,9 @@ kill a process that takes too much before it can report anything.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import attrs
 
 _V1_NAME = "memory.limit_in_bytes"
 _V2_NAME = "memory.max"
+_VM_STAT_S = 5.0
 
 
 @attrs.frozen(kw_only=True)
@@ -63,6 +66,46 @@ def machine_memory(root: Path = Path("/")) -> int:
     """
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *_cgroup_limits(root)])
+
+
+def free_memory(root: Path = Path("/"), vm_stat: Callable[[], str] | None = None) -> int:
+    """
+    The memory in bytes that other programs leave, with what the system can take back from files; at
+    most ``machine_memory``, which is the answer where the system does not say.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+        vm_stat: returns the output of macOS's program of this name.
+    """
+    memory = machine_memory(root)
+    try:
+        text = (root / "proc/meminfo").read_text("ascii", errors="replace")
+    except OSError:  # not Linux
+        free = _mac_free((vm_stat or _vm_stat)())
+    else:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
+        free = 1024 * int(found[1]) if found is not None else None
+    return memory if free is None else min(memory, free)
+
+
+def _mac_free(text: str) -> int | None:
+    """The free memory by the output of ``vm_stat``; None if that does not say."""
+    size = re.search(r"page size of (\d+) bytes", text)
+    pages = re.findall(
+        r"^Pages (?:free|inactive|speculative|purgeable):\s+(\d+)", text, re.MULTILINE
+    )
+    return int(size[1]) * sum(map(int, pages)) if size is not None and pages else None
+
+
+def _vm_stat() -> str:
+    """The output of ``vm_stat``; empty where there is no such program."""
+    try:
+        done = subprocess.run(
+            ["/usr/bin/vm_stat"], capture_output=True, text=True, timeout=_VM_STAT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
 
 
 def device_memory(machine_bytes: int, device: Mapping[str, Any]) -> int:

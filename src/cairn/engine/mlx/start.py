@@ -16,7 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from cairn.engine.answer.markers import markers_of
 from cairn.engine.contract import StartedEngine
-from cairn.engine.errors import ModelRefused
+from cairn.engine.errors import ModelRefused, ModelTooLarge
 from cairn.engine.machine.blas import loaded_blas
 from cairn.engine.machine.cuda import cuda_versions
 from cairn.engine.machine.heap import give_back_free_memory
@@ -121,7 +121,7 @@ def start_engine(
         nonlocal budgets, tight
         budgets, tight = budgets_beside(size), fault(size)
         if tight is not None and not accept_tight:
-            raise ModelRefused(
+            raise ModelTooLarge(
                 f"{where} does not fit in memory: {tight}. Serve a smaller or quantised model, "
                 "lower --pool-mb and --blocks-mb, or start with --accept-tight-memory to load it "
                 "anyway."

@@ -262,6 +262,16 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/models/{name}"): Operation(
         summary="Get a served model.", answer=ModelObject, statuses=(404,)
     ),
+    ("POST", "/v1/models/{name}/load"): Operation(
+        summary="Have a served model loaded before a request needs it.",
+        answer=ModelObject,
+        statuses=(404, 429, 503),
+    ),
+    ("POST", "/v1/models/{name}/unload"): Operation(
+        summary="Have the loaded model unloaded, if no request is in flight.",
+        answer=ModelObject,
+        statuses=(404, 409, 503),
+    ),
     ("GET", "/health"): Operation(
         summary="The state of the server.",
         answer=Health,

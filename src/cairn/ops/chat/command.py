@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import click
 from click.core import ParameterSource
 
-from cairn.engine.machine.memory import machine_memory
 from cairn.ops.chat.client import TurnFailed, read_url
 from cairn.ops.chat.conversation import Conversation
 from cairn.ops.chat.dialog import Dialog
@@ -31,6 +30,8 @@ from cairn.ops.chat.terminal.signals import Interrupts, on_interrupt, signals_th
 from cairn.ops.chat.turns import Turns
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import data_dir_option, example
+from cairn.ops.models.fitting import Machine, this_machine
+from cairn.ops.models.ready import ready_model
 from cairn.ops.serve.api_keys import api_key_option
 
 _INTERRUPTED = 130
@@ -58,7 +59,7 @@ def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
         'ops chat "What is a KV cache?"',
         'git diff | ops chat "Review this change." > review.md',
         "ops chat --continue",
-        "ops chat --model ~/models/Qwen3-4B-4bit --think",
+        "ops chat --model qwen3-4b --think",
         "printf 'Hello\\nAnd then?\\n' | ops chat --seed 1 --max-tokens 64",
     )
 )
@@ -72,7 +73,12 @@ def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @api_key_option
 @data_dir_option
-@click.option("--model", metavar="DIR", help="Start a server for the chat with this model.")
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="Start a server for the chat with this model: a short name (`ops models --all`), a "
+    "directory, or a name on Hugging Face.",
+)
 @click.option("--system", metavar="TEXT", help="The system message.")
 @click.option("--continue", "continues", is_flag=True, help="Continue the last chat.")
 @click.option(
@@ -142,6 +148,8 @@ def chat(
         else:
             at_hand = None if over or model is not None else server_at_hand(api_key)
             server = at_hand or server_over(data_dir, model, api_key)
+            if isinstance(server, OwnServer):
+                ready_model(server.chosen)
         settings = {name: value for name, value in sampling.items() if value is not None}
         turns = Turns(server, screen, settings, think=think, stores=not no_store)
         try:
@@ -216,8 +224,7 @@ def _lines(
         screen.interrupts = None
 
 
-def _machine(server: Server) -> tuple[int, bool] | None:
-    """The memory of this machine, and whether it computes on its CPU; None if the server is not
-    here."""
+def _machine(server: Server) -> Machine | None:
+    """This machine; None if the server is on another one."""
     here = isinstance(server, OwnServer) or urlsplit(server.url).hostname in _LOOPBACK
-    return (machine_memory(), sys.platform != "darwin") if here else None
+    return this_machine() if here else None

@@ -26,6 +26,10 @@ from cairn.ops.chat.turns import PREFIX, Turns
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.output import counted, printable
 from cairn.ops.common.times import time_of
+from cairn.ops.models.fitting import Machine
+from cairn.ops.models.found import all_found
+from cairn.ops.models.ready import ready_model
+from cairn.ops.models.short_names import known_model
 
 _FAILED = 1
 _LISTED = 20
@@ -39,8 +43,7 @@ class Dialog:
 
     Args:
         lines: where messages come from.
-        machine: the memory of this machine in bytes, and whether it computes on its CPU; None if
-            the server is on another one.
+        machine: this machine; None if the server is on another one.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Dialog:
         turns: Turns,
         conversation: Conversation,
         lines: Callable[[Dialog], Lines],
-        machine: tuple[int, bool] | None = None,
+        machine: Machine | None = None,
     ) -> None:
         self._server = server
         self._screen = screen
@@ -178,7 +181,8 @@ class Dialog:
                 case "set":
                     return [f"{name} " for name in PARAMETERS]
                 case "model":
-                    return [one.id for one in self._turns.agents.models()]
+                    served = [one.id for one in self._turns.agents.models()]
+                    return list(dict.fromkeys([*served, *self._startable()]))
                 case "resume" | "delete":
                     return [one.agent_id for one in self._stored()]
                 case _:
@@ -338,8 +342,12 @@ class Dialog:
                 mark = "*" if current in (one.id, *one.cairn.aliases) else " "
                 state = one.cairn.state.replace("_", " ")
                 self._screen.note(f"{mark} {printable(one.id)}  {state}")
+            if others := [one for one in self._startable() if one != current]:
+                self._screen.note(f"Also on this machine: {', '.join(map(printable, others))}.")
             return True
-        found = [one for one in models if name in (one.id, *one.cairn.aliases)]
+        known = known_model(name)
+        asked = {name, *(() if known is None else (known.hub_name,))}
+        found = [one for one in models if asked & {one.id, *one.cairn.aliases}]
         if found:
             self._turns.model = found[0].id
             loads = "" if found[0].cairn.state == "loaded" else ", which is loaded first"
@@ -353,6 +361,8 @@ class Dialog:
 
     def _restart(self, server: OwnServer, model: str) -> bool:
         """Restart the chat's own server with another model. If that fails, with the one before."""
+        with self._screen.until_interrupt(interrupt):
+            ready_model(model)
         before, server.chosen = server.chosen, model
         self._stop(server)
         try:
@@ -363,6 +373,13 @@ class Dialog:
             raise
         self._turns.model = None
         return True
+
+    def _startable(self) -> list[str]:
+        """The models on this machine with which a server of the chat can be restarted."""
+        if not isinstance(self._server, OwnServer):
+            return []
+        models = (one for one in all_found().models if not one.is_incomplete)
+        return [known.name if (known := known_model(one.name)) else one.name for one in models]
 
     def _stop(self, server: OwnServer) -> None:
         server.end()

@@ -100,6 +100,7 @@ _CHECKS = "Checks and debugging"
     cls=ConfiguredCommand,
     epilog=example(
         "ops serve",
+        "ops serve --model qwen3-4b",
         "ops serve --model ~/models/Qwen3-4B-4bit --port 8080",
         "ops serve --models ~/models.toml",
     ),
@@ -107,9 +108,9 @@ _CHECKS = "Checks and debugging"
 @_option(
     "--model",
     place="path or name",
-    metavar="DIR",
-    help="An mlx-lm model directory, or a model's name on Hugging Face. Default: Pebble, the "
-    "built-in model.",
+    metavar="MODEL",
+    help="A short name (`ops models --all`), an mlx-lm model directory, or a model's name on "
+    "Hugging Face. One that is not here is downloaded. Default: Pebble, the built-in model.",
 )
 @_option("--models", **MODELS)
 @_option(

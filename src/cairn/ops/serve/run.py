@@ -36,6 +36,7 @@ from cairn.actors.server import Server
 from cairn.actors.settings import SHADOW_SHARE
 from cairn.actors.threads.heads import HeadKeeper
 from cairn.actors.threads.writer import WriterDied
+from cairn.engine.errors import ModelRefused, ModelTooLarge
 from cairn.engine.machine.heap import use_one_heap
 from cairn.engine.model.builtin import builtin_directory, builtin_fault
 from cairn.engine.model.files import adapter_fault, directory_fault, is_path
@@ -58,7 +59,10 @@ from cairn.ops.common.locations import (
     url_of,
 )
 from cairn.ops.common.logs import set_up_logs
+from cairn.ops.common.program import program
 from cairn.ops.journal.readers import readers_warning, secret_warning
+from cairn.ops.models.fitting import suggested_words, this_machine
+from cairn.ops.models.ready import ready_model
 from cairn.ops.serve.api_keys import KEYS_VARIABLE, read_keys
 from cairn.ops.serve.banner import greet
 from cairn.ops.serve.data_dir import hold, make_home, root_secret
@@ -82,13 +86,17 @@ def run(options: dict[str, Any]) -> None:
     Run the server until a signal ends it.
 
     Args:
-        options: of the command. Modified: the API keys are removed.
+        options: of the command. Modified: the API keys are removed, and a model is its directory.
 
     Raises:
         Unreadable: the options cannot be used, or the server cannot continue.
     """
     use_one_heap()
     models = read_models_option(options)
+    if models is None:
+        ready = ready_model(options["model"], accept_tight=options["accept_tight_memory"])
+        options["model"] = ready.where
+        options["model_name"] = options["model_name"] or ready.name
     model = options["model"]
     if model is not None and is_path(model) and (fault := directory_fault(model)):
         raise Unreadable(fault)
@@ -196,9 +204,10 @@ def _reportable(failed: BaseExceptionGroup[BaseException], where: str) -> BaseEx
     for error in errors:
         if isinstance(error, JournalBroken):
             return Unreadable(f"{error} Run `ops verify{where}` to see what is broken.")
-        # The class ModelRefused cannot be imported without MLX.
-        refused = isinstance(error, BootRefused | Unreadable)
-        if refused or type(error).__name__ == "ModelRefused":
+        if isinstance(error, ModelTooLarge):
+            fitting = suggested_words(this_machine(), f"{program()} serve --model")
+            return Unreadable(f"{error}{fitting}")
+        if isinstance(error, BootRefused | ModelRefused | Unreadable):
             return Unreadable(str(error))
     for error in errors:
         if isinstance(error, WriterDied):

@@ -1,0 +1,1 @@
+"""Models: short names, what is on this machine, what fits, downloads and their removal."""
