@@ -10,7 +10,6 @@ UV := .cache/uv
 WORKSHOP := $(patsubst %/pyproject.toml,%,$(wildcard workshop/*/pyproject.toml))
 SCHEMATHESIS := .cache/schemathesis
 SHOTS := .cache/shots
-CYCLONEDX := .cache/cyclonedx
 
 # The folder of a module is never on the path: `import http` has to find the standard library's.
 export PYTHONSAFEPATH := 1
@@ -18,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes; without .pyc files each would compile src/cairn again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate tamper mutants audit soak oldest schema shots monitoring clients lint format lock release clean FORCE
+.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate tamper mutants audit soak oldest schema shots monitoring clients lint format lock clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -215,17 +214,11 @@ format: env ## format the code, and apply ruff's fixes
 # uv has an environment of its own, because only this target needs it.
 lock: $(STAMP) ## rewrite requirements.lock from pyproject.toml; ARGS=--upgrade for newer versions
 	@test -x $(UV)/bin/uv || { $(BIN)/python -m venv $(UV) && $(UV)/bin/python -m pip install -qq 'uv>=0.13,<0.14'; }
-	@$(UV)/bin/uv pip compile -q pyproject.toml --group dev --universal \
+	@$(UV)/bin/uv pip compile -q pyproject.toml --extra blas --group dev --universal \
 		--python-version 3.11 --generate-hashes --no-annotate --no-header \
 		--no-emit-index-url --no-emit-find-links $(ARGS) -o requirements.lock
 	@! grep -nE '://|^-|@ ' requirements.lock
 	@echo "lock: $$(grep -c '==' requirements.lock) packages"
-
-# What lists the parts of a release has an environment of its own. It needs the network.
-release: env ## build, try, hash and tag a release of this commit, unpublished; ARGS=--dry-run for no tag
-	@test -x $(CYCLONEDX)/bin/cyclonedx-py || { $(BIN)/python -m venv $(CYCLONEDX) \
-		&& $(CYCLONEDX)/bin/python -m pip install -qq 'cyclonedx-bom>=7,<8'; }
-	@$(BIN)/python -P tools/release.py --sbom $(CURDIR)/$(CYCLONEDX)/bin/cyclonedx-py $(ARGS)
 
 clean: ## remove the environment and all caches
 	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache dist
