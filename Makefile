@@ -214,7 +214,7 @@ format: env ## format the code, and apply ruff's fixes
 # uv has an environment of its own, because only this target needs it.
 lock: $(STAMP) ## rewrite requirements.lock from pyproject.toml; ARGS=--upgrade for newer versions
 	@test -x $(UV)/bin/uv || { $(BIN)/python -m venv $(UV) && $(UV)/bin/python -m pip install -qq 'uv>=0.13,<0.14'; }
-	@$(UV)/bin/uv pip compile -q pyproject.toml --extra blas --group dev --universal \
+	@$(UV)/bin/uv pip compile -q pyproject.toml --group dev --universal \
 		--python-version 3.11 --generate-hashes --no-annotate --no-header \
 		--no-emit-index-url --no-emit-find-links $(ARGS) -o requirements.lock
 	@! grep -nE '://|^-|@ ' requirements.lock
