@@ -30,6 +30,7 @@ from cairn.ops.chat.terminal.screen import Screen
 from cairn.ops.chat.terminal.signals import Interrupts, on_interrupt, signals_that_leave
 from cairn.ops.chat.turns import Turns
 from cairn.ops.cli import Unreadable
+from cairn.ops.common.completions import complete_chat, complete_model
 from cairn.ops.common.locations import data_dir_option, example
 from cairn.ops.serve.api_keys import api_key_option
 
@@ -72,7 +73,12 @@ def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @api_key_option
 @data_dir_option
-@click.option("--model", metavar="DIR", help="Start a server for the chat with this model.")
+@click.option(
+    "--model",
+    metavar="DIR",
+    shell_complete=complete_model,
+    help="Start a server for the chat with this model.",
+)
 @click.option("--system", metavar="TEXT", help="The system message.")
 @click.option("--continue", "continues", is_flag=True, help="Continue the last chat.")
 @click.option(
@@ -80,6 +86,7 @@ def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="[ID]",
     is_flag=False,
     flag_value="",
+    shell_complete=complete_chat,
     help="Continue a stored chat; without ID, choose one from a list.",
 )
 @click.option(
