@@ -30,8 +30,8 @@ from cairn.journal.replay import Report, replay
 from cairn.journal.rows.sealing import SERVER
 from cairn.journal.state import SessionId
 from cairn.ops.cli import Unreadable
-from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.completions import complete_session
+from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import (
     Source,
     example,

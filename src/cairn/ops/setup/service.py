@@ -368,8 +368,8 @@ def _done(*command: str) -> None:
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
         raise Unreadable(
-            f"`{' '.join(command)}` failed with exit code {done.returncode}: {said}. Log in as this "
-            "user (not by `su` or `sudo`), and try again."
+            f"`{' '.join(command)}` failed with exit code {done.returncode}: {said}. Log in as "
+            "this user (not by `su` or `sudo`), and try again."
         )
 
 
