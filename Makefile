@@ -53,8 +53,8 @@ $(STAMP): pyproject.toml requirements.lock
 		echo "env: $$("$$wanted" -V) in $(VENV)"; \
 		rm -rf $(VENV); "$$wanted" -m venv $(VENV); \
 	fi; \
-	echo "env: $$(grep -c == requirements.lock) packages of requirements.lock; the first time takes a few minutes"; \
-	$(BIN)/python -m pip install -qq --no-compile --require-hashes -r requirements.lock; \
+	$(BIN)/python -P tools/install_lock.py requirements.lock; \
+	echo "env: Cairn and $(words $(WORKSHOP)) packages of workshop/, from this checkout"; \
 	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e . $(WORKSHOP:%=-e %)
 	@if [ "$$(uname)" = Linux ]; then \
 		blas=$$($(BIN)/python -P -m cairn.engine.machine.blas) && echo "env: BLAS $${blas##*/}" || true; \
