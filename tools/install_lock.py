@@ -109,8 +109,7 @@ class Line:
 
 
 def _read(stdout: IO[str], said: list[str]) -> None:
-    for line in stdout:
-        said.append(line)
+    said.extend(stdout)
 
 
 def _installed(folder: Path) -> int:
