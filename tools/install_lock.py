@@ -109,7 +109,8 @@ class Line:
 
 
 def _read(stdout: IO[str], said: list[str]) -> None:
-    said.extend(stdout)
+    for line in stdout:
+        said.append(line)  # noqa: PERF402  # one by one, as they come
 
 
 def _installed(folder: Path) -> int:
