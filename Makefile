@@ -10,6 +10,7 @@ UV := .cache/uv
 WORKSHOP := $(patsubst %/pyproject.toml,%,$(wildcard workshop/*/pyproject.toml))
 SCHEMATHESIS := .cache/schemathesis
 SHOTS := .cache/shots
+RELEASE := .cache/release
 
 # The folder of a module is never on the path: `import http` has to find the standard library's.
 export PYTHONSAFEPATH := 1
@@ -17,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes; without .pyc files each would compile src/cairn again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate tamper mutants audit soak oldest schema shots monitoring clients lint format lock clean FORCE
+.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate tamper mutants audit soak oldest schema shots monitoring clients lint format lock release clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -52,8 +53,8 @@ $(STAMP): pyproject.toml requirements.lock
 		echo "env: $$("$$wanted" -V) in $(VENV)"; \
 		rm -rf $(VENV); "$$wanted" -m venv $(VENV); \
 	fi; \
-	echo "env: $$(grep -c == requirements.lock) packages of requirements.lock; the first time takes a few minutes"; \
-	$(BIN)/python -m pip install -qq --no-compile --require-hashes -r requirements.lock; \
+	$(BIN)/python -P tools/install_lock.py requirements.lock; \
+	echo "env: Cairn and $(words $(WORKSHOP)) packages of workshop/, from this checkout"; \
 	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e . $(WORKSHOP:%=-e %)
 	@if [ "$$(uname)" = Linux ]; then \
 		blas=$$($(BIN)/python -P -m cairn.engine.machine.blas) && echo "env: BLAS $${blas##*/}" || true; \
@@ -214,11 +215,18 @@ format: env ## format the code, and apply ruff's fixes
 # uv has an environment of its own, because only this target needs it.
 lock: $(STAMP) ## rewrite requirements.lock from pyproject.toml; ARGS=--upgrade for newer versions
 	@test -x $(UV)/bin/uv || { $(BIN)/python -m venv $(UV) && $(UV)/bin/python -m pip install -qq 'uv>=0.13,<0.14'; }
-	@$(UV)/bin/uv pip compile -q pyproject.toml --extra blas --group dev --universal \
+	@$(UV)/bin/uv pip compile -q pyproject.toml --group dev --universal \
 		--python-version 3.11 --generate-hashes --no-annotate --no-header \
 		--no-emit-index-url --no-emit-find-links $(ARGS) -o requirements.lock
 	@! grep -nE '://|^-|@ ' requirements.lock
 	@echo "lock: $$(grep -c '==' requirements.lock) packages"
+
+# What builds a release has an environment of its own, and builds in further ones. It needs the network.
+release: ## build a version in dist/, with hashes, SBOM and tag: VERSION=0.1.0; ARGS=--no-tag
+	@test -n "$(VERSION)" || { echo 'make release VERSION=0.1.0' >&2; exit 2; }
+	@test -x $(RELEASE)/bin/cyclonedx-py || { python3 -m venv $(RELEASE) \
+		&& $(RELEASE)/bin/python -m pip install -qq 'build>=1.2,<2' 'cyclonedx-bom>=7,<8'; }
+	@$(RELEASE)/bin/python -P tools/release.py '$(VERSION)' --tools $(CURDIR)/$(RELEASE)/bin/python $(ARGS)
 
 clean: ## remove the environment and all caches
 	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache dist

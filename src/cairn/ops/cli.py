@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from cairn import __version__
 from cairn.journal.errors import JournalError
@@ -98,6 +99,14 @@ COMMANDS = {
         "cairn.ops.journal.command:journal",
         "Show the journal's size and growth, and prune it.",
     ),
+    "service": (
+        "cairn.ops.setup.service:service",
+        "Run the server in the background, from login on.",
+    ),
+    "completion": (
+        "cairn.ops.setup.completion:completion",
+        "Print the script with which a shell completes commands.",
+    ),
     "doctor": ("cairn.ops.doctor:doctor", "Check this machine, and say what to fix."),
     "version": ("cairn.ops.state.version:version", "Show the version of Cairn."),
     "help": (
@@ -174,6 +183,15 @@ class Commands(click.Group):
         """Write the list of commands from the table, without loading any."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands and options that begin with a text, without loading any command."""
+        named = [
+            CompletionItem(name, help=COMMANDS[name][1])
+            for name in self.list_commands(ctx)
+            if name.startswith(incomplete)
+        ]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
         """

@@ -15,7 +15,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -36,6 +36,7 @@ from cairn.journal.rows.base import Base, state_of
 from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode
 from cairn.ops.chat.client import NotCairn, look
 from cairn.ops.cli import Unreadable
+from cairn.ops.common.completions import complete_model
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import (
     bytes_on_disk,
@@ -85,7 +86,9 @@ class Found:
 
 
 @click.command(
-    epilog=example("ops doctor", "ops doctor --models models.toml", "ops doctor --port 9000")
+    epilog=example(
+        "ops doctor", "ops doctor --models models.toml", "ops doctor --report report.json"
+    )
 )
 @journal_options
 @models_option
@@ -96,18 +99,44 @@ class Found:
     show_default=True,
     help="The port that the server will use.",
 )
-def doctor(data_dir: Path, journal: str | None, port: int, models: Path | None) -> None:
+@click.option(
+    "--report",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write a report of this machine as JSON, for others to read. Takes two minutes.",
+)
+@click.option(
+    "--model",
+    metavar="DIR",
+    shell_complete=complete_model,
+    help="The model of the report. Default: Pebble.",
+)
+def doctor(
+    data_dir: Path,
+    journal: str | None,
+    port: int,
+    models: Path | None,
+    report: Path | None,
+    model: str | None,
+) -> None:
     """
     Check this machine, and say what to fix.
 
     Prints a line for each check: ok, warn or fail. Changes nothing; the server may be running.
 
+    With --report, a server of its own runs the self-test of a model and is measured for a minute.
+    The report has the checks, the fingerprint, the grain, what the self-test found, and the tokens
+    a second. It has no text of a conversation.
+
     \b
     Exit code
       0  no check failed
-      1  a check failed
+      1  a check failed, or the server of the report did not start
     """
+    if model is not None and report is None:
+        raise click.UsageError("--model is for the report. Add --report FILE, or omit --model.")
     failed = False
+    said: list[Mapping[str, str]] = []
     url = url_of(data_dir, journal)
     options = options_of(data_dir, journal)
     for name, check in checks(data_dir, url, port, models, options, journal):
@@ -116,7 +145,21 @@ def doctor(data_dir: Path, journal: str | None, port: int, models: Path | None) 
         advice = f" - {found.advice}" if found.advice else ""
         mark = click.style(f"{found.status:<4}", fg=_COLORS[found.status])
         click.echo(f"{mark}  {name:<8}  {found.fact}{advice}")
+        said.append({"name": name, "status": found.status, "fact": found.fact})
+    if report is not None:
+        failed = not _reported(report, model, said) or failed
     sys.exit(1 if failed else 0)
+
+
+def _reported(path: Path, model: str | None, checked: list[Mapping[str, str]]) -> bool:
+    """Write a report. Returns whether its server started and answered."""
+    from cairn.ops.setup.report import write_report
+
+    fault = write_report(path, model, checked, lambda step: click.echo(f"{step} ...", err=True))
+    if fault is not None:
+        click.echo(f"{fault} The report says what was found.", err=True)
+    click.echo(f"Written: {path}", err=True)
+    return fault is None
 
 
 def checks(
@@ -165,9 +208,9 @@ def check_python() -> Found:
 def check_blas() -> Found:
     """The BLAS that would compute matrix products on a Linux CPU."""
     real, words = blas.describe()
-    if real:
+    if real or ("LD_PRELOAD" not in os.environ and blas.copy_path() is not None):
         return Found("ok", words)
-    return Found("warn", words, "answers are correct but slow; `make env` builds OpenBLAS")
+    return Found("warn", words, "answers are correct but slow; install Cairn again, or OpenBLAS")
 
 
 def check_mlx() -> Found:

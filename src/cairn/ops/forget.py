@@ -30,6 +30,7 @@ from cairn.journal.replay import Report, replay
 from cairn.journal.rows.sealing import SERVER
 from cairn.journal.state import SessionId
 from cairn.ops.cli import Unreadable
+from cairn.ops.common.completions import complete_session
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import (
     Source,
@@ -71,7 +72,7 @@ class _Answer(msgspec.Struct):
 
 
 @click.command(epilog=example("ops forget 6acffc27", "ops forget agent/notes --agent --yes"))
-@click.argument("session")
+@click.argument("session", shell_complete=complete_session)
 @journal_options
 @api_key_option
 @click.option("--yes", is_flag=True, help="Do not ask.")

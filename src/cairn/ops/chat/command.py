@@ -29,6 +29,7 @@ from cairn.ops.chat.terminal.screen import Screen
 from cairn.ops.chat.terminal.signals import Interrupts, on_interrupt, signals_that_leave
 from cairn.ops.chat.turns import Turns
 from cairn.ops.cli import Unreadable
+from cairn.ops.common.completions import complete_chat, complete_model
 from cairn.ops.common.locations import data_dir_option, example
 from cairn.ops.models.fitting import Machine, this_machine
 from cairn.ops.models.ready import ready_model
@@ -75,6 +76,7 @@ def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 @data_dir_option
 @click.option(
     "--model",
+    shell_complete=complete_model,
     metavar="MODEL",
     help="Start a server for the chat with this model: a short name (`ops models --all`), a "
     "directory, or a name on Hugging Face.",
@@ -86,6 +88,7 @@ def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="[ID]",
     is_flag=False,
     flag_value="",
+    shell_complete=complete_chat,
     help="Continue a stored chat; without ID, choose one from a list.",
 )
 @click.option(

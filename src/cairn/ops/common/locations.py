@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import attrs
 import click
 
+from cairn.engine.machine.cache import cache_folder
 from cairn.journal.errors import StoreError
 from cairn.journal.tenants import session_name
 from cairn.ops.common.config_file import read_config
@@ -78,17 +79,10 @@ def usual_data_dir() -> Path:
 def self_tests_folder() -> Path | None:
     """
     The folder of the results of self-tests, which all data directories share: ``self-tests`` in
-    ``$CAIRN_CACHE_DIR``, else in ``$XDG_CACHE_HOME/cairn``, else in ``~/.cache/cairn``, on macOS
-    too. None if this user has no home directory.
+    ``cache_folder``. None if this user has no home directory.
     """
-    if named := os.environ.get("CAIRN_CACHE_DIR"):
-        return Path(named).absolute() / "self-tests"
-    home = os.environ.get("XDG_CACHE_HOME")
-    try:
-        folder = Path(home) if home else Path.home() / ".cache"
-    except RuntimeError:
-        return None
-    return folder / "cairn" / "self-tests"
+    cache = cache_folder()
+    return cache / "self-tests" if cache is not None else None
 
 
 def log_path(data_dir: Path) -> Path:

@@ -22,6 +22,7 @@ from cairn.journal.rows.export import require_complete
 from cairn.journal.state import State, apply
 from cairn.journal.tenants import LOCAL
 from cairn.journal.turns import Place
+from cairn.ops.common.completions import complete_chat
 from cairn.ops.common.locations import Source, example, file_argument, journal_options
 from cairn.ops.common.output import counted, facts, printable, table
 from cairn.ops.journal.sessions import time_text, used
@@ -128,7 +129,7 @@ def list_agents(data_dir: Path, journal: str | None, file: Path | None) -> None:
 
 
 @agents.command(epilog=example("ops agents show review", "ops agents show review --tenant alice"))
-@click.argument("name")
+@click.argument("name", shell_complete=complete_chat)
 @file_argument
 @journal_options
 @click.option("--tenant", help="The agent's tenant, if agents of several tenants have this name.")

@@ -15,6 +15,7 @@ from cairn.journal.rows.base import Base, state_of
 from cairn.journal.rows.codec import decode
 from cairn.journal.rows.export import require_complete
 from cairn.journal.state import Model
+from cairn.ops.common.completions import complete_session
 from cairn.ops.common.locations import (
     Source,
     example,
@@ -44,7 +45,12 @@ class Explained:
     "explain",
     epilog=example("ops explain last", "ops explain 246af73a", "ops explain last journal.jsonl"),
 )
-@click.argument("target", metavar="[last|REQUEST|SESSION]", default=_LAST)
+@click.argument(
+    "target",
+    metavar="[last|REQUEST|SESSION]",
+    default=_LAST,
+    shell_complete=complete_session,
+)
 @file_argument
 @journal_options
 def explain_command(data_dir: Path, journal: str | None, target: str, file: Path | None) -> None:

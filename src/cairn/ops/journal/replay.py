@@ -27,6 +27,7 @@ from cairn.journal.state import Session, State
 from cairn.journal.stories import bug_story, findings_of, pruned_names, request_stories
 from cairn.journal.tenants import AGENT_SESSIONS, session_name
 from cairn.journal.unread import FORGOTTEN
+from cairn.ops.common.completions import complete_session
 from cairn.ops.common.locations import (
     Source,
     example,
@@ -49,7 +50,9 @@ from cairn.ops.serve.preload import preload_blas
         "ops replay --at 1042",
     )
 )
-@click.argument("target", metavar="[BUG_ID|SESSION]", required=False)
+@click.argument(
+    "target", metavar="[BUG_ID|SESSION]", required=False, shell_complete=complete_session
+)
 @file_argument
 @journal_options
 @click.option(

@@ -15,6 +15,7 @@ from cairn.actors.settings import SHADOW_SHARE
 from cairn.engine.machine.disk import BUDGET_MAX, TOKENS
 from cairn.engine.ttl import seconds_of
 from cairn.http.access.cors import read_origin
+from cairn.ops.common.completions import complete_model
 from cairn.ops.common.locations import example, usual_data_dir
 from cairn.ops.common.program import program
 from cairn.ops.serve.api_keys import KEYS_VARIABLE
@@ -108,6 +109,7 @@ _CHECKS = "Checks and debugging"
 @_option(
     "--model",
     place="path or name",
+    shell_complete=complete_model,
     metavar="MODEL",
     help="A short name (`ops models --all`), an mlx-lm model directory, or a model's name on "
     "Hugging Face. One that is not here is downloaded. Default: Pebble, the built-in model.",

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from cairn.engine.machine.blas import find_blas
+import click
+
+from cairn.engine.machine.blas import BlasError, build_blas, copy_path, find_blas
+from cairn.engine.machine.cuda import has_cuda
 
 _SLEEP_SOON = {"OPENBLAS_THREAD_TIMEOUT": "20"}
 """
@@ -30,6 +33,26 @@ def blas_environment() -> dict[str, str]:
     return {"LD_PRELOAD": str(library), **waiting}
 
 
+def prepare_blas() -> None:
+    """
+    Build the copy of OpenBLAS of this environment, unless it exists, another BLAS is preloaded, or
+    MLX computes on a GPU. If it cannot be built, prints a warning.
+    """
+    if sys.platform != "linux" or "LD_PRELOAD" in os.environ or has_cuda():
+        return
+    path = copy_path()
+    if path is None or path.is_file():
+        return
+    click.echo("Preparing OpenBLAS for this environment, once ...", err=True)
+    try:
+        build_blas(path)
+    except (BlasError, OSError) as error:
+        click.echo(
+            f"Warning: OpenBLAS cannot be prepared: {error}. Answers are correct, but may be slow.",
+            err=True,
+        )
+
+
 def preload_blas(choice: str = "auto", called: str = "ops") -> None:
     """
     Restart this process with OpenBLAS preloaded, if there is one. The BLAS is part of the
@@ -39,8 +62,11 @@ def preload_blas(choice: str = "auto", called: str = "ops") -> None:
         choice: ``bundled`` to use the BLAS of MLX.
         called: the name of the program, which it keeps.
     """
+    if choice == "bundled":
+        return
+    prepare_blas()
     more = blas_environment()
-    if choice == "bundled" or not more:
+    if not more:
         return
     module = "cairn" if called == "cairn" else "cairn.ops"
     command = [sys.executable, "-P", "-m", module, *sys.argv[1:]]

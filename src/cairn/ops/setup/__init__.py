@@ -1,0 +1,1 @@
+"""Commands that set Cairn up on a machine."""

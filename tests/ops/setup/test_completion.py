@@ -1,0 +1,161 @@
+"""`ops completion`, and what a shell may complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+
+from cairn.ops.cli import COMMANDS, ops
+from cairn.ops.common import completions
+from cairn.ops.setup.completion import SHELLS
+
+HUB = "models--mlx-community--Qwen3-4B-4bit"
+
+needs = {
+    shell: pytest.mark.skipif(shutil.which(shell) is None, reason=f"needs {shell}")
+    for shell in SHELLS
+}
+
+
+def script(shell: str, program: str = "cairn") -> str:
+    """The script for a shell."""
+    made = CliRunner().invoke(ops, ["completion", shell], prog_name=program)
+    assert 0 == made.exit_code
+    return made.stdout
+
+
+def completed(*words: str) -> list[str]:
+    """What may complete the last of some words."""
+    *before, incomplete = words
+    complete = ShellComplete(ops, {}, "cairn", "_CAIRN_COMPLETE")
+    return [one.value for one in complete.get_completions(before, incomplete)]
+
+
+@pytest.mark.parametrize("program", ["cairn", "ops"])
+@pytest.mark.parametrize("shell", [pytest.param(one, marks=needs[one]) for one in SHELLS])
+def test_the_script_is_one_of_its_shell(shell: str, program: str):
+    """The shell reads it without an error, and it asks the program by which it was made."""
+    text = script(shell, program)
+    assert f"_{program.upper()}_COMPLETE={shell}_complete" in text
+    read = [shell, "--no-execute"] if shell == "fish" else [shell, "-n"]
+    done = subprocess.run(read, input=text, capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+def test_another_shell_is_refused():
+    """The message names those that there are."""
+    refused = CliRunner().invoke(ops, ["completion", "csh"], prog_name="cairn")
+    assert 2 == refused.exit_code
+    assert "bash" in refused.output
+
+
+@needs["bash"]
+def test_bash_completes_with_it(tmp_path: Path):
+    """The script and the program agree: bash gets the commands."""
+    program = tmp_path / "cairn"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m cairn "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / "script").write_text(script("bash"))
+    code = (
+        f'source "{tmp_path}/script"; COMP_WORDS=(cairn sto); COMP_CWORD=1; '
+        "_cairn_completion cairn; echo ${COMPREPLY[@]}"
+    )
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "stop" == done.stdout.strip(), done.stderr
+
+
+def test_commands_are_completed_without_loading_one(monkeypatch: pytest.MonkeyPatch):
+    """Their help comes from the table."""
+
+    def loaded(*_: object) -> None:
+        pytest.fail("a command was loaded")
+
+    monkeypatch.setattr(type(ops), "get_command", loaded)
+    assert ["serve", "sessions", "service"] == completed("se")
+    assert list(COMMANDS) == completed("")
+    assert ["--version"] == completed("--v")
+
+
+def test_options_of_a_command_are_completed():
+    """Those of the server have groups, and are completed like any other."""
+    assert ["--disk-mb"] == completed("serve", "--dis")
+
+
+def test_models_of_the_cache_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With directories; a path names only a directory, and without a cache there are none."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / HUB).mkdir()
+    (tmp_path / "datasets--a--b").mkdir()
+    for command in ("serve", "chat"):
+        assert ["mlx", "mlx-community/Qwen3-4B-4bit"] == completed(command, "--model", "mlx")
+        assert ["./mlx"] == completed(command, "--model", "./mlx")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
+    assert [] == completions.cached_models()
+    monkeypatch.delenv("HF_HUB_CACHE")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    tmp_path.joinpath("hub").mkdir()
+    tmp_path.joinpath("hub", HUB).mkdir()
+    assert ["mlx-community/Qwen3-4B-4bit"] == completions.cached_models()
+
+
+def test_sessions_of_the_journal_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The last used one first; without a journal there are none, and no message."""
+    monkeypatch.setenv("CAIRN_DATA_DIR", str(tmp_path))
+    assert [] == completed("explain", "")
+    assert not list(tmp_path.iterdir())
+    made = CliRunner().invoke(ops, ["migrate", "--data-dir", str(tmp_path)])
+    assert 0 == made.exit_code, made.output
+    assert [] == completed("explain", "")
+
+    class Rows:
+        def __init__(self, *streams: str) -> None:
+            self.stream = streams[0]
+
+    class Store:
+        """A store with the rows of two sessions and the server."""
+
+        @classmethod
+        def open(cls, *_: object, **__: object) -> Store:
+            """Open it."""
+            return cls()
+
+        def last(self, _: int) -> list[Rows]:
+            """Its rows."""
+            streams = ("session/aa1", "session/@ann/ab2", "server", "session/aa1", "server")
+            return [Rows(one) for one in streams]
+
+        def close(self) -> None:
+            """Close it."""
+
+    monkeypatch.setattr("cairn.journal.rows.store_sql.SqlStore", Store)
+    for command in ("explain", "replay", "forget"):
+        assert ["aa1", "ab2"] == completed(command, "a")
+        assert ["ab2"] == completed(command, "ab")
+
+
+def test_a_journal_that_cannot_be_read_completes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A shell shows no messages while a user types."""
+    monkeypatch.setenv("CAIRN_DATA_DIR", str(tmp_path))
+    (tmp_path / "journal.db").write_bytes(b"no database" * 100)
+    assert [] == completed("explain", "")
+
+
+def test_without_a_server_no_chat_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """None is started for it."""
+    monkeypatch.setenv("CAIRN_DATA_DIR", str(tmp_path))
+    assert [] == completed("chat", "--resume", "")
+    context = click.Context(click.Command("chat"))
+    assert [] == completions.complete_chat(context, click.Option(["--resume"]), "")
