@@ -122,6 +122,23 @@ def test_all_parameters():
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "field", "expected"),
+    [
+        ({"max_tokens": -1}, "max_tokens", None),
+        ({"max_tokens": 5, "max_completion_tokens": -1}, "max_tokens", None),
+        ({"stop": ""}, "stop", ()),
+        ({"stop": ["", "a", "", "b", "c", "d"]}, "stop", ("a", "b", "c", "d")),
+        ({"top_k": -1}, "sampling", Sampling()),
+        ({"top_p": 0}, "sampling", Sampling(top_k=1)),
+        ({"top_p": 0.0, "top_k": 40}, "sampling", Sampling(top_k=1)),
+    ],
+)
+def test_values_of_other_servers(fields: dict[str, Any], field: str, expected: object):
+    """Values that other servers take mean what they mean there."""
+    assert expected == getattr(read(**fields).command, field)
+
+
 def test_null_is_absent():
     """Null means the same as leaving the parameter out."""
     names = (

@@ -808,7 +808,7 @@ def test_each_ignored_name_is_logged_once():
         ({"max_tokens": -1}, "invalid_value", "max_tokens"),
         ({"max_tokens": "x"}, "invalid_type", "max_tokens"),
         ({"temperature": -1}, "invalid_value", "temperature"),
-        ({"top_k": -1}, "invalid_value", "top_k"),
+        ({"top_k": -2}, "invalid_value", "top_k"),
         ({"stop_sequences": [""]}, "invalid_value", "stop_sequences"),
         ({"stop_sequences": ["x"] * 65}, "invalid_value", "stop_sequences"),
         ({"thinking": {"type": "much"}}, "invalid_value", "thinking.type"),

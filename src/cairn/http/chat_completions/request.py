@@ -25,7 +25,7 @@ from cairn.http.wire import parameters
 from cairn.http.wire.checks import ClientError, JsonObject
 from cairn.http.wire.formats import ToolChoiceForm, read_constraint
 from cairn.http.wire.json import decode_object, to_struct
-from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, ReadRequest, integer
+from cairn.http.wire.parameters import CommonFields, Ignored, ReadRequest, integer
 
 PROTOCOL = "openai.chat"
 
@@ -80,10 +80,11 @@ class CompletionFields(CommonFields, kw_only=True):
         The texts that end an answer.
 
         Raises:
-            ClientError: there are too many, or one of them is empty.
+            ClientError: there are too many.
         """
         texts = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return parameters.stop_texts("stop", texts, _STOPS_MAX)
+        # A form's empty field: other servers read it as no text.
+        return parameters.stop_texts("stop", tuple(filter(None, texts)), _STOPS_MAX)
 
 
 class RequestBody(CompletionFields):
@@ -180,9 +181,9 @@ def chat_request(
 
 
 def _max_tokens(wire: RequestBody) -> int | None:
-    older = integer("max_tokens", wire.max_tokens, 1, INT64_MAX)
-    newer = integer("max_completion_tokens", wire.max_completion_tokens, 1, INT64_MAX)
-    return newer if newer is not None else older
+    older = parameters.longest("max_tokens", wire.max_tokens)
+    newer = parameters.longest("max_completion_tokens", wire.max_completion_tokens)
+    return older if wire.max_completion_tokens is None else newer
 
 
 def _top_logprobs(wire: RequestBody) -> int | None:
