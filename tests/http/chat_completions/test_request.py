@@ -139,6 +139,29 @@ def test_values_of_other_servers(fields: dict[str, Any], field: str, expected: o
     assert expected == getattr(read(**fields).command, field)
 
 
+BEGUN = [{"role": "user", "content": "Say."}, {"role": "assistant", "content": "The stone is"}]
+
+
+def test_an_answer_that_the_client_began():
+    """A field says that the answer continues the last message, or the message itself does."""
+    for fields in (
+        {"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": False},
+        {"messages": [BEGUN[0], {**BEGUN[1], "prefix": True}]},
+    ):
+        asked = read(**fields)
+        assert asked.command.conversation is not None
+        assert (True, ()) == (asked.command.conversation.continued, asked.ignored)
+    for fields in (
+        {"messages": BEGUN},
+        {"messages": BEGUN, "continue_final_message": False},
+        {"messages": [{**BEGUN[1], "prefix": True}, BEGUN[0]]},
+    ):
+        found = read(**fields).command.conversation
+        assert found is not None
+        assert not found.continued
+    assert ("add_generation_prompt",) == read(add_generation_prompt=False).ignored
+
+
 def test_null_is_absent():
     """Null means the same as leaving the parameter out."""
     names = (

@@ -396,6 +396,30 @@ BAD = [
         "top_logprobs",
         "logprobs: true",
     ),
+    Bad(
+        "a question to be continued",
+        say(continue_final_message=True),
+        "invalid_value",
+        "continue_final_message",
+        "continues an assistant message, but the last one has the role 'user'",
+    ),
+    Bad(
+        "a question as a prefix",
+        messages({"role": "user", "content": "x", "prefix": True}),
+        "invalid_value",
+        "messages[0].prefix",
+        "end with the beginning of the answer",
+    ),
+    Bad(
+        "a call to be continued",
+        messages(
+            *HELLO,
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}], "prefix": True},
+        ),
+        "unsupported_value",
+        "messages[1].tool_calls",
+        "no text continues",
+    ),
     Bad("n many", say(n=17), "invalid_value", "n", "between 1 and 16"),
     Bad("n zero", say(n=0), "invalid_value", "n", "between 1 and 16"),
     Bad(

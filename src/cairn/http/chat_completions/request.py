@@ -17,6 +17,7 @@ from cairn.actors.requests.messages import Generate, ServerFacts
 from cairn.engine.prompt.template import Conversation
 from cairn.http.chat_completions.conversation import (
     WireMessage,
+    continues_last,
     read_messages,
     read_template,
     read_tools,
@@ -100,6 +101,8 @@ class RequestBody(CompletionFields):
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
     prompt_cache_key: str | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -148,6 +151,7 @@ def chat_request(
         schema_within="json_schema",
     )
     messages, ignored_parts = read_messages(wire.messages)
+    continued = continues_last(wire.messages, wire.continue_final_message)
     command = Generate(
         protocol=PROTOCOL,
         conversation=Conversation(
@@ -157,6 +161,7 @@ def chat_request(
             template=read_template(
                 wire.chat_template_kwargs or {}, wire.enable_thinking, effort, facts.template
             ),
+            continued=continued,
         ),
         prompt=None,
         **parameters.common(wire, facts),
@@ -169,6 +174,8 @@ def chat_request(
     )
     names = parameters.unknown(fields, RequestBody.__struct_fields__)
     names |= ignored_effort | ignored_constraints | ignored_parts
+    if wire.add_generation_prompt is False and not continued:
+        names.add("add_generation_prompt")
     return ChatRequest(
         command=command,
         stream=wire.stream is True,
