@@ -160,8 +160,9 @@ class World:
             for _, part, _ in chain:
                 parts[part] = (*parts.get(part, ()), name)
             if chain:
-                tips[chain[-1][1]] = (*tips.get(chain[-1][1], ()), name)
-                ends[chain[-1][2]] = (*ends.get(chain[-1][2], ()), name)
+                _, whole, alone = _heard(self.sessions[name]["last"])[-1]
+                tips[whole] = (*tips.get(whole, ()), name)
+                ends[alone] = (*ends.get(alone, ()), name)
         return {
             "position": self.position,
             "time_us": self.time_us,
@@ -675,13 +676,21 @@ def _goes_on(last: dict[str, Any], chain: Sequence[tuple[str, str, str]]) -> boo
     """
     Whether the conversation is the last one, followed by what its answer became, if it had one.
     """
-    if len(chain) < len(last["chain"]):
+    heard = _heard(last)
+    if len(chain) < len(heard):
         return False
-    for held, asked in zip(last["chain"], chain, strict=False):
+    for held, asked in zip(heard, chain, strict=False):
         if held != asked:
             return False
-    behind = chain[len(last["chain"]) :]
-    return not last["answered"] or (len(behind) > 0 and behind[0][0] == "assistant")
+    behind = chain[len(heard) :]
+    says = len(behind) > 0 and behind[0][0] in ("assistant", "continued")
+    return not last["answered"] or says
+
+
+def _heard(last: dict[str, Any]) -> Sequence[tuple[str, str, str]]:
+    """The parts of the last conversation but for the beginning of an answer, which is completed."""
+    held: Sequence[tuple[str, str, str]] = last["chain"]
+    return [part for part in held if part[0] != "continued" or len(held) == 1]
 
 
 def _visible(world: World, ask: paths.Ask) -> list[dict[str, Any]]:
@@ -698,7 +707,7 @@ def _visible(world: World, ask: paths.Ask) -> list[dict[str, Any]]:
 
 
 def _by_length(session: dict[str, Any]) -> tuple[int, int]:
-    return len(session["last"]["chain"]), session["last_used"]
+    return len(_heard(session["last"])), session["last_used"]
 
 
 def chosen(world: World, ask: paths.Ask) -> str | None:
@@ -1181,7 +1190,7 @@ def played(
 
 
 Part = tuple[str, tuple[int, ...]]
-_LABELS = {"tools": 1, "system": 2, "user": 3, "assistant": 4}
+_LABELS = {"tools": 1, "system": 2, "user": 3, "assistant": 4, "continued": 4}
 
 
 @attrs.define

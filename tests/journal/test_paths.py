@@ -112,6 +112,7 @@ def _asks(driver: Driver, world: World) -> Iterator[tuple[Talk, dict[str, Any]]]
             had.parts[:1],
             (*had.parts, ("assistant", answer), HELLO),
             (*had.parts, HELLO),
+            (*had.parts, ("continued", answer[:1])),
             (TOOLS, *had.parts),
         ):
             for tenant, group, name in (
@@ -267,6 +268,21 @@ def _cold(driver: Driver) -> str | None:
 def _continued(driver: Driver) -> str | None:
     driver.serve(talk(*PARTS))
     return driver.ask(talk(*FOLLOWED))
+
+
+def _begun(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS))
+    return driver.ask(talk(*PARTS, ("continued", (50,))))
+
+
+def _completed(driver: Driver) -> str | None:
+    driver.serve(talk(*PARTS, ("continued", (50,))))
+    return driver.ask(talk(*FOLLOWED))
+
+
+def _completed_alone(driver: Driver) -> str | None:
+    driver.serve(talk(("continued", (50,))))
+    return driver.ask(talk(SAID, MORE))
 
 
 def _reworded(driver: Driver) -> str | None:
@@ -536,6 +552,9 @@ PATHS: dict[str, tuple[Callable[[Driver], str | None], str, str | None, dict[str
     # how it comes about: (steps, session, reason, other fields of the event)
     "first request": (_cold, "s1", "cold_start", {"nearest": None, "reused_tokens": 0}),
     "the next turn": (_continued, "s1", None, {"blocks_from_slab": 3, "rerendered_tokens": 0}),
+    "an answer that was begun": (_begun, "s1", None, {"blocks_from_slab": 3}),
+    "the turn after it": (_completed, "s1", None, {"nearest": "s1"}),
+    "the turn after an answer to nothing": (_completed_alone, "s2", "diverged", {}),
     "another answer than was given": (
         _reworded,
         "s1",

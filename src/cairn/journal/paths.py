@@ -29,6 +29,7 @@ from cairn.journal import events as ev
 from cairn.journal.keys import ID_BYTES, ids_bytes
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import (
+    CONTINUED,
     Block,
     OpenRequest,
     Part,
@@ -39,6 +40,7 @@ from cairn.journal.state import (
     beginning,
     prewarmed_rows_before,
     slab_ids,
+    spoken,
 )
 
 RULES_VERSION = 1
@@ -357,15 +359,16 @@ def continues(last: Turn, chain: tuple[Part, ...]) -> bool:
     """
     Whether a chain continues where a session's last request ended.
 
-    After an answer comes the client's version of it: a part of the assistant, in any words. A
-    request that was cancelled has no answer; the same chain again continues it.
+    After an answer comes the client's version of it: a part of the assistant, in any words, or one
+    that this request continues. If the last request continued a message, its answer is the rest of
+    that message. A request that was cancelled has no answer; the same chain again continues it.
     """
-    held = last.chain
+    held = spoken(last.chain)
     if chain[: len(held)] != held:
         return False
     if not last.answered:
         return True
-    return len(chain) > len(held) and chain[len(held)][0] == "assistant"
+    return len(chain) > len(held) and chain[len(held)][0] in ("assistant", CONTINUED)
 
 
 def _comparable(session: Session, ask: Ask) -> bool:
@@ -434,9 +437,10 @@ def _meant(state: State, ask: Ask, front: int) -> Session | None:
             session = state.sessions[known]
             assert session.last is not None
             if _comparable(session, ask):
-                theirs = [alone for _, _, alone in session.last.chain]
+                held = spoken(session.last.chain)
+                theirs = [alone for _, _, alone in held]
                 same = common_length(tuple(reversed(theirs)), tuple(reversed(names[front:end])))
-                their_front = _front(session.last.chain)
+                their_front = _front(held)
                 if same == len(theirs) - their_front == end - front:
                     return session
                 if same > (1 if theirs[:their_front] == names[:front] else 2):

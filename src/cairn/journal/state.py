@@ -16,7 +16,7 @@ size, so that folding an event costs no more than the event.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NewType, assert_never
+from typing import Any, Final, NewType, assert_never
 
 import attrs
 from immutables import Map
@@ -34,6 +34,9 @@ from cairn.journal.tenants import agent_session
 SessionId = NewType("SessionId", str)
 Part = tuple[str, str, str]
 """(name of the part, its hash over all parts up to it, its hash alone)"""
+CONTINUED: Final = "continued"
+"""The name of a last part that is the beginning of the answer: the request continues it."""
+
 Pins = Map[SessionId, tuple[str, ...]]
 
 ACCEPTED_UNSTABLE = "accept_unstable"
@@ -100,6 +103,16 @@ class Slab:
     bytes: int
 
 
+def spoken(chain: tuple[Part, ...]) -> tuple[Part, ...]:
+    """The parts of a chain that are complete: all but the beginning of an answer."""
+    return chain[:-1] if len(chain) > 1 and chain[-1][0] == CONTINUED else chain
+
+
+def continues_text(chain: tuple[Part, ...]) -> bool:
+    """Whether an answer directly continues the text of its prompt, raw or a message."""
+    return bool(chain) and (chain[0][0] == "prompt" or chain[-1][0] == CONTINUED)
+
+
 @attrs.frozen(kw_only=True)
 class Turn:
     """
@@ -122,13 +135,13 @@ class Turn:
 
     @property
     def tip(self) -> str:
-        """The hash of the last part, which names the whole chain."""
-        return self.chain[-1][1]
+        """The hash of the last part that was complete, which names the chain up to it."""
+        return spoken(self.chain)[-1][1]
 
     @property
     def end(self) -> str:
-        """The hash of the last part alone."""
-        return self.chain[-1][2]
+        """The hash of that part alone."""
+        return spoken(self.chain)[-1][2]
 
     @property
     def sequence(self) -> tuple[int, ...]:
@@ -825,9 +838,9 @@ def _with_tip(state: State, session: Session, new: Turn | None) -> State:
         assert session.last is not None
         tips = _without(tips, session.last.tip, session.id)
         ends = _without(ends, session.last.end, session.id)
-    if new_chain:
-        tips = _with_last(tips, new_chain[-1][1], session.id)
-        ends = _with_last(ends, new_chain[-1][2], session.id)
+    if new is not None and new_chain:
+        tips = _with_last(tips, new.tip, session.id)
+        ends = _with_last(ends, new.end, session.id)
     still_there = {name for _, name, _ in new_chain}
     for _, name, _ in old_chain:
         if name not in still_there:

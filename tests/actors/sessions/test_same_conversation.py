@@ -6,6 +6,7 @@ import attrs
 import pytest
 
 from cairn.actors.requests.messages import Generate
+from cairn.engine.answer import parts as answer
 from cairn.engine.answer.parts import Called
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
@@ -59,6 +60,41 @@ async def test_turns_with_and_without_thoughts_are_one_session(setup: Journaled)
         before = said.accepted.prompt_tokens
         await wait_idle(server)
         said = await ask(server, onward(without_thoughts(second), said, None))
+        assert ("continuation", session) == (said.accepted.path, said.accepted.session)
+        assert said.finished.cached_tokens >= before // C * C
+    assert setup.is_valid()
+
+
+async def test_an_answer_that_its_client_began(setup: Journaled) -> None:
+    """
+    A client sends the beginning of an answer, of a new one and of one that was cut off, and then
+    the whole with its next message: all of it is one session, and little is computed again.
+    """
+    asked = generate(
+        Conversation(messages=(Message(role="user", content=words(1, 60)),)), max_tokens=4
+    )
+    talk = asked.conversation
+    assert talk is not None
+
+    def begun(text: str) -> Generate:
+        said = Message(role="assistant", content=text)
+        messages = (*talk.messages, said)
+        return attrs.evolve(
+            asked, conversation=attrs.evolve(talk, messages=messages, continued=True)
+        )
+
+    async with setup.serving() as server:
+        session, text = "", "It seems that "
+        for _ in range(2):
+            said = await ask(server, begun(text))
+            session = session or said.accepted.session
+            assert session == said.accepted.session
+            assert said.text
+            before, text = said.accepted.prompt_tokens, text + said.text
+            await wait_idle(server)
+        assert ("continuation", None) == (said.accepted.path, said.accepted.reason)
+        whole = attrs.evolve(said, parts=(answer.Said(text),))
+        said = await ask(server, onward(asked, whole, None))
         assert ("continuation", session) == (said.accepted.path, said.accepted.session)
         assert said.finished.cached_tokens >= before // C * C
     assert setup.is_valid()

@@ -533,6 +533,21 @@ def test_a_schema_that_is_not_strict_is_enforced_as_far_as_possible(
         assert not model.follow(model.matcher(constraint), "[1]")
 
 
+def test_an_object_has_no_properties_that_its_schema_does_not_name(model: Model) -> None:
+    """Of a format and of a call, unless the schema says that it may."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    matcher = model.matcher(Constraint(schema=schema))
+    assert model.follow(matcher, '{"a": 1}')
+    assert not model.follow(matcher, '{"a": 1, "b": 2}')
+    opened = model.matcher(Constraint(schema={**schema, "additionalProperties": True}))
+    assert model.follow(opened, '{"a": 1, "b": 2}')
+    tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    calls = model.matcher(Constraint(calls=("look",)), tools=(tool,))
+    call = '<tool_call>\n{"name": "look", "arguments": {"a": 1%s}}\n</tool_call>'
+    assert model.follow(calls, call % "")
+    assert not model.follow(calls, call % ', "b": 2')
+
+
 def test_a_client_cannot_say_how_a_schema_is_read(model: Model) -> None:
     """The library's own settings in a schema are the server's to make."""
     schema = {**STONE, "x-compiler": {"lenient": True, "item_separator": "!"}, "uniqueItems": True}

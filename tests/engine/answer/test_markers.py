@@ -61,6 +61,15 @@ def test_the_form_of_calls() -> None:
     assert attrs.evolve(known, edges={SAYING: (("<eom>", "header"),)}).form_of_calls is None
 
 
+def test_an_answer_that_continues_words() -> None:
+    """It goes on in the thoughts that the words opened, and else in words."""
+    thinks = Markers(thinking=("<think>", "</think>"))
+    assert SAYING == thinks.continues("It is")
+    assert THINKING == thinks.continues("<think>\nHm, so")
+    assert SAYING == thinks.continues("<think>\nHm\n</think>\n\nIt is")
+    assert SAYING == Markers().continues("<think>Hm")
+
+
 def test_what_a_wrapper_knows_of_a_format(tokenizer: Any):
     """A format with states of its own: what leads out of them, and where an answer begins."""
     if importlib.util.find_spec("mlx_lm.chat_templates.muse_spark") is None:

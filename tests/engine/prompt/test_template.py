@@ -14,6 +14,7 @@ from cairn.engine.prompt.template import (
     TemplateError,
     chain_of,
     conversation_parts,
+    next_turns,
     render,
 )
 
@@ -37,6 +38,7 @@ class Recording:
     messages: list[dict[str, Any]] = attrs.field(factory=list)
     arguments: dict[str, Any] = attrs.field(factory=dict)
     error: Exception | None = None
+    before_last: str | None = None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Text to token ids."""
@@ -51,6 +53,8 @@ class Recording:
         if self.error is not None:
             raise self.error
         self.messages, self.arguments = messages, kwargs
+        if self.before_last is not None:
+            return f"{self.before_last}{messages[-1]['content'].lstrip()}<end>\n"
         return "rendered"
 
 
@@ -73,6 +77,48 @@ def test_a_template_that_raises() -> None:
     """Whatever it raises, the client gets one kind of error."""
     with pytest.raises(TemplateError, match="cannot render this conversation: no such role"):
         render(Recording(error=ValueError("no such role")), WHOLE)
+
+
+BEGUN = Conversation(
+    messages=(
+        Message(role="user", content="Say."),
+        Message(role="assistant", content=" The stone is ", reasoning="hm"),
+    ),
+    continued=True,
+)
+
+
+def test_a_message_that_is_continued() -> None:
+    """The prompt ends with it, to the last space, and nothing that ends a message follows."""
+    tokenizer = Recording(before_last="<user>Say.<assistant>")
+    assert "<user>Say.<assistant>The stone is " == render(tokenizer, BEGUN)
+    assert not tokenizer.arguments["add_generation_prompt"]
+    assert " The stone is " == BEGUN.messages[-1].content
+    with pytest.raises(TemplateError, match="so it cannot be continued"):
+        render(Recording(), BEGUN)
+
+
+def test_the_chain_of_a_message_that_is_continued() -> None:
+    """Its last part has a name of its own, because it is no whole message."""
+    whole = attrs.evolve(BEGUN, continued=False)
+    assert ["user", "continued"] == [label for label, _, _ in chain(BEGUN)]
+    assert chain(whole)[0] == chain(BEGUN)[0]
+    assert chain(whole)[1][1] != chain(BEGUN)[1][1]
+
+
+def test_the_turns_after_a_message_that_was_continued() -> None:
+    """They have it as one message: what the client sent of it, and the rest."""
+    said = Message(role="assistant", content="grey.", reasoning=" so")
+    for turn in next_turns(BEGUN, said):
+        assert not turn.continued
+        (asked, whole, after) = turn.messages
+        assert (BEGUN.messages[0], "user") == (asked, after.role)
+        assert Message(role="assistant", content=" The stone is grey.", reasoning="hm so") == whole
+    (_, whole, _) = next_turns(
+        attrs.evolve(BEGUN, messages=(asked, Message(role="assistant", content="a"))),
+        Message(role="assistant", content="b"),
+    )[0].messages
+    assert Message(role="assistant", content="ab") == whole
 
 
 def chain(conversation: Conversation, tenant: str = "local") -> list[tuple[str, str, str]]:

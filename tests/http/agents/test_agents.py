@@ -352,6 +352,15 @@ async def test_a_busy_agent():
     assert (409, "too_many_agents", None) == refusal
 
 
+async def test_an_answer_that_the_client_began():
+    """An agent stores each answer as a message of its own, so it cannot continue one."""
+    service = FakeService()
+    service.agents.have("notes")
+    begun = [*HELLO, {"role": "assistant", "content": "It", "prefix": True}]
+    found = refused(await call(service, "POST", "/notes/generate", {"messages": begun}))
+    assert (400, "unsupported_value", "messages") == found
+
+
 async def test_a_model_that_is_not_served():
     """
     With strict names it is refused, for a new agent and for one whose model is no longer served.

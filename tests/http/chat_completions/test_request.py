@@ -122,6 +122,46 @@ def test_all_parameters():
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "field", "expected"),
+    [
+        ({"max_tokens": -1}, "max_tokens", None),
+        ({"max_tokens": 5, "max_completion_tokens": -1}, "max_tokens", None),
+        ({"stop": ""}, "stop", ()),
+        ({"stop": ["", "a", "", "b", "c", "d"]}, "stop", ("a", "b", "c", "d")),
+        ({"top_k": -1}, "sampling", Sampling()),
+        ({"top_p": 0}, "sampling", Sampling(top_k=1)),
+        ({"top_p": 0.0, "top_k": 40}, "sampling", Sampling(top_k=1)),
+    ],
+)
+def test_values_of_other_servers(fields: dict[str, Any], field: str, expected: object):
+    """Values that other servers take mean what they mean there."""
+    assert expected == getattr(read(**fields).command, field)
+
+
+BEGUN = [{"role": "user", "content": "Say."}, {"role": "assistant", "content": "The stone is"}]
+
+
+def test_an_answer_that_the_client_began():
+    """A field says that the answer continues the last message, or the message itself does."""
+    for fields in (
+        {"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": False},
+        {"messages": [BEGUN[0], {**BEGUN[1], "prefix": True}]},
+    ):
+        asked = read(**fields)
+        assert asked.command.conversation is not None
+        assert (True, ()) == (asked.command.conversation.continued, asked.ignored)
+    for fields in (
+        {"messages": BEGUN},
+        {"messages": BEGUN, "continue_final_message": False},
+        {"messages": [{**BEGUN[1], "prefix": True}, BEGUN[0]]},
+    ):
+        found = read(**fields).command.conversation
+        assert found is not None
+        assert not found.continued
+    assert ("add_generation_prompt",) == read(add_generation_prompt=False).ignored
+
+
 def test_null_is_absent():
     """Null means the same as leaving the parameter out."""
     names = (

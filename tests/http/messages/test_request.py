@@ -179,13 +179,20 @@ def test_a_limit_that_is_misspelt():
     assert f"Missing required field `max_tokens`. {hint}" == failed.value.message
 
 
-def test_only_a_count_may_end_with_an_answer():
-    """A client may count a history that ends with an answer; a message must end with the user's."""
+def test_an_answer_that_the_client_began():
+    """The model continues it. One with calls is only counted: no text continues a call."""
     history = [*HELLO, {"role": "assistant", "content": "The answer is ("}]
-    counted = read_count_request(body_of(messages=history), {}, Ignored(), FACTS)
-    assert counted.command.conversation is not None
-    assert ["user", "assistant"] == [one.role for one in counted.command.conversation.messages]
-    assert ("unsupported_value", "messages[1].role") == refused(messages=history)
+    calls = [{"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]
+    called = [*HELLO, {"role": "assistant", "content": calls}]
+    counted = read_count_request(body_of(messages=history), {}, Ignored(), FACTS).command
+    begun = read(messages=history).command.conversation
+    assert begun is not None
+    assert (begun, True) == (counted.conversation, begun.continued)
+    assert ["user", "assistant"] == [one.role for one in begun.messages]
+    counted = read_count_request(body_of(messages=called), {}, Ignored(), FACTS).command
+    assert counted.conversation is not None
+    assert not counted.conversation.continued
+    assert ("unsupported_value", "messages[1].content") == refused(messages=called)
 
 
 # --- canonical form --------------------------------------------------------------------------
@@ -736,11 +743,6 @@ def test_each_ignored_name_is_logged_once():
         ({"messages": [{"role": "tool", "content": "x"}]}, "invalid_value", "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content"),
         (
-            {"messages": [*HELLO, {"role": "assistant", "content": "The answer is ("}]},
-            "unsupported_value",
-            "messages[1].role",
-        ),
-        (
             {"messages": user({"type": "image", "source": {"type": "base64"}})},
             "unsupported_content",
             "messages[0].content[0].type",
@@ -808,7 +810,7 @@ def test_each_ignored_name_is_logged_once():
         ({"max_tokens": -1}, "invalid_value", "max_tokens"),
         ({"max_tokens": "x"}, "invalid_type", "max_tokens"),
         ({"temperature": -1}, "invalid_value", "temperature"),
-        ({"top_k": -1}, "invalid_value", "top_k"),
+        ({"top_k": -2}, "invalid_value", "top_k"),
         ({"stop_sequences": [""]}, "invalid_value", "stop_sequences"),
         ({"stop_sequences": ["x"] * 65}, "invalid_value", "stop_sequences"),
         ({"thinking": {"type": "much"}}, "invalid_value", "thinking.type"),

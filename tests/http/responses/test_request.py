@@ -442,9 +442,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "unsupported_value"),
     (
-        {"text": {"format": {"type": "json_object", "schema": {}}}},
+        {"text": {"format": {"type": "json_object", "schema": []}}},
         "text.format.schema",
-        "unsupported_value",
+        "invalid_type",
     ),
     (
         {"text": {"format": {"type": "json_schema"}}},

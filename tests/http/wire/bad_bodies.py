@@ -283,9 +283,8 @@ BAD = [
         "temperature",
         "a number, not true or false",
     ),
-    Bad("top_p zero", say(top_p=0), "invalid_value", "top_p", "above 0"),
     Bad("top_p above", say(top_p=1.1), "invalid_value", "top_p", "at most 1"),
-    Bad("top_k negative", say(top_k=-1), "invalid_value", "top_k", "top_k must be at least 0"),
+    Bad("top_k negative", say(top_k=-2), "invalid_value", "top_k", "top_k must be at least 0"),
     Bad("top_k fraction", say(top_k=1.5), "invalid_type", "top_k", "an integer, not a number"),
     Bad("top_k huge", say(top_k=2**63), "invalid_value", "top_k", "at most"),
     Bad("min_p negative", say(min_p=-1), "invalid_value", "min_p", "between 0 and 1"),
@@ -364,7 +363,7 @@ BAD = [
         "max_tokens",
         "max_tokens must be at least 1",
     ),
-    Bad("max_tokens negative", say(max_tokens=-1), "invalid_value", "max_tokens", "at least 1"),
+    Bad("max_tokens negative", say(max_tokens=-2), "invalid_value", "max_tokens", "at least 1"),
     Bad(
         "completion tokens",
         say(max_completion_tokens=0),
@@ -375,8 +374,6 @@ BAD = [
     Bad("stop number", say(stop=1), "invalid_type", "stop", "a string or a list"),
     Bad("stop of numbers", say(stop=[1]), "invalid_type", "stop[0]", "a string"),
     Bad("stop five", say(stop=list("abcde")), "invalid_value", "stop", "at most 4"),
-    Bad("stop empty", say(stop=["a", ""]), "invalid_value", "stop", "empty"),
-    Bad("stop empty text", say(stop=""), "invalid_value", "stop", "empty"),
     Bad("logprobs number", say(logprobs=5), "invalid_type", "logprobs", "true or false"),
     Bad(
         "top_logprobs 21",
@@ -399,6 +396,30 @@ BAD = [
         "top_logprobs",
         "logprobs: true",
     ),
+    Bad(
+        "a question to be continued",
+        say(continue_final_message=True),
+        "invalid_value",
+        "continue_final_message",
+        "continues an assistant message, but the last one has the role 'user'",
+    ),
+    Bad(
+        "a question as a prefix",
+        messages({"role": "user", "content": "x", "prefix": True}),
+        "invalid_value",
+        "messages[0].prefix",
+        "end with the beginning of the answer",
+    ),
+    Bad(
+        "a call to be continued",
+        messages(
+            *HELLO,
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}], "prefix": True},
+        ),
+        "unsupported_value",
+        "messages[1].tool_calls",
+        "no text continues",
+    ),
     Bad("n many", say(n=17), "invalid_value", "n", "between 1 and 16"),
     Bad("n zero", say(n=0), "invalid_value", "n", "between 1 and 16"),
     Bad(
@@ -409,11 +430,11 @@ BAD = [
         "text, json_object, json_schema",
     ),
     Bad(
-        "json mode with a schema",
-        say(response_format={"type": "json_object", "schema": {}}),
-        "unsupported_value",
+        "json mode with a list for a schema",
+        say(response_format={"type": "json_object", "schema": []}),
+        "invalid_type",
         "response_format.schema",
-        "use the type json_schema",
+        "must be an object",
     ),
     Bad(
         "schema missing",
@@ -773,4 +794,5 @@ ODD: dict[str, bytes] = {
     "temperature below nothing": raw(b'"temperature":-0.0'),
     "everything at its end": say(temperature=100, top_p=5e-324, min_p=1, top_k=2**63 - 1),
     "a seed of 64 bits": say(seed=2**64 - 1),
+    "values of other servers": say(max_tokens=-1, top_k=-1, top_p=0, stop=["", ""]),
 }

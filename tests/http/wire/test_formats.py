@@ -38,6 +38,14 @@ GO = {"type": "function", "function": {"name": "go"}}
         ({"response_format": {}, "tools": TOOLS, "tool_choice": "auto"}, None),
         ({"tools": TOOLS, "tool_choice": "none"}, None),
         ({"response_format": {"type": "json_object"}}, Constraint(schema=ANY_OBJECT)),
+        (
+            {"response_format": {"type": "json_object", "schema": {}}},
+            Constraint(schema=ANY_OBJECT),
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            Constraint(schema=SCHEMA),
+        ),
         ({"response_format": json_format()}, Constraint(schema=SCHEMA)),
         ({"response_format": json_format(strict=None)}, Constraint(schema=SCHEMA)),
         ({"response_format": json_format(strict=True)}, Constraint(schema=SCHEMA, strict=True)),

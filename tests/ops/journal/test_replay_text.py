@@ -23,13 +23,14 @@ from tests.support.journals import FINGERPRINT, TENANT, Builder, broken
 
 _EMITS = ev.TokensEmitted | ev.CacheExtended
 WHOLE, STOPPED, LEFT = "whole", "cut by a stop text", "left by its client"
+BEGUN = "begun by its client"
 
 
 @pytest.fixture(scope="module")
 def rows(model_directory: Path) -> list[Row]:
     """
-    The journal of one question asked three times: to the end, with a stop text out of the middle of
-    the answer, and by a client that goes away.
+    The journal of one question asked four times: to the end, with a stop text out of the middle of
+    the answer, with the beginning of an answer, and by a client that goes away.
     """
     store = MemoryStore()
 
@@ -40,6 +41,10 @@ def rows(model_directory: Path) -> list[Row]:
             said = await ask(server, generate(asked, session_name=WHOLE))
             stop = said.text[len(said.text) // 2 :][:3]
             await ask(server, generate(asked, session_name=STOPPED, stop=(stop,)))
+            begun = (message, Message(role="assistant", content="It goes"))
+            await ask(
+                server, generate(Conversation(messages=begun, continued=True), session_name=BEGUN)
+            )
             async with local(server).generate(
                 generate(asked, session_name=LEFT, max_tokens=400)
             ) as replies:
@@ -95,7 +100,8 @@ def last_text(rows: list[Row], session: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("session", "reasons"), [(WHOLE, ["length"]), (STOPPED, ["stop"]), (LEFT, [])]
+    ("session", "reasons"),
+    [(WHOLE, ["length"]), (STOPPED, ["stop"]), (BEGUN, ["length"]), (LEFT, [])],
 )
 def test_the_text_is_that_of_the_tokens(rows: list[Row], session: str, reasons: list[str]) -> None:
     """

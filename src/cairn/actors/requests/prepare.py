@@ -279,11 +279,14 @@ class Preparer:
             self._check_bytes(text, command)
             ids = self.encoder.encode(rendered, tenant=tenant)
             offered = (*conversation.tools, *conversation.loaded_tools)
+            markers, begun = self._markers, ""
+            if conversation.continued:
+                begun = conversation.messages[-1].content.strip()
             form = AnswerForm(
-                markers=self._markers,
-                begins=self._markers.begins(text),
+                markers=markers,
+                begins=markers.continues(begun) if begun else markers.begins(text),
                 tools=offered if conversation.calls else (),
-                may_think=self._markers.may_think(text),
+                may_think=not begun and markers.may_think(text),
                 held=command.constraint is not None,
             )
             return ids, prompts.conversation_parts(conversation), form

@@ -26,6 +26,7 @@ from cairn.engine.errors import GrammarDeadEnd
 from cairn.engine.reports import DecodeRow, Drawn, DrawSpec, PassReport
 from cairn.journal import events as ev
 from cairn.journal import paths
+from cairn.journal.state import continues_text
 
 _STAGES: Mapping[str, ev.CancelStage] = MappingProxyType(
     {
@@ -166,7 +167,9 @@ class Generation:
         answer = Answer(
             ticket,
             cache.path,
-            AnswerText(context.detokenizer, command.stop, goes_on=command.conversation is None),
+            AnswerText(
+                context.detokenizer, command.stop, goes_on=continues_text(ticket.prepared.chain)
+            ),
             AnswerParts(ticket.prepared.form, name=ticket.id),
             context.tokenizer,
             context.facts.eos_ids,

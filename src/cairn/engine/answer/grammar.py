@@ -23,6 +23,7 @@ from typing import Any
 
 import attrs
 
+from cairn.engine.answer.closed_objects import closed
 from cairn.engine.answer.markers import THINKING, Markers
 from cairn.engine.answer.parts import AnswerForm
 
@@ -155,7 +156,7 @@ def grammar_of(constraint: Constraint, form: AnswerForm) -> Grammar:
                 "schema",
                 place,
             )
-        written = json.dumps({**schema, "x-guidance": ways})
+        written = json.dumps({**closed(schema), "x-guidance": ways})
         rules.append(f"{name}: %json {written}")
         schemas.append((place, f"{_HEAD}\nstart: %json {written}"))
 

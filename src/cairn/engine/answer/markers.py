@@ -103,6 +103,16 @@ class Markers:
         """
         return self.thinking is not None and not prompt.rstrip().endswith(self.thinking[1])
 
+    def continues(self, words: str) -> str:
+        """
+        The state in which an answer continues words of its own. A client may have begun it with the
+        marker of thoughts.
+        """
+        if self.thinking is None:
+            return SAYING
+        opens, closes = self.thinking
+        return THINKING if words.rfind(opens) > words.rfind(closes) else SAYING
+
     def table(self, *, calls: bool) -> dict[str, tuple[Edge, ...]]:
         """
         The markers that end each state.

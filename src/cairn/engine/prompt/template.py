@@ -22,7 +22,7 @@ from cairn.engine.json_text import fault_of
 from cairn.engine.prompt.template_settings import SWITCHES
 from cairn.journal.events import NextRole
 from cairn.journal.keys import framed, part_alone, part_hash
-from cairn.journal.state import Part
+from cairn.journal.state import CONTINUED, Part
 
 if TYPE_CHECKING:
     from cairn.engine.contract import Tokenizer
@@ -35,6 +35,13 @@ CanonicalPart = tuple[str, bytes, bytes]
 # Two messages that have no common prefix, even after a template strips them. One begins with a
 # newline, which a tokenizer may join with the newline before it.
 _NEXT_TEXTS = ("\nAnd then?", "7 more")
+
+
+_CUT = "\ufdd1"
+"""
+After the content of a message that is continued, to find its end in the rendered prompt. Unicode
+keeps this code point for such uses.
+"""
 
 
 @attrs.frozen(kw_only=True)
@@ -73,6 +80,7 @@ class Conversation:
             leaving them out would change it from its first tokens on; what looks like a call is
             text then.
         template: further arguments of the template, such as ``enable_thinking``.
+        continued: whether the last message is the assistant's, and the answer is the rest of it.
     """
 
     messages: tuple[Message, ...]
@@ -80,6 +88,7 @@ class Conversation:
     loaded_tools: tuple[Mapping[str, Any], ...] = ()
     calls: bool = True
     template: Mapping[str, Any] = attrs.field(factory=dict)
+    continued: bool = False
 
 
 class TemplateError(Exception):
@@ -94,11 +103,13 @@ def render(tokenizer: Tokenizer, conversation: Conversation) -> str:
         TemplateError: the template raised, or the model has none.
     """
     messages = [_template_message(message) for message in conversation.messages]
+    if conversation.continued:
+        messages[-1]["content"] += _CUT
     try:
         text = tokenizer.apply_chat_template(
             messages,
             tools=[dict(tool) for tool in conversation.tools] or None,
-            add_generation_prompt=True,
+            add_generation_prompt=not conversation.continued,
             tokenize=False,
             **conversation.template,
         )
@@ -106,7 +117,14 @@ def render(tokenizer: Tokenizer, conversation: Conversation) -> str:
         raise TemplateError(
             f"the chat template cannot render this conversation: {error}"
         ) from error
-    return str(text)
+    if not conversation.continued:
+        return str(text)
+    before, cut, _ = str(text).rpartition(_CUT)
+    if not cut:
+        raise TemplateError(
+            "the chat template does not show the last message as it is, so it cannot be continued"
+        )
+    return before
 
 
 def characters_of(conversation: Conversation) -> int:
@@ -216,6 +234,16 @@ def next_turns(conversation: Conversation, said: Message) -> tuple[Conversation,
 
     All calls get a result, because some templates refuse a conversation with an unanswered call.
     """
+    if conversation.continued:
+        begun = conversation.messages[-1]
+        said = attrs.evolve(
+            said,
+            content=begun.content + said.content,
+            reasoning=(begun.reasoning or "") + (said.reasoning or "") or None,
+        )
+        conversation = attrs.evolve(
+            conversation, messages=conversation.messages[:-1], continued=False
+        )
     called = [call["id"] for call in said.tool_calls]
 
     def going_on(text: str) -> Conversation:
@@ -243,6 +271,8 @@ def conversation_parts(conversation: Conversation) -> tuple[CanonicalPart, ...]:
     for message in conversation.messages:
         content = _encoder.encode(_compared(message))
         parts.append((message.role, content, content))
+    if conversation.continued:
+        parts[-1] = (CONTINUED, *parts[-1][1:])
     return tuple(parts)
 
 

@@ -174,6 +174,13 @@ def read_generate_request(
             code="unsupported_value",
         )
     assert command.conversation is not None
+    if command.conversation.continued:
+        raise ClientError(
+            "an agent's answer is stored as a message of its own, so it cannot continue one; end "
+            "with a user message, without continue_final_message and prefix",
+            param="messages",
+            code="unsupported_value",
+        )
     new = command.conversation.messages
     messages = (*held.messages, *new)
     check_count(messages, "messages", MESSAGES_MAX)

@@ -65,6 +65,38 @@ class WireMessage(msgspec.Struct):
     tool_calls: list[WireToolCall] | None = None
     function_call: Any = None
     tool_call_id: str | None = None
+    prefix: bool | None = None
+
+
+def continues_last(wire: Sequence[WireMessage], field: bool | None) -> bool:
+    """
+    Whether the answer is the rest of the last message. Clients of vLLM say so in a field, those of
+    Mistral and DeepSeek by ``prefix`` in the message.
+
+    Args:
+        field: the value of ``continue_final_message``.
+
+    Raises:
+        ClientError: the last message cannot be continued.
+    """
+    last, where = wire[-1], f"messages[{len(wire) - 1}]"
+    if not (field or last.prefix):
+        return False
+    param = "continue_final_message" if field else f"{where}.prefix"
+    if last.role != "assistant":
+        raise ClientError(
+            f"{param} continues an assistant message, but the last one has the role "
+            f"{last.role[:40]!r}; end with the beginning of the answer",
+            param=param,
+        )
+    if last.tool_calls:
+        raise ClientError(
+            f"{where} has tool_calls, which no text continues; send their results, or leave them "
+            "out",
+            param=f"{where}.tool_calls",
+            code="unsupported_value",
+        )
+    return True
 
 
 def read_messages(wire: Sequence[WireMessage]) -> tuple[tuple[Message, ...], set[str]]:

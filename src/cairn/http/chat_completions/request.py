@@ -17,6 +17,7 @@ from cairn.actors.requests.messages import Generate, ServerFacts
 from cairn.engine.prompt.template import Conversation
 from cairn.http.chat_completions.conversation import (
     WireMessage,
+    continues_last,
     read_messages,
     read_template,
     read_tools,
@@ -25,7 +26,7 @@ from cairn.http.wire import parameters
 from cairn.http.wire.checks import ClientError, JsonObject
 from cairn.http.wire.formats import ToolChoiceForm, read_constraint
 from cairn.http.wire.json import decode_object, to_struct
-from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, ReadRequest, integer
+from cairn.http.wire.parameters import CommonFields, Ignored, ReadRequest, integer
 
 PROTOCOL = "openai.chat"
 
@@ -80,10 +81,11 @@ class CompletionFields(CommonFields, kw_only=True):
         The texts that end an answer.
 
         Raises:
-            ClientError: there are too many, or one of them is empty.
+            ClientError: there are too many.
         """
         texts = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return parameters.stop_texts("stop", texts, _STOPS_MAX)
+        # A form's empty field: other servers read it as no text.
+        return parameters.stop_texts("stop", tuple(filter(None, texts)), _STOPS_MAX)
 
 
 class RequestBody(CompletionFields):
@@ -99,6 +101,8 @@ class RequestBody(CompletionFields):
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
     prompt_cache_key: str | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -147,6 +151,7 @@ def chat_request(
         schema_within="json_schema",
     )
     messages, ignored_parts = read_messages(wire.messages)
+    continued = continues_last(wire.messages, wire.continue_final_message)
     command = Generate(
         protocol=PROTOCOL,
         conversation=Conversation(
@@ -156,6 +161,7 @@ def chat_request(
             template=read_template(
                 wire.chat_template_kwargs or {}, wire.enable_thinking, effort, facts.template
             ),
+            continued=continued,
         ),
         prompt=None,
         **parameters.common(wire, facts),
@@ -168,6 +174,8 @@ def chat_request(
     )
     names = parameters.unknown(fields, RequestBody.__struct_fields__)
     names |= ignored_effort | ignored_constraints | ignored_parts
+    if wire.add_generation_prompt is False and not continued:
+        names.add("add_generation_prompt")
     return ChatRequest(
         command=command,
         stream=wire.stream is True,
@@ -180,9 +188,9 @@ def chat_request(
 
 
 def _max_tokens(wire: RequestBody) -> int | None:
-    older = integer("max_tokens", wire.max_tokens, 1, INT64_MAX)
-    newer = integer("max_completion_tokens", wire.max_completion_tokens, 1, INT64_MAX)
-    return newer if newer is not None else older
+    older = parameters.longest("max_tokens", wire.max_tokens)
+    newer = parameters.longest("max_completion_tokens", wire.max_completion_tokens)
+    return older if wire.max_completion_tokens is None else newer
 
 
 def _top_logprobs(wire: RequestBody) -> int | None:

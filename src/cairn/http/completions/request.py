@@ -15,7 +15,7 @@ from cairn.http.chat_completions.request import ChatRequest, CompletionFields
 from cairn.http.wire import parameters
 from cairn.http.wire.checks import ClientError, missing
 from cairn.http.wire.json import decode_object, to_struct
-from cairn.http.wire.parameters import INT64_MAX, Ignored, integer
+from cairn.http.wire.parameters import Ignored, integer
 from cairn.http.wire.suggestions import slip_for
 
 PROTOCOL = "openai.completions"
@@ -46,7 +46,7 @@ def read_text_request(
         conversation=None,
         prompt=_prompt(wire.prompt, facts.vocabulary_tokens),
         **parameters.common(wire, facts),
-        max_tokens=integer("max_tokens", wire.max_tokens, 1, INT64_MAX),
+        max_tokens=parameters.longest("max_tokens", wire.max_tokens),
         stop=wire.stop_texts,
         top_logprobs=integer("logprobs", wire.logprobs, 0, _LOGPROBS_MAX),
         group=parameters.group(headers),

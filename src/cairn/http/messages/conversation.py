@@ -187,19 +187,26 @@ def read_talk(
     return talk, reader.ignored
 
 
-def check_last(wire: Sequence[WireMessage]) -> None:
+def continues_last(messages: Sequence[Message]) -> bool:
+    """Whether the answer is the rest of the last message: it is the assistant's, without calls."""
+    return messages[-1].role == "assistant" and not messages[-1].tool_calls
+
+
+def check_last(messages: Sequence[Message], wire: Sequence[WireMessage]) -> None:
     """
     Refuse messages that no answer can follow.
 
+    Args:
+        messages: those of the request in canonical form.
+
     Raises:
-        ClientError: the last one is an assistant's.
+        ClientError: the last one has calls, which no text continues.
     """
-    if wire[-1].role == "assistant":
-        # A new answer would not continue the message.
+    if messages[-1].role == "assistant" and not continues_last(messages):
         raise ClientError(
-            f"messages[{len(wire) - 1}] is an assistant message, which this server cannot "
-            "continue; end with a user message",
-            param=f"messages[{len(wire) - 1}].role",
+            f"messages[{len(wire) - 1}] is an assistant message with tool_use, which no text "
+            "continues; send the results, or leave it out",
+            param=f"messages[{len(wire) - 1}].content",
             code="unsupported_value",
         )
 

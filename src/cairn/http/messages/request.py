@@ -19,6 +19,7 @@ from cairn.http.messages.conversation import (
     WireMessage,
     WireTool,
     check_last,
+    continues_last,
     read_talk,
     read_tools,
     ttls,
@@ -83,7 +84,8 @@ def read_messages_request(
         known = RequestBody.__struct_fields__
         raise missing("max_tokens", slip_for("max_tokens", fields, known))
     asked = _read(fields, wire, headers, ignored, facts)
-    check_last(wire.messages)
+    assert asked.command.conversation is not None
+    check_last(asked.command.conversation.messages, wire.messages)
     return asked
 
 
@@ -91,8 +93,7 @@ def read_count_request(
     body: bytes, headers: Mapping[str, str], ignored: Ignored, facts: ServerFacts
 ) -> ReadRequest:
     """
-    As ``read_messages_request``, for counting tokens: the body may leave out ``max_tokens``, and
-    end with an assistant message.
+    As ``read_messages_request``, for counting tokens: the body may leave out ``max_tokens``.
     """
     fields = decode_object(body)
     return _read(fields, to_struct(fields, RequestBody), headers, ignored, facts)
@@ -129,6 +130,7 @@ def _read(
             loaded_tools=talk.loaded,
             calls=calls,
             template={**facts.template, "enable_thinking": thinks},
+            continued=continues_last(talk.messages),
         ),
         prompt=None,
         **parameters.common(wire, facts),

@@ -31,7 +31,7 @@ from cairn.http.wire import parameters
 from cairn.http.wire.checks import MESSAGES_MAX, ClientError, JsonObject, check_count, missing
 from cairn.http.wire.formats import ToolChoiceForm, read_constraint
 from cairn.http.wire.json import decode_object, to_struct
-from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, integer
+from cairn.http.wire.parameters import CommonFields, Ignored
 from cairn.http.wire.suggestions import slip_for
 
 PROTOCOL = "openai.responses"
@@ -175,7 +175,7 @@ def read_responses_request(
         ),
         prompt=None,
         **parameters.common(wire, facts),
-        max_tokens=integer("max_output_tokens", wire.max_output_tokens, 1, INT64_MAX),
+        max_tokens=parameters.longest("max_output_tokens", wire.max_output_tokens),
         group=parameters.group(headers) or parameters.group_name(wire.prompt_cache_key),
         constraint=constraint,
     )
@@ -261,5 +261,5 @@ def _echo(wire: RequestBody, sampling: Sampling) -> Echo:
         text={"format": text.format or {"type": "text"}},
         tool_choice=wire.tool_choice or "auto",
         tools=wire.tools or [],
-        top_p=sampling.top_p,
+        top_p=sampling.top_p if wire.top_p is None else wire.top_p,
     )

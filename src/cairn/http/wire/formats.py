@@ -251,14 +251,11 @@ def read_format(
     if kind == "text":
         return None, False
     if kind == "json_object":
-        if given.get("schema") is not None:
-            # Other servers accept a schema here. Ignoring it would promise what is not enforced.
-            raise ClientError(
-                f"{where}.schema is not supported with json_object; use the type json_schema",
-                param=f"{where}.schema",
-                code="unsupported_value",
-            )
-        return ANY_OBJECT, False
+        if given.get("schema") in (None, {}):
+            return ANY_OBJECT, False
+        return schema_at(
+            given["schema"], f"{where}.schema"
+        ), False  # as llama.cpp's server takes it
     if within is not None:
         where = f"{where}.{within}"
         given = object_at(given.get(within), where)

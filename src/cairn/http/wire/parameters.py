@@ -162,6 +162,11 @@ def _sampling(wire: CommonFields, facts: ServerFacts) -> Sampling:
     """The sampling parameters, with the server's defaults for those that are left out."""
     names = [field.name for field in attrs.fields(Sampling)]
     given = {name: value for name in names if (value := getattr(wire, name, None)) is not None}
+    # Other servers take -1 for no limit, and read 0 as a share that only the likeliest token has.
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
+    if given.get("top_p") == 0:
+        given |= {"top_p": 1.0, "top_k": 1}
     integer("top_k", given.get("top_k"), 0, INT64_MAX)
     if "logit_bias" in given:
         given["logit_bias"] = _biases(given["logit_bias"], facts.vocabulary_tokens)
@@ -221,6 +226,17 @@ def integer(name: str, value: int | None, low: int, high: int) -> int | None:
     if high == INT64_MAX:  # no client comes near it, and it would distract from the other limit
         limits = f"at least {low}" if value < low else f"at most {high}"
     raise ClientError(f"{name} must be {limits}", param=name)
+
+
+def longest(name: str, value: int | None, low: int = 1) -> int | None:
+    """
+    The longest answer that a request allows; None if it leaves that to the server.
+
+    Raises:
+        ClientError: it is out of range.
+    """
+    # On other servers, -1 says that the client sets no limit.
+    return None if value == -1 else integer(name, value, low, INT64_MAX)
 
 
 def stop_texts(name: str, texts: tuple[str, ...], texts_max: int) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ from cairn.journal.keys import ids_hash, ids_of
 from cairn.journal.replay import replay
 from cairn.journal.rows.base import Base, loaded_of
 from cairn.journal.rows.codec import Row
-from cairn.journal.state import Session, SessionId, State
+from cairn.journal.state import Session, SessionId, State, continues_text
 from cairn.ops.common.output import progress
 
 SAME = 0
@@ -272,7 +272,7 @@ class _Text:
         Begin another answer.
 
         Args:
-            goes_on: whether it directly continues a raw prompt.
+            goes_on: whether it directly continues the text of its prompt.
         """
         self._goes_on = goes_on
         self._tokens: list[int] = []
@@ -449,7 +449,7 @@ class _Again:
             case ev.RequestReceived():
                 assert session is not None
                 assert session.request is not None
-                self._text.begin(goes_on=session.request.chain[0][0] == "prompt")
+                self._text.begin(goes_on=continues_text(session.request.chain))
             case ev.TokensEmitted():
                 self._text.emitted(event.text)
             case ev.CallRejected():
