@@ -554,7 +554,7 @@ PATHS: dict[str, tuple[Callable[[Driver], str | None], str, str | None, dict[str
     "the next turn": (_continued, "s1", None, {"blocks_from_slab": 3, "rerendered_tokens": 0}),
     "an answer that was begun": (_begun, "s1", None, {"blocks_from_slab": 3}),
     "the turn after it": (_completed, "s1", None, {"nearest": "s1"}),
-    "the turn after an answer to nothing": (_completed_alone, "s2", "diverged", {}),
+    "the turn after an answer to nothing": (_completed_alone, "s2", "cold_start", {}),
     "another answer than was given": (
         _reworded,
         "s1",

@@ -151,11 +151,12 @@ def test_an_answer_that_the_client_began():
         asked = read(**fields)
         assert asked.command.conversation is not None
         assert (True, ()) == (asked.command.conversation.continued, asked.ignored)
-    for fields in (
+    others: tuple[dict[str, Any], ...] = (
         {"messages": BEGUN},
         {"messages": BEGUN, "continue_final_message": False},
         {"messages": [{**BEGUN[1], "prefix": True}, BEGUN[0]]},
-    ):
+    )
+    for fields in others:
         found = read(**fields).command.conversation
         assert found is not None
         assert not found.continued

@@ -34,7 +34,7 @@ def test_help(run, asked: tuple[str, ...], same: tuple[str, ...]):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (("servee",), "Did you mean `ops serve`?"),
+        (("servee",), "Did you mean `ops serve` or `ops service`?"),
         (("verify", "x"), "`ops verify` has no commands of its own."),
         (("journal", "x"), "No such command 'x'."),
     ],

@@ -22,7 +22,7 @@ SHELLS = ("bash", "zsh", "fish")
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """
-    Print the script with which a SHELL completes commands.
+    Print the script with which a shell completes commands.
 
     It completes commands and options, models of the Hugging Face cache, sessions of the journal,
     and chats of the running server. Write the script to the place from which your shell loads such

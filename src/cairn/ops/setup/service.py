@@ -43,7 +43,9 @@ _OPTIONS = {"ignore_unknown_options": True, "help_option_names": ["-h", "--help"
 class Manager(Protocol):
     """What runs the services of a user."""
 
-    path: Path
+    @property
+    def path(self) -> Path:
+        """Where that is described."""
 
     def text(self, service: Service) -> bytes:
         """The file that describes a service."""
