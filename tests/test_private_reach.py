@@ -36,6 +36,7 @@ ALLOWED = {
     "tests/ops/drills/test_drill.py: errors._REFUSALS": "a control: an error without its header",
     "tests/ops/drills/test_drill.py: _taken_out": "a control: a violation that quarantines nothing",
     "tests/support/forgetting_killed.py: keys._connection": "killed within a commit of SQLite",
+    "tests/support/forgetting_killed.py: keys._path": "the snapshot is in the same folder",
     "tests/simulation/turns.py: trio._core": "trio has no other way to a seeded order of tasks",
     "tests/simulation/turns.py: trio._core._run": "as before",
 }

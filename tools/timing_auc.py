@@ -59,7 +59,8 @@ def asked(server: Serving, tenant: str, text: str) -> tuple[float, int]:
         if answer.status != 200:
             raise SystemExit(answer.read().decode())
         for line in answer:
-            if not first and b'"content"' in line:
+            # The first delta, which has the role, comes before a prompt is computed.
+            if not first and b'"content":"' in line and b'"content":""' not in line:
                 first = time.perf_counter() - begun
             if b'"usage":{' in line:
                 usage = json.loads(line.removeprefix(b"data: "))["usage"]
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and print a line for each kind and the two areas."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--trials", type=int, default=300, help="measured requests of each kind")
-    parser.add_argument("--words", type=int, default=600, help="words of a prompt")
+    parser.add_argument("--words", type=int, default=300, help="words of a prompt")
     parser.add_argument("--seed", type=int, default=1)
     of = parser.parse_args(argv)
     draw = random.Random(of.seed)

@@ -1,8 +1,11 @@
 """The keys of a journal's private fields: stored before they are needed, wrapped, and removed."""
 
+import contextlib
 import os
+import resource
 import sqlite3
 import stat
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import pytest
 from cairn.actors.clock import clock
 from cairn.actors.journal_keys import KeyFile, overwrite
 from cairn.journal import events as ev
-from cairn.journal.errors import StoreError, StoreLocked
+from cairn.journal.errors import StoreError, StoreLocked, StoreStarved
 from cairn.journal.ledger import Ledger
 from cairn.journal.rows.sealing import SERVER
 from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
@@ -209,6 +212,35 @@ def test_a_lock_of_another_program(path: Path, monkeypatch: pytest.MonkeyPatch):
         with pytest.raises(StoreLocked):
             keys.commit()
         other.rollback()
+        keys.commit()
+        assert key is keys.get(key.id)
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process may open no more files while the context lasts."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(int(one.name) for one in Path("/proc/self/fd").iterdir()) + 1
+    opened: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for handle in opened:
+            os.close(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_no_descriptors_are_left(path: Path):
+    """It is waited out, too: the keys can be stored when connections have ended."""
+    with closing(KeyFile.open(path)) as keys:
+        key = keys.key_of("s1")
+        with no_descriptors(), pytest.raises(StoreStarved):
+            keys.commit()
         keys.commit()
         assert key is keys.get(key.id)
 

@@ -791,6 +791,7 @@ DAMAGES: dict[str, dict[str, Damage]] = {
         "cut off before its length": but(
             Fin, lambda e: e.finish_reason == "stop", finish_reason="length"
         ),
+        "cut off as a repetition": but(Fin, finish_reason="repetition"),
     },
 }
 

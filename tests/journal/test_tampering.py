@@ -51,9 +51,13 @@ RECORDED = (
     "killed",
     "prewarmed",
     "call-rejected",
+    "bit-flipped",
+    "session-dies",
+    "slab-leaked",
 )
 PLAYED = (1, 19, 20, 28, 56)
 """Tapes of ``played`` on which every kind of event is that the others do not have."""
+FAULTS = {"invariant_violated", "session_quarantined", "blocks_quarantined", "admission_closed"}
 ALL = os.environ.get("CAIRN_TAMPER") == "all"
 PLACES = 1_000_000 if ALL else 2
 """How many events of a kind are changed in each journal."""
@@ -99,7 +103,7 @@ def with_forgotten() -> list[Row]:
 
 
 def journals() -> dict[str, list[Row]]:
-    """Journals in which nothing is wrong."""
+    """Journals in which nothing is wrong that is not on record."""
     found = {name: list(read_export(ROOT / f"tests/histories/{name}.jsonl")) for name in RECORDED}
     for seed in PLAYED:
         driver = played(tape(seed, 600), crashes=False)
@@ -306,6 +310,10 @@ class Prefixes:
         """Whether the rows from one on violate something that is not on record."""
         fold = Replay(self._bases[at])
         try:
+            if self._rows[at].kind in FAULTS:  # compared with what the row before has given
+                fold = Replay()
+                for row in self._rows[:at]:
+                    fold.feed(row)
             for count, row in enumerate(rows):
                 fold.feed(row)
                 # Looked at now and then: a report ends what is open.
@@ -342,15 +350,9 @@ def all_cases() -> list[Case]:
 
 
 def test_all_events_are_changed(all_cases: list[Case]) -> None:
-    """The cases are thousands, of every kind of event that a journal without faults may have."""
-    faults = {
-        "invariant_violated",
-        "session_quarantined",
-        "blocks_quarantined",
-        "admission_closed",
-    }
+    """The cases are thousands, of every kind of event but that of a prune, which names a base."""
     assert 3000 < len(all_cases)
-    assert set(KINDS) - faults - {"journal_pruned"} <= {case.kind for case in all_cases}
+    assert set(KINDS) - {"journal_pruned"} <= {case.kind for case in all_cases}
 
 
 def test_each_change_is_found(all_cases: list[Case]) -> None:

@@ -224,9 +224,9 @@ def test_a_client_that_leaves_is_no_error():
     assert 1 == left.attributes["gen_ai.usage.output_tokens"]
 
 
-def test_a_bug_ends_a_request_once():
-    """A broken invariant ends the span with its name and bug id; what follows adds nothing."""
-    violated = ev.InvariantViolated(
+def violated() -> ev.InvariantViolated:
+    """A broken invariant of the request."""
+    return ev.InvariantViolated(
         bug_id="b1",
         invariant="INV-3",
         at_position=5,
@@ -240,8 +240,12 @@ def test_a_bug_ends_a_request_once():
         actual=SECRET,
         trace=SECRET,
     )
+
+
+def test_a_bug_ends_a_request_once():
+    """A broken invariant ends the span with its name and bug id; what follows adds nothing."""
     cancelled = ev.RequestCancelled(session="s1", request="r1", stage="bug")
-    span = only(recorded(*ANSWERED[:3], (140, violated), (141, cancelled)))
+    span = only(recorded(*ANSWERED[:3], (140, violated()), (141, cancelled)))
     assert ("INV-3", "b1") == (span.error, span.attributes["cairn.bug_id"])
     assert ["queue", "decision"] == [part.name for part in span.parts]
 
@@ -254,9 +258,9 @@ def test_a_clock_that_is_set_back_gives_no_span_before_its_beginning():
     assert all(part.began_us <= part.ended_us for part in span.parts)
 
 
-def test_a_prewarm_is_of_the_request_before_it():
-    """A prewarm names the session's last request; one that could not start is none."""
-    started = ev.PrewarmStarted(
+def prewarm_started() -> ev.PrewarmStarted:
+    """A prewarm of 24 tokens."""
+    return ev.PrewarmStarted(
         session="s1",
         next_role="user",
         rules_version=1,
@@ -271,9 +275,18 @@ def test_a_prewarm_is_of_the_request_before_it():
         partial_key=None,
         tokens_from_partial=0,
     )
+
+
+def prewarm_ended() -> ev.PrewarmAbandoned:
+    """A request ended it after four tokens."""
+    return ev.PrewarmAbandoned(session="s1", reason="request", computed_tokens=4)
+
+
+def test_a_prewarm_is_of_the_request_before_it():
+    """A prewarm names the session's last request; one that could not start is none."""
     failed = ev.PrewarmAbandoned(session="s1", reason="render_failed", computed_tokens=0)
-    ended = ev.PrewarmAbandoned(session="s1", reason="request", computed_tokens=4)
-    found = fold(recorded(*ANSWERED, (400, failed), (410, started), (450, ended)))
+    rows = (400, failed), (410, prewarm_started()), (450, prewarm_ended())
+    found = fold(recorded(*ANSWERED, *rows))
     assert [Timeline, Prewarmed] == [type(one) for one in found]
     prewarm = found[-1]
     assert isinstance(prewarm, Prewarmed)

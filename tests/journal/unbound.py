@@ -17,6 +17,9 @@ _LIMIT = "a limit: it contradicts the journal only where a measured number excee
 _ENGINE = "a measurement; only `ops replay --engine` measures it again"
 _LATER = "bound by the rows that use it later; the last ones are used by none"
 
+_NAME = "a name that is drawn at random, of what the row says besides"
+_AGAIN = "a replay computes it again, and shows that; of a crash it is the only word"
+
 UNBOUND: dict[str, dict[str, str]] = {
     "*": {
         "event_id": "drawn at random, so that an append is done once",
@@ -188,6 +191,22 @@ UNBOUND: dict[str, dict[str, str]] = {
         "request": "of a check that did not happen",
         "reason": "of a check that did not happen",
     },
+    "invariant_violated": {
+        "bug_id": _NAME,
+        "invariant": "of a crash, which no check repeats; a report says that it did not come again",
+        "at_position": "of a crash, which no check repeats",
+        "of_session": _AGAIN,
+        "request": "for people; a replay finds the row by its position",
+        "fingerprint": "for people; the model is that of the rows before",
+        "cairn_version": "the version's own word",
+        "message": _AGAIN,
+        "expected": _AGAIN,
+        "actual": _AGAIN,
+        "trace": "of a crash, which no check repeats; else empty",
+    },
+    "session_quarantined": {"bug_id": _NAME},
+    "blocks_quarantined": {"bug_id": _NAME, "keys": _LATER},
+    "admission_closed": {"bug_id": _NAME},
 }
 """Kind of an event, ``*`` for the columns of every row, to field to reason."""
 

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,15 @@ def _in_keys() -> None:
     _around(KeyFile, "remove", trace, _no)
 
 
+def _with_snapshot(keys: KeyFile, *_: object) -> bool:
+    """Wait for the snapshot that follows ``session_forgotten``."""
+    deadline = time.monotonic() + _LIMIT_S / 2
+    while not keys._path.with_name("snapshot").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return True
+
+
 def _no(*_: object) -> bool:
     return False
 
@@ -107,6 +117,7 @@ PLACES: dict[str, Callable[[], None]] = {
     "before it is on record": lambda: _at_row("session_forgotten", committed=False),
     "after it was recorded": lambda: _at_row("session_forgotten", committed=True),
     "before the keys go": lambda: _around(KeyFile, "remove", _yes, _no),
+    "after a snapshot, before the keys go": lambda: _around(KeyFile, "remove", _with_snapshot, _no),
     "while the keys go": _in_keys,
     "after the keys went": lambda: _around(KeyFile, "remove", _no, _yes),
 }

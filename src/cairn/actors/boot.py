@@ -67,6 +67,8 @@ _UNRECORDED: Mapping[StallReason, str] = {
     "choose another place with --data-dir.",
     "connection_lost": "The connection to the journal's database is lost, so nothing could be "
     "recorded. Check that the database server runs.",
+    "no_descriptors": "The server may open no more files, so nothing could be recorded. Raise its "
+    "limit (`ulimit -n`).",
     "locked": "Another program has locked the journal, so nothing could be recorded. End it, or "
     "choose another journal with --journal.",
 }

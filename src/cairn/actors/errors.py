@@ -233,6 +233,10 @@ _STALLS: Mapping[StallReason, tuple[str, str]] = MappingProxyType(
             "another program has locked the server's journal",
             "when the operator has ended it",
         ),
+        "no_descriptors": (
+            "the server may open no more files",
+            "when other connections have ended",
+        ),
         "connection_lost": (
             "the server has lost the connection to the database of its journal",
             "when the database answers",

@@ -13,6 +13,7 @@ The keys of a journal's private fields: a small database beside the journal, and
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
-from cairn.journal.errors import StoreError, StoreFull, StoreLocked
+from cairn.journal.errors import StoreError, StoreFull, StoreLocked, StoreStarved
 from cairn.journal.rows.sealing import KEY_BYTES, Key
 
 _CACHED = 4096
@@ -353,6 +354,15 @@ def _has_room(path: Path) -> bool:
         return True
 
 
+def _has_descriptors() -> bool:
+    """Whether this process may open a file."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno not in (errno.EMFILE, errno.ENFILE)
+    return True
+
+
 @contextlib.contextmanager
 def _errors(path: Path) -> Iterator[None]:
     """Raise what SQLite reports as an error of a store."""
@@ -369,6 +379,8 @@ def _errors(path: Path) -> Iterator[None]:
             raise StoreFull(full) from error
         if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise StoreLocked(words) from error
+        if kind == sqlite3.SQLITE_CANTOPEN and not _has_descriptors():
+            raise StoreStarved(words) from error
         raise StoreError(words) from error
     except OSError as error:
         raise StoreError(f"The keys {path} cannot be used: {error.strerror}.") from error

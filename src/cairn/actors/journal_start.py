@@ -61,8 +61,11 @@ def start_journal(
     _require_keys(fold)
     if keys is not None:
         keys.confirm()
-        for session, key_ids in fold.forgotten.items():
+        # Also those of a snapshot: it may be of a row after `session_forgotten` and before the keys
+        # went.
+        for session, key_ids in folds.forgotten.items():
             keys.remove(session, key_ids)
+        folds.forgotten.clear()
         if fold.forgotten and file is not None and begins is not None:
             file.remove()  # it is of a row before that, and has texts of the session
     outside = attrs.evolve(clock(), key_of=keys.key_of if keys is not None else None)

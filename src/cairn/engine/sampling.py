@@ -39,6 +39,7 @@ class Sampling:
         frequency_penalty: subtracted from the logit of a token for each time that it occurs in the
             answer.
         logit_bias: (token, what to add to its logit), by token.
+        repetition_guard: whether an answer ends when it repeats itself. Changes no logits.
 
     Raises:
         ValueError: a parameter is out of its range; the message names it.
@@ -52,6 +53,7 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_biases)
+    repetition_guard: bool = False
 
     def __attrs_post_init__(self) -> None:
         _between("temperature", self.temperature, 0, 100)

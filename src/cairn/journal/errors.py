@@ -9,6 +9,7 @@ The errors of the journal, by whose fault they are::
       |    |- StoreUnready  the world's: not now; the same append may be tried again
       |         |- StoreFull    there is no room
       |         |- StoreLocked  another program has locked it
+      |         |- StoreStarved the process may open no more files
       |         |- StoreLost    the connection to the database is lost
       |- BugError          ours: an invariant is broken; carries the bug id that replay takes
 
@@ -73,6 +74,12 @@ class StoreLocked(StoreUnready):
     """Another program has locked the store."""
 
     reason = "locked"
+
+
+class StoreStarved(StoreUnready):
+    """The process may open no more files, which the store needs for these rows."""
+
+    reason = "no_descriptors"
 
 
 class StoreLost(StoreUnready):

@@ -29,7 +29,7 @@ Coverage = tuple[tuple[int, int, int], ...]
 
 Step = Literal["prefill", "decode", "settle"]
 Path = Literal["continuation", "new_session"]
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "repetition"]
 CacheMode = Literal["full", "prefix"]
 CancelStage = Literal[
     "prefill",
@@ -42,7 +42,7 @@ CancelStage = Literal[
     "journal_stalled",
     "bug",
 ]
-StallReason = Literal["disk_full", "locked", "connection_lost"]
+StallReason = Literal["disk_full", "locked", "no_descriptors", "connection_lost"]
 RemovalReason = Literal["space", "expired", "window", "superseded"]
 FileFault = Literal["missing", "unreadable", "foreign", "digest"]
 NextRole = Literal["user", "tool"]
@@ -282,7 +282,8 @@ class JournalStalled(Event):
 
     Attributes:
         reason: ``disk_full``: there was no space; ``locked``: another program had locked it;
-            ``connection_lost``: the database server did not answer.
+            ``connection_lost``: the database server did not answer; ``no_descriptors``: the process
+            may open no more files.
         error: the message of the database.
         rows_waiting: rows that waited to be written.
         requests_refused: requests that were refused; they have no rows of their own.
@@ -949,6 +950,8 @@ class RequestFinished(Event):
     The answer is complete.
 
     Attributes:
+        finish_reason: ``repetition`` if it repeated itself, and its request has a guard against
+            that. See ``repetition``.
         answer_tokens: how many of the sampled tokens belong to the answer, its end token included.
         completion_tokens: how many are reported to the client.
     """

@@ -27,10 +27,15 @@ QUOTED = 60
 _PIECES = re.compile(r"\s+|<[^<>\s]{1,40}>|(?:(?!<[^<>\s]{1,40}>)[^\s,{}\[\]\"])+|.", re.DOTALL)
 """Words, markers such as ``<|im_end|>``, and the signs between which JSON has its texts."""
 
-_MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
+_MONTH = (
+    r"\b(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?"
+    r"|sep(?:t(?:ember)?)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b"
+)
+# A month is a time beside a number only: "may" is a word as well.
 _CLOCK = re.compile(
     r"\b\d{1,2}:\d{2}|\b\d{4}-\d{2}-\d{2}\b|\b\d{1,2}[./]\d{1,2}[./]\d{2,4}\b|\b1[5-9]\d{8}(?:\d{3})?\b"
-    rf"|\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|{_MONTHS})",
+    r"|\b(?:mon|tues|wednes|thurs|fri|satur|sun)day\b"
+    rf"|{_MONTH}\.?\s+\d{{1,4}}\b|\b\d{{1,2}}\.?\s+{_MONTH}",
     re.IGNORECASE,
 )
 _BILLING = re.compile(r"billing-header|\bcc_version=|\bcch=", re.IGNORECASE)
@@ -459,7 +464,9 @@ def _habit(
         return "billing_line"
     if any(_HINTS.search(text) for text in (change.was, change.now)):
         return "moved_cache_hints"
-    if all(map(_CLOCK.search, around)) and _could_be_time(change):
+    if _is_time(change, change.was, change.around_was) and _is_time(
+        change, change.now, change.around_now
+    ):
         return "clock"
     return None
 
@@ -468,9 +475,11 @@ def _made_up_for(path: ev.PathSelected) -> bool:
     return path.diverged_token is not None and path.reused_tokens > path.diverged_token
 
 
-def _could_be_time(change: _Change) -> bool:
-    """Whether what differs is short and has a number, or the name of a day or a month."""
-    pieces = (change.was, change.now)
-    return all(
-        len(text) <= QUOTED and (re.search(r"\d", text) or _CLOCK.search(text)) for text in pieces
+def _is_time(change: _Change, changed: str, around: str) -> bool:
+    """Whether what differs is short, and a time or part of one."""
+    begins = len(change.before)
+    ends = begins + len(changed)
+    times = _CLOCK.finditer(around)
+    return len(changed) <= QUOTED and any(
+        one.start() < ends and one.end() > begins for one in times
     )

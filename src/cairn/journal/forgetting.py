@@ -46,7 +46,7 @@ class Found:
         forgotten: the ids of keys that are to be removed, by a row of an earlier try.
         blocks: the keys of its blocks that the journal has.
         removed: those of them that no other session names.
-        same_text: the other sessions that name one of them, or quote a few words of it.
+        same_text: the other sessions that name one of them, or that a decision compared with it.
         runs: the server's runs in the rows.
     """
 
@@ -181,6 +181,8 @@ class Traces:
         event = recorded.event
         if getattr(event, "session", None) == self._session:
             self._own.update(keys_in(event))
+            if isinstance(event, ev.PathSelected) and event.nearest is not None:
+                self._others.setdefault(event.nearest, set())
         if row.private is not None and subject_of(event) == self._session:
             named = key_id(row.private)
             (self._plain if named is None else self._sealed).add(recorded.position)
@@ -194,7 +196,8 @@ class Traces:
         if serving is None or serving == self._session:
             return
         self._see(serving, keys_in(event))
-        if _quotes(event, self._session):
+        # It begins with the same words, or quotes some of them, also where these fill no block.
+        if isinstance(event, ev.PathSelected) and event.nearest == self._session:
             self._others.setdefault(serving, set())
 
     @property
@@ -221,8 +224,11 @@ class Traces:
 
     @property
     def same_text(self) -> tuple[str, ...]:
-        """The other sessions that name one of them, or quote a few words of it."""
-        return tuple(sorted(self._others))
+        """
+        The other sessions that name one of them, or that a decision compared with it: they begin
+        with the same words, or quote some.
+        """
+        return tuple(sorted(self._others.keys() - {self._session}))
 
     def event(self, state: State, stored: Iterable[str]) -> ev.SessionForgotten:
         """
@@ -239,22 +245,14 @@ class Traces:
             key_ids=tuple(sorted({*self.key_ids, *stored})),
             blocks=self.blocks(state),
             removed=self.removed(state),
-            same_text=self.same_text,
+            # Of one that was pruned nothing is left.
+            same_text=tuple(one for one in self.same_text if f"session/{one}" in state.streams),
         )
 
     def _see(self, name: str, keys: Iterable[str]) -> None:
         if name != self._session and (same := self._own.intersection(keys)):
             self._others.setdefault(name, set()).update(same)
             self._shared |= same
-
-
-def _quotes(event: ev.Event, session: str) -> bool:
-    """Whether a decision has a few words of a session that it was compared with."""
-    match event:
-        case ev.PathSelected(nearest=nearest, diverged_from=words):
-            return nearest == session and words is not None
-        case _:
-            return False
 
 
 def _held(session: Session) -> tuple[str, ...]:

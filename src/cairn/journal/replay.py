@@ -23,7 +23,7 @@ from cairn.journal.rows.base import Base, base_fault, state_of
 from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode, misplaced, shown
 from cairn.journal.rows.snapshots import Snapshot
 from cairn.journal.state import EMPTY, State, apply, lengthened
-from cairn.journal.unread import NotChecked, Unread, completed
+from cairn.journal.unread import FORGOTTEN, NotChecked, Unread, completed
 
 _NAMESPACE = uuid.UUID("6f0a2f0e-6a5c-5c0f-9d52-2b7f1c0b1a11")
 
@@ -218,15 +218,17 @@ class Replay:
         if broken is not None and not same:
             self._broken = broken
             self._unrecorded()
+        # What comes out again is shown as it comes out: the words on record could be changed.
+        shown = broken[1] if same and broken and event.expected != FORGOTTEN else event
         self._findings.append(
             Finding(
                 bug_id=event.bug_id,
                 invariant=event.invariant,
                 position=event.at_position,
                 session=event.session,
-                message=event.message,
-                expected=event.expected,
-                actual=event.actual,
+                message=shown.message,
+                expected=shown.expected,
+                actual=shown.actual,
                 recorded=True,
                 reproduced=same,
                 of_session=_checked_session(broken[0].event) if same and broken else None,

@@ -87,16 +87,16 @@ COMMANDS = {
         "cairn.ops.journal.command:journal",
         "Show the journal's size and growth, and prune it.",
     ),
-    "service": (
-        "cairn.ops.setup.service:service",
-        "Run the server in the background, from login on.",
-    ),
-    "completion": (
-        "cairn.ops.setup.completion:completion",
-        "Print the script with which a shell completes commands.",
-    ),
     "doctor": ("cairn.ops.doctor:doctor", "Check this machine, and say what to fix."),
     "version": ("cairn.ops.state.version:version", "Show the version of Cairn."),
+    "service": (
+        "cairn.ops.state.service:service",
+        "Run the server as a service, from login on.",
+    ),
+    "completion": (
+        "cairn.ops.state.completion:completion",
+        "Print the completion of commands and options for a shell.",
+    ),
     "help": (
         "cairn.ops.state.help:help_command",
         "Show the commands, or the help of one COMMAND.",

@@ -88,6 +88,23 @@ async def test_what_another_session_has_stays(place: Place):
     place.report()
 
 
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_short_copy_is_named(place: Place, first: bool):
+    """
+    Another session with the same few words, which fill no block, is named, whichever was there
+    first.
+    """
+    secret = "My PIN is 4711."
+    async with place.serving() as server:
+        sessions = []
+        for _ in range(2):
+            sessions.append((await ask(server, generate(chat(secret)))).accepted.session)
+            await wait_idle(server)
+        one, other = sessions if first else reversed(sessions)
+        assert (other,) == (await forget(server, one)).same_text
+    place.report()
+
+
 async def test_its_name_is_free_again(place: Place):
     """A new session of the same name is another one, with another key."""
     async with place.serving() as server:

@@ -31,6 +31,7 @@ from cairn_pebble.sequences import TEXT_END, TURN_END
         ({"do_sample": False, "temperature": 0.6, "top_k": 3}, Sampling(temperature=0.0, top_k=3)),
         ({"do_sample": None, "temperature": None, "eos_token_id": None}, Sampling()),
         ({"eos_token_id": 7}, Sampling()),
+        ({"repetition_guard": True}, Sampling(repetition_guard=True)),
         ({"eos_token_id": [7, 8]}, Sampling()),
     ],
 )
@@ -54,6 +55,7 @@ def test_defaults(tmp_path: Path, found: dict[str, Any], expected: Sampling) -> 
         ('{"temperature": 1' + "0" * 400 + "}", "temperature is too large"),
         ('{"top_k": 1.5}', "top_k must be an integer, not 1.5"),
         ('{"do_sample": "no"}', "do_sample must be true or false, not 'no'"),
+        ('{"repetition_guard": 1}', "repetition_guard must be true or false, not 1"),
         ('{"eos_token_id": [7, -1]}', "eos_token_id must be a token id or a list of them, not [7,"),
         ('{"chat_template_kwargs": 7}', "chat_template_kwargs must be an object, not 7"),
         ('{"top_p": 0}', "top_p must be above 0 and at most 1, not 0.0"),

@@ -9,7 +9,7 @@ import pytest
 
 from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
-from cairn.http.explorer.login import COOKIE, LOGIN_S, Logins
+from cairn.http.explorer.login import COOKIE, LOGIN_S, LOGINS_MAX, Logins
 from cairn.journal.tenants import LOCAL
 from tests.http.fake_service import FakeService
 
@@ -165,15 +165,29 @@ async def test_where_a_login_leads(to: str, expected: str) -> None:
     assert expected == response.headers["location"]
 
 
+def with_cookie(token: str) -> Any:
+    """A request of a browser that has this cookie."""
+    return SimpleNamespace(headers={}, cookies={COOKIE: token}, method="GET")
+
+
 async def test_a_login_expires() -> None:
     """After half a day."""
     now = 0.0
     logins = Logins(clock=lambda: now)
-    token = logins.begin("alice")
-
-    asked: Any = SimpleNamespace(headers={}, cookies={COOKIE: token}, method="GET")
+    asked = with_cookie(logins.begin("alice"))
     assert "alice" == logins.tenant_of(asked)
     now = LOGIN_S - 1.0
     assert "alice" == logins.tenant_of(asked)
     now = LOGIN_S + 1.0
     assert logins.tenant_of(asked) is None
+
+
+async def test_a_tenant_can_log_out_no_other() -> None:
+    """A tenant has so many logins; the oldest of its own ends for another."""
+    logins = Logins()
+    operator = logins.begin("local")
+    tokens = [logins.begin("alice") for _ in range(LOGINS_MAX + 1)]
+    found = [logins.tenant_of(with_cookie(token)) for token in (operator, tokens[0], tokens[1])]
+    assert ["local", None, "alice"] == found
+    logins.end(with_cookie(tokens[1]))
+    assert logins.tenant_of(with_cookie(tokens[1])) is None

@@ -279,6 +279,25 @@ async def test_the_operator_sees_texts_only_if_asked() -> None:
         assert [READ_TEXTS] == [one.action for one in events_of(here.store, ev.OperatorActed)]
 
 
+@pytest.mark.parametrize("page", ["cache", "session/verify", "session/replay"])
+async def test_texts_on_other_pages_are_journaled_too(page: str) -> None:
+    """Each page that shows the first words of another tenant's session."""
+    async with site(KEYS) as here:
+        await talked(here.server, LONG, tenant="alice", session_name="notes")
+        path, params = f"{here.url}/explorer/{page}", {"texts": "true"}
+        async with here.client("k") as client:
+            if page == "cache":
+                answer = await client.get(path, params=params)
+            else:
+                form = {"id": "@alice/notes"}
+                answer = await client.post(
+                    path, params=params, data=form, headers={"origin": here.url}
+                )
+        assert 200 == answer.status_code
+        assert "A long first" in answer.text
+        assert [READ_TEXTS] == [one.action for one in events_of(here.store, ev.OperatorActed)]
+
+
 async def hostile(attack: str) -> list[str]:
     """All pages that show texts, with this one wherever a client or a model may put it."""
     pages = []

@@ -212,6 +212,7 @@ async def test_events_of_a_stream():
             (Said("x"),),
             "model_context_window_exceeded",
         ),
+        ({"finish_reason": "repetition", "completion_tokens": 40}, (Said("x"),), "max_tokens"),
     ],
 )
 async def test_why_an_answer_ended(

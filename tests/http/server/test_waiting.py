@@ -96,6 +96,26 @@ async def test_which_is_closed():
 
 
 @pytest.mark.trio
+async def test_an_unfinished_request_counts():
+    """
+    A connection whose request has begun and not ended may be closed, the oldest first; it is not
+    silent, and it is safe once the request was read.
+    """
+    closed: list[str] = []
+    a, b, c, d = (Named(name, closed) for name in "abcd")
+    waiting = Waiting(WaitingLimits(total=2, each=2))
+    waiting.arrive(a, "1")
+    waiting.begin(a, "1")
+    assert not waiting.is_silent(a)
+    waiting.leave(a)
+    waiting.rest(b, "2")
+    waiting.begin(b, "2")
+    waiting.arrive(c, "3")
+    waiting.arrive(d, "4")
+    assert ["b"] == closed
+
+
+@pytest.mark.trio
 async def test_the_log_is_not_flooded(autojump_clock: trio.testing.MockClock):
     """A warning a minute is enough."""
     waiting = Waiting(WaitingLimits(total=1, each=1))
@@ -129,6 +149,27 @@ async def test_health_answers_beside_many_silent_connections(
             for stream in silent[1:150]:
                 await ended(stream)
             await answered(silent[-1])  # the control: the last ones may still speak
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_health_answers_beside_many_unfinished_bodies(
+    serve_with: ServeWith, client: httpx.AsyncClient, path: str
+):
+    """A body of which a byte is missing costs its client nothing, so that it counts as waiting."""
+    url = await serve_with(FakeService(), WaitingLimits(total=20, each=20))
+    begin = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n"
+    with trio.fail_after(SOON_S):
+        async with AsyncExitStack() as stack:
+            begun = []
+            for _ in range(60):
+                stream = await stack.enter_async_context(connected(url))
+                await stream.send_all(f"{begin}expect: 100-continue\r\n\r\n".encode())
+                assert b" 100 " in await stream.receive_some()  # the head was read
+                begun.append(stream)
+            for stream in begun[:40]:
+                await ended(stream)
+            assert 200 == (await client.get(url + "/health")).status_code
 
 
 @pytest.mark.trio

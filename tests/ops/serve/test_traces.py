@@ -17,12 +17,20 @@ import httpx
 import pytest
 import trio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from structlog.testing import capture_logs
 
 from cairn.ops.serve import traces as module
 from cairn.ops.serve.traces import Traces, TracesFault, exporters_of, open_traces, tracing
-from tests.journal.test_timelines import ANSWERED, fold, received, recorded
+from tests.journal.test_timelines import (
+    ANSWERED,
+    fold,
+    prewarm_ended,
+    prewarm_started,
+    received,
+    recorded,
+    violated,
+)
 from tests.support.subprocess_server import ask, eventually, started
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -256,7 +264,7 @@ def sent(*rows: tuple[int, Any], url: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_last_spans_are_sent_at_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those that no batch was due for; a span has its error, and the times of its rows."""
+    """Also those that no batch was due for; a span has the times of its rows."""
     with collector() as found:
         sent(*ANSWERED, url=found.url, monkeypatch=monkeypatch)
     (root,) = found.roots()
@@ -264,6 +272,24 @@ def test_the_last_spans_are_sent_at_the_stop(monkeypatch: pytest.MonkeyPatch) ->
     (queue,) = (span for span in found.within(root) if span.name == "queue")
     assert 40_000_000 == queue.end_time_unix_nano - queue.start_time_unix_nano
     assert root.start_time_unix_nano == queue.start_time_unix_nano
+
+
+def test_a_prewarm_is_within_the_span_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although that has ended before."""
+    prewarm = (410, prewarm_started()), (450, prewarm_ended())
+    with collector() as found:
+        sent(*ANSWERED, *prewarm, url=found.url, monkeypatch=monkeypatch)
+    (root,) = found.roots()
+    assert "prewarm" in {span.name for span in found.within(root)}
+
+
+def test_a_bug_is_an_error_of_its_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the name of the invariant; a request that ended well has no status."""
+    with collector() as found:
+        sent(*ANSWERED[:3], (140, violated()), url=found.url, monkeypatch=monkeypatch)
+        sent(*ANSWERED, url=found.url, monkeypatch=monkeypatch)
+    states = [(root.status.code, root.status.message) for root in found.roots()]
+    assert [(Status.STATUS_CODE_ERROR, "INV-3"), (Status.STATUS_CODE_UNSET, "")] == states
 
 
 def test_a_client_that_samples_nothing_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,6 +213,11 @@ class Finished:
     choice: int = 0
     turn: TurnCounts | None = attrs.field(default=None, eq=False)
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the model had not ended it: it is too long, or repeats itself."""
+        return self.finish_reason != "stop"
+
 
 @attrs.frozen(kw_only=True)
 class StoredTurn:

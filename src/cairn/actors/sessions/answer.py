@@ -13,6 +13,7 @@ from cairn.engine.prompt.template import Message, message_of
 from cairn.engine.prompt.turns import messages_text, parts_text
 from cairn.engine.reports import Drawn, PassReport
 from cairn.journal import events as ev
+from cairn.journal.repetition import Repetition
 
 
 class Answer:
@@ -56,6 +57,8 @@ class Answer:
         self._reason: ev.FinishReason | None = None
         self._stop_text: str | None = None
         self._by_itself = False
+        guarded = ticket.prepared.command.sampling.repetition_guard
+        self._repetition = Repetition() if guarded else None
 
     @property
     def ended(self) -> bool:
@@ -86,6 +89,8 @@ class Answer:
                 self._reason, self._stop_text = "stop", piece.stop
             elif self._taken >= self._ticket.prepared.max_tokens:
                 self._reason = "length"
+            if self._repetition is not None and self._repetition.add(one.token):
+                self._reason = self._reason or "repetition"
         return self.ended
 
     def finish(self) -> Message:

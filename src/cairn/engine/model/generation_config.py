@@ -27,6 +27,7 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0)]
 _MUST_BE: Mapping[str, str] = {
     "top_k": "an integer",
     "do_sample": "true or false",
+    "repetition_guard": "true or false",
     "eos_token_id": "a token id or a list of them",
     "chat_template_kwargs": "an object",
 }
@@ -45,6 +46,7 @@ class _GenerationConfig(msgspec.Struct, kw_only=True):
     top_k: int = _USUAL.top_k
     min_p: float = _USUAL.min_p
     repetition_penalty: float = _USUAL.repetition_penalty
+    repetition_guard: bool = _USUAL.repetition_guard
     do_sample: bool = True
     eos_token_id: _TokenId | list[_TokenId] = []
     chat_template_kwargs: dict[str, Any] = {}
@@ -61,6 +63,7 @@ class _GenerationConfig(msgspec.Struct, kw_only=True):
             top_k=self.top_k,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
+            repetition_guard=self.repetition_guard,
         )
 
 

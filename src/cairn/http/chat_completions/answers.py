@@ -180,8 +180,9 @@ def _call_deltas(call: Called | Calling, arguments: str, *, begins: bool) -> lis
 def _finish_reason(finished: Finished, has_calls: bool) -> ChatFinishReason:
     # An answer that was cut off after a complete call is still cut off, and an answer that ends
     # inside a call contains only half of what to do.
-    is_call = has_calls and finished.finish_reason == "stop" and not finished.ended_in_call
-    return "tool_calls" if is_call else finished.finish_reason
+    if finished.is_cut:
+        return "length"
+    return "tool_calls" if has_calls and not finished.ended_in_call else "stop"
 
 
 def _logprobs(tokens: Sequence[TokenInfo]) -> ChatLogprobs:

@@ -20,9 +20,9 @@ from cairn.http.completions.objects import (
     TextChunk,
     TextChunkChoice,
     TextCompletion,
+    TextFinishReason,
     TextLogprobs,
 )
-from cairn.journal.events import FinishReason
 
 _PREFIX = "cmpl-"
 
@@ -37,7 +37,7 @@ class TextAnswer(WholeChoices):
             index=index,
             text=_text(choice.parts),
             logprobs=_text_logprobs(choice.tokens, _Offsets()) if self._logprobs else None,
-            finish_reason=choice.end().finish_reason,
+            finish_reason=_finish_reason(choice.end()),
         )
 
 
@@ -62,7 +62,7 @@ class TextStream(StreamedChoices):
                 text, tokens = _text(reply.parts), reply.tokens if self._logprobs else ()
                 return self._piece(reply.choice, text, tokens) if text or tokens else b""
             case Finished():
-                return self._piece(reply.choice, "", finish_reason=reply.finish_reason)
+                return self._piece(reply.choice, "", finish_reason=_finish_reason(reply))
 
     def _piece(
         self,
@@ -70,7 +70,7 @@ class TextStream(StreamedChoices):
         text: str,
         tokens: Sequence[TokenInfo] = (),
         *,
-        finish_reason: FinishReason | None = None,
+        finish_reason: TextFinishReason | None = None,
         accepted: Accepted | None = None,
     ) -> bytes:
         choice = TextChunkChoice(
@@ -80,6 +80,10 @@ class TextStream(StreamedChoices):
             finish_reason=finish_reason,
         )
         return self._event(choice, accepted, ends=finish_reason is not None)
+
+
+def _finish_reason(finished: Finished) -> TextFinishReason:
+    return "length" if finished.is_cut else "stop"
 
 
 def _text(parts: Sequence[AnswerPart]) -> str:

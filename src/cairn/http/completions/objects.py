@@ -8,7 +8,8 @@ from msgspec import UNSET, UnsetType
 
 from cairn.http.chat_completions.objects import Timings, Usage
 from cairn.http.wire.sent import CairnObject, Sent
-from cairn.journal.events import FinishReason
+
+TextFinishReason = Literal["stop", "length"]
 
 
 class TextLogprobs(Sent):
@@ -26,7 +27,7 @@ class TextChoice(Sent):
     index: int
     text: str
     logprobs: TextLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: TextFinishReason
 
 
 class TextCompletion(Sent, kw_only=True):
@@ -49,7 +50,7 @@ class TextChunkChoice(Sent):
     index: int
     text: str
     logprobs: TextLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: TextFinishReason | None
 
 
 class TextChunk(Sent, kw_only=True):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
 from cachetools import TTLCache
@@ -23,30 +24,37 @@ from cairn.http.access.pages import is_own
 
 COOKIE = "cairn_login"
 LOGIN_S = 12 * 60 * 60
-LOGINS_MAX = 1000
+LOGINS_MAX = 100
+"""How many browsers of a tenant may be logged in; its oldest login ends for another."""
 
 
 class Logins:
     """The tenants of the browsers that are logged in."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tenants: TTLCache[bytes, str] = TTLCache(LOGINS_MAX, LOGIN_S, timer=clock)
+        # By tenant, so that none can log out another's browsers.
+        self._of: defaultdict[str, TTLCache[bytes, None]] = defaultdict(
+            lambda: TTLCache(LOGINS_MAX, LOGIN_S, timer=clock)
+        )
 
     def begin(self, tenant: str) -> str:
         """Log a browser in; returns the value of its cookie."""
         token = secrets.token_urlsafe(32)
-        self._tenants[_digest(token)] = tenant
+        self._of[tenant][_digest(token)] = None
         return token
 
     def end(self, request: Request) -> None:
         """Log the browser out that sent a request."""
-        self._tenants.pop(_digest(request.cookies.get(COOKIE, "")), None)
+        digest = _digest(request.cookies.get(COOKIE, ""))
+        for logins in self._of.values():
+            logins.pop(digest, None)
 
     def tenant_of(self, request: Request) -> str | None:
         """The tenant of a request by its cookie; None if it has none, or came from another page."""
         if has_key(request) or not is_own(request):
             return None
-        return self._tenants.get(_digest(request.cookies.get(COOKIE, "")))
+        digest = _digest(request.cookies.get(COOKIE, ""))
+        return next((tenant for tenant, logins in self._of.items() if digest in logins), None)
 
 
 def has_key(request: Request) -> bool:

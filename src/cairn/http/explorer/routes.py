@@ -65,6 +65,7 @@ _AGENTS = 100
 _STALLS = {
     "disk_full": "the journal's disk is full",
     "locked": "another program has locked the journal",
+    "no_descriptors": "the server may open no more files (`ulimit -n`)",
     "connection_lost": "the connection to the journal's database is lost",
 }
 
@@ -181,6 +182,7 @@ def add_explorer(
         """The session that a form names: how to look at it, its id, and what a page shows of it."""
         look, fields = looking(), await form_fields()
         view = find_session(look, fields.get("id", ""))
+        await look.note_texts(view.summary)
         seen = session_object(view, g.tenant, words=look.sees_texts(view.summary))
         return look, view.summary.id, seen
 
@@ -245,10 +247,12 @@ def add_explorer(
             one.session: shown_name(one.session, session_tenant(one.session), g.tenant)
             for one in view.sessions
         }
-        words = {}
-        for one in view.sessions:
-            summary = look.session(one.session).summary
-            words[names[one.session]] = summary.words if look.sees_texts(summary) else ""
+        summaries = {one.session: look.session(one.session).summary for one in view.sessions}
+        await look.note_texts(*summaries.values())
+        words = {
+            names[session]: summary.words if look.sees_texts(summary) else ""
+            for session, summary in summaries.items()
+        }
         found = cache_object(view, names)
         if look.of_all:
             found.pool, found.blocks = shared_objects(server.statistics())

@@ -204,8 +204,10 @@ def _block(part: AnswerPart) -> Block:
 
 
 def _stop_reason(finished: Finished, has_calls: bool, max_tokens: int | None) -> StopReason:
-    if finished.finish_reason == "length":
-        is_full = max_tokens is not None and finished.completion_tokens < max_tokens
+    if finished.is_cut:
+        # The protocol has no reason for a repetition.
+        is_short = max_tokens is not None and finished.completion_tokens < max_tokens
+        is_full = is_short and finished.finish_reason == "length"
         return "model_context_window_exceeded" if is_full else "max_tokens"
     # An answer that ends inside a call contains only half of what to do.
     if has_calls and not finished.ended_in_call:

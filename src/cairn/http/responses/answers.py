@@ -266,7 +266,7 @@ def _response(request: str, created_s: int, form: Form) -> Response:
 
 def _ended(response: Response, finished: Finished) -> Response:
     """The response with its end. Changes it."""
-    is_cut = finished.finish_reason == "length"
+    is_cut = finished.is_cut
     response.status = "incomplete" if is_cut else "completed"
     response.incomplete_details = IncompleteDetails("max_output_tokens") if is_cut else None
     response.usage = ResponsesUsage(
@@ -286,7 +286,7 @@ def _status(part: AnswerPart, finished: Finished | None) -> ItemStatus:
     """
     if isinstance(part, Called):
         return "completed" if part.cut is None else "incomplete"
-    is_cut = finished is not None and finished.finish_reason == "length"
+    is_cut = finished is not None and finished.is_cut
     return "incomplete" if is_cut else "completed"
 
 

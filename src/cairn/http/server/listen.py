@@ -181,9 +181,8 @@ class Connection(TCPServer):
     async def protocol_send(self, event: Event) -> None:
         """Send, unless the connection is being closed at this moment."""
         if isinstance(event, Updated):
-            self.config.waiting.leave(self)
-            if event.idle:
-                self.config.waiting.rest(self, self._address)
+            waiting = self.config.waiting
+            (waiting.rest if event.idle else waiting.begin)(self, self._address)
         try:
             await super().protocol_send(event)
         except trio.BusyResourceError:  # the client has disconnected, and `_close` is sending
@@ -210,6 +209,7 @@ class Connection(TCPServer):
         # It would miss a disconnect, and wait forever if the answer then fails.
         assert isinstance(self.protocol.protocol, Http1)
         self.protocol.protocol.can_read = Turn(self.stream)
+        self.protocol.protocol.tell_when_read(partial(self.config.waiting.leave, self))
         try:
             await super()._read_data()
         except (ClientGone, RequestRefused):

@@ -7,6 +7,9 @@ second parser for the same server, and a way past the rules of a proxy that forw
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import h11
 import hypercorn.protocol
 from hypercorn.events import Closed
@@ -19,8 +22,36 @@ class RequestRefused(Exception):
     """A request was answered before it was read; its connection ends."""
 
 
+class _Requests(h11.Connection):
+    """
+    h11's side of a server.
+
+    Attributes:
+        when_read: called when a request was read to its end.
+    """
+
+    when_read: Callable[[], object] = staticmethod(lambda: None)
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.EndOfMessage):
+            self.when_read()
+        return event
+
+
 class Http1(H11Protocol):
     """Hypercorn's HTTP/1.1, with these rules."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._requests = _Requests(
+            h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size
+        )
+        self.connection = self._requests
+
+    def tell_when_read(self, when_read: Callable[[], object]) -> None:
+        """Have a function called whenever a request was read to its end."""
+        self._requests.when_read = when_read
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """

@@ -1,8 +1,9 @@
 """
-Bounds the connections that have no request in progress, which cost their clients nothing.
+Bounds the connections that have no whole request in progress, which cost their clients nothing.
 
-A client that opens connections and says nothing would otherwise use up the descriptors of the
-process, and no other client could connect. A connection that serves a request is never closed here.
+A client that opens connections and says nothing, or never ends what it says, would otherwise use up
+the descriptors of the process, and no other client could connect. A connection is never closed here
+once its request was read.
 """
 
 from __future__ import annotations
@@ -51,43 +52,52 @@ class WaitingLimits:
 
 class Waiting:
     """
-    The connections that wait for a request. Where there are too many, one is closed: the one that
-    has been silent for the longest time, or if all have sent a request before, that has rested for
+    The connections that wait for a whole request. Where there are too many, one is closed: the one
+    that has not ended its first request for the longest time, or if all have, that has rested for
     the longest time. An address that has too many loses one of its own.
     """
 
     def __init__(self, limits: WaitingLimits) -> None:
         self.limits = limits
         # By connection its address, in the order in which they began to wait.
-        self._silent: dict[Closable, str] = {}
+        self._unread: dict[Closable, str] = {}
         self._resting: dict[Closable, str] = {}
+        self._begun: set[Closable] = set()  # of those that are unread
         self._last_warning = -_WARN_EVERY_S
 
     def arrive(self, connection: Closable, address: str) -> None:
         """A client has connected, and has sent nothing yet."""
-        self._silent[connection] = address
+        self._unread[connection] = address
         self._bound(address)
+
+    def begin(self, connection: Closable, address: str) -> None:
+        """The head of a request has come, and its body may still be missing."""
+        self._resting.pop(connection, None)
+        self._unread.setdefault(connection, address)
+        self._begun.add(connection)
 
     def rest(self, connection: Closable, address: str) -> None:
         """A request was answered, and the client may send another."""
+        self.leave(connection)
         self._resting[connection] = address
         self._bound(address)
 
     def leave(self, connection: Closable) -> None:
-        """The connection has a request, or was closed."""
-        self._silent.pop(connection, None)
+        """A request was read to its end, or the connection was closed."""
+        self._unread.pop(connection, None)
         self._resting.pop(connection, None)
+        self._begun.discard(connection)
 
     def is_silent(self, connection: Closable) -> bool:
         """Whether a connection has not sent the head of a request."""
-        return connection in self._silent
+        return connection in self._unread and connection not in self._begun
 
     def _bound(self, address: str) -> None:
-        own = [*self._of(self._silent, address), *self._of(self._resting, address)]
+        own = [*self._of(self._unread, address), *self._of(self._resting, address)]
         if len(own) > self.limits.each:
             self._cut(own[0], address)
-        elif len(self._silent) + len(self._resting) > self.limits.total:
-            self._cut(next(iter(self._silent or self._resting)), address)
+        elif len(self._unread) + len(self._resting) > self.limits.total:
+            self._cut(next(iter(self._unread or self._resting)), address)
 
     def _of(self, connections: dict[Closable, str], address: str) -> list[Closable]:
         return [one for one, of in connections.items() if of == address]

@@ -49,6 +49,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
+    repetition_guard: bool | None = None
     cache_prompt: bool | None = None
     cache_mode: str | None = None
     session_id: str | None = None

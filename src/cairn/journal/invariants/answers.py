@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from cairn.journal import events as ev
 from cairn.journal.invariants.sentences import Violation, broken
-from cairn.journal.state import State
+from cairn.journal.repetition import repeats_at
+from cairn.journal.state import OpenRequest, State
 
 
 def emitted(state: State, event: ev.TokensEmitted) -> Iterator[Violation]:
@@ -69,3 +70,17 @@ def finished(state: State, event: ev.RequestFinished) -> Iterator[Violation]:
             request.ask.max_tokens,
             event.answer_tokens,
         )
+    yield from _repeated(request, event)
+
+
+def _repeated(request: OpenRequest, event: ev.RequestFinished) -> Iterator[Violation]:
+    """An answer with a guard ends where it repeats itself, and no other does."""
+    answer = request.sampled[: event.answer_tokens]
+    guarded = request.ask.sampling.get("repetition_guard", False)
+    if any(token < 0 for token in answer):
+        return  # placeholders of tokens that cannot be read
+    at = repeats_at(answer) if guarded else None
+    if event.finish_reason == "repetition" and at != event.answer_tokens:
+        yield broken("INV-7", "an answer ended as a repetition that is none", at, len(answer))
+    if at is not None and at < event.answer_tokens:
+        yield broken("INV-7", "an answer that went on after a repetition", at, len(answer))

@@ -60,6 +60,7 @@ class Snapshot:
     Attributes:
         boots: the server's runs in the rows.
         pruned: the last ``journal_pruned``, with its row; None if there is none.
+        forgotten: as in ``Folds``.
     """
 
     place: Place
@@ -69,6 +70,7 @@ class Snapshot:
     summaries: SummariesContents
     boots: frozenset[str]
     pruned: tuple[int, ev.JournalPruned] | None
+    forgotten: dict[str, tuple[str, ...]]
 
 
 class Folds:
@@ -77,6 +79,8 @@ class Folds:
 
     Attributes:
         pruned: the last ``journal_pruned``, with its row; None if there was none.
+        forgotten: the ids of the keys of sessions that were forgotten; a start that has removed
+            these keys clears it.
     """
 
     def __init__(self, begins: Snapshot | None = None, base: Base | None = None) -> None:
@@ -94,14 +98,19 @@ class Folds:
             self.turns = self.agents.turns
         self.runs = Runs(set(begins.boots) if begins is not None else set())
         self.pruned = begins.pruned if begins is not None else None
+        self.forgotten = dict(begins.forgotten) if begins is not None else {}
 
     def see(self, recorded: ev.Recorded) -> None:
         """Apply the next event."""
         self.runs.see(recorded)
         self.agents.see(recorded)
         self.summaries.see(recorded)
-        if isinstance(recorded.event, ev.JournalPruned):
-            self.pruned = recorded.position, recorded.event
+        event = recorded.event
+        if isinstance(event, ev.JournalPruned):
+            self.pruned = recorded.position, event
+        elif isinstance(event, ev.SessionForgotten):
+            before = self.forgotten.get(event.of_session, ())
+            self.forgotten[event.of_session] = (*before, *event.key_ids)
 
     def snapshot(self, state: State, head: str) -> Snapshot:
         """
@@ -120,6 +129,7 @@ class Folds:
             summaries=self.summaries.contents(),
             boots=frozenset(self.runs.boots),
             pruned=self.pruned,
+            forgotten=dict(self.forgotten),
         )
 
 
@@ -194,7 +204,7 @@ def snapshot_of(encoded: Iterable[bytes]) -> Snapshot:
         for name, kind in _KINDS.items()
     }
     rest: _Rest = made.pop("rest")
-    return Snapshot(**made, boots=rest.boots, pruned=rest.pruned)
+    return Snapshot(**made, **attrs.asdict(rest, recurse=False))
 
 
 @attrs.frozen(kw_only=True)
@@ -203,6 +213,7 @@ class _Rest:
 
     boots: frozenset[str]
     pruned: tuple[int, ev.JournalPruned] | None
+    forgotten: dict[str, tuple[str, ...]]
 
 
 @attrs.frozen
@@ -252,7 +263,10 @@ def _parts(snapshot: Snapshot) -> Iterator[tuple[str, attrs.AttrsInstance]]:
     yield "turns", snapshot.turns
     yield "agents", snapshot.agents
     yield "summaries", snapshot.summaries
-    yield "rest", _Rest(boots=snapshot.boots, pruned=snapshot.pruned)
+    yield (
+        "rest",
+        _Rest(boots=snapshot.boots, pruned=snapshot.pruned, forgotten=snapshot.forgotten),
+    )
 
 
 def _chunks(value: Any) -> Iterator[Any]:

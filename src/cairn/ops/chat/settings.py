@@ -33,6 +33,7 @@ PARAMETERS = {
     "repetition_penalty": Parameter(
         click.FloatRange(0, 10, min_open=True), "Makes tokens that occurred less likely, above 1."
     ),
+    "repetition_guard": Parameter(click.BOOL, "End an answer that repeats itself."),
 }
 """By the names of the API."""
 

@@ -16,6 +16,7 @@ _WORDS_MAX = 24
 _STATUS = {
     "stop": "200",
     "length": "200",
+    "repetition": "200",
     "bug": "500",
     "cancelled in timed_out": "504",
     "cancelled in prefill": "left",

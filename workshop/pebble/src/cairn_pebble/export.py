@@ -47,6 +47,7 @@ def export(folder: Path, model: Any, tokenizer: Tokenizer, template: str, shape:
         "do_sample": False,
         "eos_token_id": [turn_end, text_end],
         "pad_token_id": text_end,
+        "repetition_guard": True,
     }
     tokens = {
         "add_prefix_space": False,

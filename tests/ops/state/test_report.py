@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from cairn.ops import doctor
 from cairn.ops.cli import ops
 from cairn.ops.doctor import Found
-from cairn.ops.setup import report
+from cairn.ops.state import report
 
 
 @pytest.fixture(autouse=True)
