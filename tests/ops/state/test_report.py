@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cairn.ops import doctor
+from cairn.ops.chat.server import OwnServer
 from cairn.ops.cli import ops
 from cairn.ops.doctor import Found
 from cairn.ops.state import report
@@ -77,7 +78,7 @@ def test_an_interrupted_report_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(report.OwnServer, "start", interrupted)
+    monkeypatch.setattr(OwnServer, "start", interrupted)
     assert 130 == run("--report", tmp_path / "report.json").exit_code
     assert [] == list(tmp_path.iterdir())
 
