@@ -10,7 +10,7 @@ UV := .cache/uv
 WORKSHOP := $(patsubst %/pyproject.toml,%,$(wildcard workshop/*/pyproject.toml))
 SCHEMATHESIS := .cache/schemathesis
 SHOTS := .cache/shots
-RELEASE := .cache/release
+CYCLONEDX := .cache/cyclonedx
 
 # The folder of a module is never on the path: `import http` has to find the standard library's.
 export PYTHONSAFEPATH := 1
@@ -221,12 +221,11 @@ lock: $(STAMP) ## rewrite requirements.lock from pyproject.toml; ARGS=--upgrade 
 	@! grep -nE '://|^-|@ ' requirements.lock
 	@echo "lock: $$(grep -c '==' requirements.lock) packages"
 
-# What builds a release has an environment of its own, and builds in further ones. It needs the network.
-release: ## build a version in dist/, with hashes, SBOM and tag: VERSION=0.1.0; ARGS=--no-tag
-	@test -n "$(VERSION)" || { echo 'make release VERSION=0.1.0' >&2; exit 2; }
-	@test -x $(RELEASE)/bin/cyclonedx-py || { python3 -m venv $(RELEASE) \
-		&& $(RELEASE)/bin/python -m pip install -qq 'build>=1.2,<2' 'cyclonedx-bom>=7,<8'; }
-	@$(RELEASE)/bin/python -P tools/release.py '$(VERSION)' --tools $(CURDIR)/$(RELEASE)/bin/python $(ARGS)
+# What lists the parts of a release has an environment of its own. It needs the network.
+release: env ## build, try, hash and tag a release of this commit, unpublished; ARGS=--dry-run for no tag
+	@test -x $(CYCLONEDX)/bin/cyclonedx-py || { $(BIN)/python -m venv $(CYCLONEDX) \
+		&& $(CYCLONEDX)/bin/python -m pip install -qq 'cyclonedx-bom>=7,<8'; }
+	@$(BIN)/python -P tools/release.py --sbom $(CURDIR)/$(CYCLONEDX)/bin/cyclonedx-py $(ARGS)
 
 clean: ## remove the environment and all caches
 	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache dist

@@ -99,14 +99,6 @@ COMMANDS = {
         "cairn.ops.journal.command:journal",
         "Show the journal's size and growth, and prune it.",
     ),
-    "service": (
-        "cairn.ops.setup.service:service",
-        "Run the server in the background, from login on.",
-    ),
-    "completion": (
-        "cairn.ops.setup.completion:completion",
-        "Print the script with which a shell completes commands.",
-    ),
     "doctor": ("cairn.ops.doctor:doctor", "Check this machine, and say what to fix."),
     "version": ("cairn.ops.state.version:version", "Show the version of Cairn."),
     "help": (

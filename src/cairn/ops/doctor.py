@@ -153,7 +153,7 @@ def doctor(
 
 def _reported(path: Path, model: str | None, checked: list[Mapping[str, str]]) -> bool:
     """Write a report. Returns whether its server started and answered."""
-    from cairn.ops.setup.report import write_report
+    from cairn.ops.state.report import write_report
 
     fault = write_report(path, model, checked, lambda step: click.echo(f"{step} ...", err=True))
     if fault is not None:

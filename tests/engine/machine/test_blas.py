@@ -61,9 +61,15 @@ def test_copy_has_plain_names_only(built: Path):
 
 
 def test_same_wheels_give_same_bytes(built: Path, tmp_path: Path):
-    """Two builds are equal, so that two machines can share a fingerprint."""
-    again = blas.build_blas(tmp_path / built.name)
+    """
+    Two builds are equal, so that two machines can share a fingerprint. Other users can read them:
+    root may install what another user runs.
+    """
+    again = blas.build_blas(tmp_path / "lib" / built.name)
     assert built.read_bytes() == again.read_bytes()
+    umask = os.umask(0)
+    os.umask(umask)
+    assert 0o005 & ~umask == 0o005 & again.parent.stat().st_mode == 0o005 & again.stat().st_mode
 
 
 def test_build_leaves_no_scraps(built: Path):
@@ -99,7 +105,8 @@ def test_the_copy_is_in_the_cache_if_the_environment_cannot_be_written(
     name = "libopenblas-cairn-1.2.so"
     assert prefix / "lib" / "cairn" / name == blas.copy_path()
 
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK and path.exists())
     assert cache / "lib" / name == blas.copy_path()
 
     (prefix / "lib" / "cairn").mkdir()

@@ -1,7 +1,11 @@
-"""`ops version`, `ops help`, `ops logs` and `ops config`."""
+"""`ops version`, `ops help`, `ops completion`, `ops logs` and `ops config`."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -16,6 +20,35 @@ def test_version(run):
     assert f"cairn {__version__}\n" == run("version").stdout
     every = run("version", "--all").stdout.splitlines()
     assert ["cairn", "python", "mlx", "mlx-lm"] == [line.split()[0] for line in every[:4]]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(run, shell: str, tmp_path: Path):
+    """The shell reads it, where there is that shell, and asks the program that printed it."""
+    script = run("completion", shell).stdout
+    assert f"_OPS_COMPLETE={shell}_complete" in script
+    if (found := shutil.which(shell)) is not None:
+        file = tmp_path / "completion"
+        file.write_text(script, encoding="utf-8")
+        subprocess.run([found, "-n", str(file)], check=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("ops ser", "serve"), ("ops serve --por", "--port"), ("ops completion f", "fish")],
+)
+def test_what_is_completed(words: str, found: str):
+    """Commands, options and the values of arguments."""
+    asked = {"_OPS_COMPLETE": "bash_complete", "COMP_WORDS": words}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "cairn.ops"],
+        env={**os.environ, **asked, "COMP_CWORD": str(words.count(" "))},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert f"plain,{found}" in done.stdout.splitlines(), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def copy_path() -> Path | None:
     library = Path(sys.prefix) / "lib"
     own = library / "cairn" / name
     parent = own.parent if own.parent.exists() else library
-    if own.is_file() or os.access(parent, os.W_OK | os.X_OK):
+    if os.access(own, os.R_OK) or os.access(parent, os.W_OK | os.X_OK):
         return own
     cache = cache_folder()
     return cache / "lib" / name if cache is not None else None
@@ -134,7 +134,7 @@ def build_blas(target: Path | None = None) -> Path:
         raise BlasError(f"the package {missing} is not installed")
 
     renamed = [name for name in exported_symbols(source) if name.startswith(PREFIX)]
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         names = Path(folder, "names")
         names.write_text("".join(f"{name} {name.removeprefix(PREFIX)}\n" for name in renamed))

@@ -1,4 +1,4 @@
-"""`ops completion`, and what a shell may complete."""
+"""What a shell may complete. tests/ops/state/test_small.py has the scripts of `ops completion`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,8 @@ from click.testing import CliRunner
 
 from cairn.ops.cli import COMMANDS, ops
 from cairn.ops.common import completions
-from cairn.ops.setup.completion import SHELLS
 
 HUB = "models--mlx-community--Qwen3-4B-4bit"
-
-needs = {
-    shell: pytest.mark.skipif(shutil.which(shell) is None, reason=f"needs {shell}")
-    for shell in SHELLS
-}
-
-
-def script(shell: str, program: str = "cairn") -> str:
-    """The script for a shell."""
-    made = CliRunner().invoke(ops, ["completion", shell], prog_name=program)
-    assert 0 == made.exit_code
-    return made.stdout
 
 
 def completed(*words: str) -> list[str]:
@@ -39,31 +26,14 @@ def completed(*words: str) -> list[str]:
     return [one.value for one in complete.get_completions(before, incomplete)]
 
 
-@pytest.mark.parametrize("program", ["cairn", "ops"])
-@pytest.mark.parametrize("shell", [pytest.param(one, marks=needs[one]) for one in SHELLS])
-def test_the_script_is_one_of_its_shell(shell: str, program: str):
-    """The shell reads it without an error, and it asks the program by which it was made."""
-    text = script(shell, program)
-    assert f"_{program.upper()}_COMPLETE={shell}_complete" in text
-    read = [shell, "--no-execute"] if shell == "fish" else [shell, "-n"]
-    done = subprocess.run(read, input=text, capture_output=True, text=True, check=False)
-    assert (0, "") == (done.returncode, done.stderr)
-
-
-def test_another_shell_is_refused():
-    """The message names those that there are."""
-    refused = CliRunner().invoke(ops, ["completion", "csh"], prog_name="cairn")
-    assert 2 == refused.exit_code
-    assert "bash" in refused.output
-
-
-@needs["bash"]
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_bash_completes_with_it(tmp_path: Path):
     """The script and the program agree: bash gets the commands."""
     program = tmp_path / "cairn"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m cairn "$@"\n')
     program.chmod(0o755)
-    (tmp_path / "script").write_text(script("bash"))
+    script = CliRunner().invoke(ops, ["completion", "bash"], prog_name="cairn").stdout
+    (tmp_path / "script").write_text(script)
     code = (
         f'source "{tmp_path}/script"; COMP_WORDS=(cairn sto); COMP_CWORD=1; '
         "_cairn_completion cairn; echo ${COMPREPLY[@]}"

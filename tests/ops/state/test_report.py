@@ -12,7 +12,7 @@ from cairn.ops import doctor
 from cairn.ops.chat.server import OwnServer
 from cairn.ops.cli import ops
 from cairn.ops.doctor import Found
-from cairn.ops.setup import report
+from cairn.ops.state import report
 
 
 @pytest.fixture(autouse=True)

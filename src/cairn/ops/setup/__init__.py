@@ -1,1 +1,0 @@
-"""Commands that set Cairn up on a machine."""
