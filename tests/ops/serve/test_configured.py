@@ -16,7 +16,7 @@ from cairn.ops.serve.configured import (
     unknown_variables,
     variable_of,
 )
-from cairn.ops.serve.models_option import choose_models
+from cairn.ops.serve.models_option import choose_models, read_models_option
 from cairn.ops.serve.run import settings_of
 
 assert isinstance(serve, ConfiguredCommand)
@@ -191,3 +191,45 @@ def test_one_model_or_several(
     choose_models(context)
     model, models = context.params["model"], context.params["models"]
     assert left == (model, None if models is None else models.name)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "left", "printed"),
+    [
+        ('model = "a"\nadapter = "x"', ["--model", "b"], ("b", None, None, None), ["adapter"]),
+        (
+            'models = "m.toml"\nadapter = "x"\nmodel_name = "n"',
+            ["--model", "b", "--adapter", "y"],
+            ("b", "y", None, None),
+            ["model_name"],
+        ),
+        ('model = "a"\nadapter = "x"', ["--models", "m.toml"], (None, None, None, "m.toml"), []),
+        ('model = "a"\nadapter = "x"', [], ("a", "x", None, None), []),
+        ('model = "a"', ["--adapter", "y"], ("a", "y", None, None), []),
+        ("", ["--adapter", "y", "--model-name", "n"], (None, "y", "n", None), []),
+    ],
+)
+def test_name_and_adapter_are_those_of_the_model(
+    text: str,
+    arguments: list[str],
+    left: tuple[str | None, ...],
+    printed: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Those that the file sets for another model are not used, which is printed with the line."""
+    context = context_with(text, tmp_path, *arguments)
+    choose_models(context)
+    found = [context.params[name] for name in ("model", "adapter", "model_name", "models")]
+    assert list(left) == [None if one is None else Path(one).name for one in found]
+    lines = capsys.readouterr().err.splitlines()
+    assert printed == [line.partition(" ")[0] for line in lines]
+    assert all("c.toml, line " in line and "is for another model" in line for line in lines)
+
+
+def test_an_adapter_beside_several_models_is_refused(tmp_path: Path) -> None:
+    """None of them is dropped without a word."""
+    context = context_with('models = "m.toml"', tmp_path, "--adapter", "y")
+    choose_models(context)
+    with pytest.raises(Unreadable, match="--adapter is for one model"):
+        read_models_option(context.params)

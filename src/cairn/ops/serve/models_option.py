@@ -36,8 +36,10 @@ _ORDER = (
 def choose_models(context: click.Context) -> None:
     """
     Of one model and a file of several, keep what was set where it counts more: a model that the
-    operator names on the command line counts more than `models` in the configuration file. Two in
-    the same place are left to ``read_models_option``, which refuses them. Modifies the parameters.
+    operator names on the command line counts more than `models` in the configuration file, and than
+    the name and adapter there, which are of another model; that is printed. Options that contradict
+    each other are left to ``read_models_option``, which refuses them. Modifies the
+    parameters.
     """
 
     def place(option: str) -> int:
@@ -45,15 +47,17 @@ def choose_models(context: click.Context) -> None:
         return _ORDER.index(source) if source in _ORDER else 0
 
     options = context.params
-    if options["models"] is None:
-        return
-    of_one = [option for option in _OF_ONE if options[option] is not None]
-    if any(place(option) < place("models") for option in of_one):
-        options["models"] = None
-        return
-    for option in of_one:
-        if place(option) > place("models"):
-            options[option] = None
+    chosen = min(("model", "models"), key=lambda name: (options[name] is None, place(name)))
+    if options[chosen] is None:
+        return  # Pebble, perhaps with an adapter or a name
+    for option in (*_OF_ONE, "models"):
+        if options[option] is None or place(option) <= place(chosen):
+            continue
+        options[option] = None
+        if chosen == "model" and option != "models":
+            (known,) = (one for one in context.command.params if one.name == option)
+            hint = known.get_error_hint(context)
+            click.echo(f"{hint} is for another model than --model, and not used.", err=True)
 
 
 def read_models_option(options: Mapping[str, Any]) -> ModelList | None:
