@@ -101,6 +101,14 @@ COMMANDS = {
     ),
     "doctor": ("cairn.ops.doctor:doctor", "Check this machine, and say what to fix."),
     "version": ("cairn.ops.state.version:version", "Show the version of Cairn."),
+    "service": (
+        "cairn.ops.state.service:service",
+        "Run the server as a service, from login on.",
+    ),
+    "completion": (
+        "cairn.ops.state.completion:completion",
+        "Print the completion of commands and options for a shell.",
+    ),
     "help": (
         "cairn.ops.state.help:help_command",
         "Show the commands, or the help of one COMMAND.",
