@@ -18,6 +18,7 @@ from cairn.engine.errors import EngineFault
 from cairn.engine.reports import (
     DecodeRow,
     Drawn,
+    FileReport,
     LoadReport,
     PassReport,
     RejectReport,
@@ -49,8 +50,8 @@ def answer_ids(prompt: Sequence[int], tokens: int) -> list[int]:
 class SimulatedEngine(FakeEngine):
     """
     As its base. Its decode passes may have any number of rows, as those of a device with a row
-    class may. Passes, copies and reads of files may take up to two seconds. Passes and copies may
-    fail, which changes nothing.
+    class may. Passes, copies, and reading and writing files may take up to two seconds. Passes
+    and copies may fail, which changes nothing.
 
     Attributes:
         open_slabs: the slabs that it has open.
@@ -61,7 +62,7 @@ class SimulatedEngine(FakeEngine):
     def __init__(self, random: Random, slow: float, failing: float) -> None:
         """
         Args:
-            slow: the share of passes, copies and reads that take long.
+            slow: the share of these that take long.
             failing: the share of passes and copies that fail.
         """
         super().__init__()
@@ -85,6 +86,10 @@ class SimulatedEngine(FakeEngine):
     def load(self, *args: Any) -> LoadReport | RejectReport | None:
         self._wait_sometimes()
         return super().load(*args)
+
+    def spill(self, *args: Any) -> FileReport | None:
+        self._wait_sometimes()
+        return super().spill(*args)
 
     def _wait_sometimes(self) -> None:
         if self._random.random() < self._slow:

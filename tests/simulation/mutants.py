@@ -171,10 +171,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "                for other in ():\n                    await",
     ),
     Mutant(
-        "needless short blocks are evicted though a session works with them",
+        "a needless short block is evicted without a second look",
         "memory.py",
         "if not state.is_pinned(needless[0]) and state.blocks[needless[0]].present:",
-        "if state.blocks[needless[0]].present:",
+        "if True:",
     ),
     Mutant(
         "a slab is opened without room for it",
@@ -245,10 +245,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "await self._engine.call(lambda mlx: None, lambda _: None)\n        finally:",
     ),
     Mutant(
-        "a session is closed with its slab",
+        "the actor of a closed session goes on",
         "sessions/registry.py",
-        "if now is not None and now.slab is None and self._context.activity.upkeep_may_begin:",
-        "if now is not None:",
+        "            actor.close()\n        self._sequencer.append(",
+        "            pass\n        self._sequencer.append(",
     ),
     Mutant(
         "the end of a lost run is not recorded",

@@ -354,8 +354,11 @@ def _end(*_: object) -> None:
 
 def _said(error: BaseException) -> str:
     """The first of the faults, in a line."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    while isinstance(error, (BaseExceptionGroup, trio.TrioInternalError)):
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
+        if inner is None:
+            break
+        error = inner
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
