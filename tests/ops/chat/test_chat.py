@@ -497,6 +497,19 @@ def test_a_server_of_the_chats_own(data_dir: Path, model_directory: Path):
     assert (data_dir / "logs" / "chat.log").read_text().endswith("Stopped.\n")
 
 
+def test_a_server_of_the_chats_own_needs_no_key(
+    data_dir: Path, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The configured keys are for a server that others use."""
+    (tmp_path / "keys").write_text(f"ann={'k' * 32}\n")
+    (tmp_path / "keys").chmod(0o600)
+    (tmp_path / "c.toml").write_text('api_key_file = "keys"\n')
+    monkeypatch.setenv("CAIRN_CONFIG", str(tmp_path / "c.toml"))
+    monkeypatch.setenv("CAIRN_API_KEYS", "k" * 32)
+    result = piped("Hello\n", "--model", model_directory, "--max-tokens", 4)
+    assert 0 == result.exit_code, result.stderr
+
+
 def test_a_server_of_the_chats_own_that_does_not_start(data_dir: Path):
     """The server's own sentence is shown, and where its whole output is."""
     result = piped("Hello\n", "--model", data_dir / "none")
@@ -756,6 +769,30 @@ def test_the_chats_own_server_dies(terminal, data_dir: Path, model_directory: Pa
     chat.say("Hello")
     chat.until("Started a server for this chat")
     assert first != held_by(data_dir)
+    chat.until(" ms")
+    assert 0 == chat.end()
+    assert server_at(data_dir) is None
+
+
+def test_ctrl_c_while_the_server_starts(terminal, data_dir: Path, model_directory: Path):
+    """Before the first prompt it ends the chat, and after that it ends the start; both are said."""
+    stopped = "Stopped before the server of this chat was ready."
+    chat = terminal("--data-dir", data_dir, "--model", model_directory)
+    chat.until("starting a server")
+    chat.type("\x03")
+    chat.until(stopped)
+    assert 130 == chat.wait()
+    assert server_at(data_dir) is None
+
+    chat = terminal("--data-dir", data_dir, "--model", model_directory, "--max-tokens", 4)
+    chat.until("It stops when the chat ends.")
+    os.kill(held_by(data_dir), signal.SIGKILL)
+    chat.say("Hello")
+    chat.until("starting a server")
+    chat.type("\x03")
+    chat.until(stopped)
+    chat.say("Hello")
+    chat.until("Started a server for this chat")
     chat.until(" ms")
     assert 0 == chat.end()
     assert server_at(data_dir) is None

@@ -286,12 +286,22 @@ def test_a_chat_is_written_to_a_file(tmp_path: Path, name: str):
         nothing = piped("/save\n", "--url", server.url)
     assert (1, 1) == (result.exit_code, nothing.exit_code)
     assert f"{path} exists. Nothing was written; choose another name." in result.stderr
+    assert 0o600 == path.stat().st_mode & 0o777
     if path.suffix == ".md":
         assert "## System\n\nBe kind.\n\n## You\n\none\n\n## Model\n\nA\n" == path.read_text()
     else:
         assert ["system", "user", "assistant"] == [
             one["role"] for one in json.loads(path.read_text())
         ]
+
+
+def test_a_chat_cannot_be_written_for_a_user_that_there_is_not():
+    """The message says why."""
+    with faked(script("A")) as server:
+        result = piped("one\n/save ~no-such-user-here/x\n", "--url", server.url)
+    assert 1 == result.exit_code
+    words = "~no-such-user-here/x names a user that there is not. Nothing was written."
+    assert words in result.stderr
 
 
 def test_the_speed_is_shown_if_it_was_measured():

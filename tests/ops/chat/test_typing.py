@@ -56,6 +56,19 @@ def test_the_history_of_earlier_chats(terminal):
     assert 0o600 == stat.S_IMODE(path.stat().st_mode)
 
 
+def test_a_chat_that_is_not_stored_leaves_no_history(terminal):
+    """What was typed is at hand in this chat alone."""
+    with faked(script("Hi")) as server:
+        chat = terminal("--url", server.url, "--no-store")
+        chat.say("one")
+        chat.until(" ms")
+        chat.say(UP)
+        chat.until(" ms")
+        assert 0 == chat.end()
+    assert ["one", "one"] == last_messages(server)
+    assert not (Path(os.environ["CAIRN_DATA_DIR"]) / HISTORY).exists()
+
+
 def test_a_history_that_cannot_be_stored(terminal):
     """Is reported, and the chat goes on."""
     folder = Path(os.environ["CAIRN_DATA_DIR"])

@@ -156,7 +156,8 @@ def chat(
         settings = {name: value for name, value in sampling.items() if value is not None}
         turns = Turns(server, screen, settings, think=think, stores=not no_store)
         try:
-            with _lines(screen, data_dir, typed=asked is None) as lines:
+            history = None if no_store else data_dir
+            with _lines(screen, history, typed=asked is None) as lines:
                 dialog = Dialog(
                     server, screen, turns, Conversation(system), lines, _machine(server)
                 )
@@ -203,12 +204,13 @@ def _asked(question: tuple[str, ...]) -> str | None:
 
 @contextlib.contextmanager
 def _lines(
-    screen: Screen, data_dir: Path, *, typed: bool
+    screen: Screen, history: Path | None, *, typed: bool
 ) -> Iterator[Callable[[Dialog], Keyboard | Piped]]:
     """
     Where the lines of the chat come from.
 
     Args:
+        history: the data directory with what was typed in earlier chats; None to store nothing.
         typed: whether there is more than the question of the command line.
     """
     if not (screen.interactive and typed):
@@ -218,7 +220,7 @@ def _lines(
     with Interrupts() as interrupts, contextlib.ExitStack() as held:
 
         def made(dialog: Dialog) -> Keyboard:
-            keyboard = Keyboard(data_dir, screen.note, interrupts, dialog.choices)
+            keyboard = Keyboard(history, screen.note, interrupts, dialog.choices)
             held.enter_context(keyboard.held())
             screen.interrupts = interrupts
             return keyboard

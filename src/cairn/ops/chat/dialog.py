@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,16 +89,21 @@ class Dialog:
 
         Raises:
             Unreadable: it cannot be started.
+            KeyboardInterrupt: the user ended the start, which is printed.
         """
         if not isinstance(self._server, OwnServer) or self._server.is_running:
             return
-        with (
-            self._screen.until_interrupt(interrupt),
-            self._screen.waiting("starting a server") as waiting,
-        ):
-            with signals_later():
-                self._server.start()
-            self._server.wait_ready(lambda what: waiting.update(f"starting a server: {what}"))
+        try:
+            with (
+                self._screen.until_interrupt(interrupt),
+                self._screen.waiting("starting a server") as waiting,
+            ):
+                with signals_later():
+                    self._server.start()
+                self._server.wait_ready(lambda what: waiting.update(f"starting a server: {what}"))
+        except KeyboardInterrupt:
+            self._screen.note("Stopped before the server of this chat was ready.")
+            raise
         self._screen.note(
             f"Started a server for this chat: {self._model_and_url()}. It stops when the chat ends."
         )
@@ -206,15 +212,20 @@ class Dialog:
 
     def _act(self, name: str, rest: str) -> bool:
         """Run a line. Returns whether that succeeded."""
-        if not name:
-            return self._turn(self._conversation.asking(rest))
         command = self._commands.get(name)
-        if command is None:
+        if name and command is None:
             return self._complain(
                 f"There is no command /{printable(name)}; /help lists the commands."
             )
         try:
+            if command is None:
+                return self._turn(self._conversation.asking(rest))
             return command(rest)
+        except KeyboardInterrupt:
+            if not self._converses or not isinstance(self._server, OwnServer):
+                raise
+            self._stop(self._server)  # it was being started; the next message tries again
+            return False
         except (TurnFailed, Unreadable) as failed:
             words = failed.format_message() if isinstance(failed, Unreadable) else str(failed)
             return self._complain(words)
@@ -295,14 +306,20 @@ class Dialog:
         if not self._conversation.said:
             return self._complain("There is no message yet.")
         now = datetime.now(UTC)
-        path = Path(text).expanduser() if text else Path(f"chat-{now:%Y%m%d-%H%M%S}.md")
+        try:
+            path = Path(text or f"chat-{now:%Y%m%d-%H%M%S}.md").expanduser()
+        except RuntimeError:
+            return self._complain(f"{text} names a user that there is not. Nothing was written.")
         if path.suffix == ".json":
             written = json.dumps(as_messages(self._conversation), ensure_ascii=False, indent=1)
             written += "\n"
         else:
             written = as_markdown(self._conversation)
         try:
-            with path.open("x", encoding="utf-8") as file:
+            # What was said is for this user alone, as it is in the data directory.
+            with os.fdopen(
+                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+            ) as file:
                 file.write(written)
         except FileExistsError:
             return self._complain(f"{path} exists. Nothing was written; choose another name.")
@@ -367,6 +384,9 @@ class Dialog:
         self._stop(server)
         try:
             self.start()
+        except KeyboardInterrupt:
+            server.chosen = before
+            raise
         except Unreadable:
             server.chosen = before
             self._screen.complain(f"{printable(model)} cannot be served; the model stays.")

@@ -82,14 +82,13 @@ class OwnServer(Server):
         self.chosen = model
         self._command = (
             *(sys.executable, "-P", "-m", "cairn.ops", "serve", "--port", "0"),
-            *("--host", "127.0.0.1", "--heartbeat", str(_HEARTBEAT_S)),
+            *("--host", "127.0.0.1", "--heartbeat", str(_HEARTBEAT_S), "--no-api-keys"),
             *("--data-dir", str(data_dir), *more),
         )
-        left_out = (KEYS_VARIABLE, "CAIRN_API_KEY_FILE")
         self._environment = {
             name: value
             for name, value in os.environ.items()
-            if name not in left_out
+            if name != KEYS_VARIABLE
             and not (is_apart and name.startswith("CAIRN_") and name != "CAIRN_CACHE_DIR")
         }
         if is_apart:

@@ -87,7 +87,13 @@ def _help_all(context: click.Context, _: click.Parameter, asked: bool) -> None:
         context.exit()
 
 
+def _without_keys(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    context.meta[_NO_KEYS] = asked
+
+
 _option = partial(click.option, cls=Configured, show_default=True)
+
+_NO_KEYS = "cairn.no_api_keys"
 
 _MODEL = "Model"
 _NETWORK = "Network"
@@ -471,6 +477,13 @@ _CHECKS = "Checks and debugging"
     help="The lines on stderr: for people, or JSON, for services. The log file is JSON either way.",
 )
 @click.option(
+    "--no-api-keys",
+    is_flag=True,
+    hidden=True,  # for the server of a chat, which the chat alone uses
+    expose_value=False,
+    callback=_without_keys,
+)
+@click.option(
     "--help-all",
     is_flag=True,
     is_eager=True,
@@ -492,5 +505,8 @@ def serve(**options: Any) -> None:
     # After the restart that preloads a BLAS, so that nothing is imported twice.
     from cairn.ops.serve.run import run
 
-    choose_models(click.get_current_context())
-    run(click.get_current_context().params)
+    context = click.get_current_context()
+    choose_models(context)
+    if context.meta[_NO_KEYS]:
+        context.params.update(api_key=(), api_key_file=None)
+    run(context.params)

@@ -105,13 +105,17 @@ class Keyboard:
     Lines that are typed. The history of earlier chats is at hand.
 
     Args:
-        data_dir: has the history.
+        data_dir: has the history; None to read and write none.
         note: shows a note.
         choices: what may follow a command's name.
     """
 
     def __init__(
-        self, data_dir: Path, note: Callable[[str], None], interrupts: Interrupts, choices: Choices
+        self,
+        data_dir: Path | None,
+        note: Callable[[str], None],
+        interrupts: Interrupts,
+        choices: Choices,
     ) -> None:
         self._data_dir = data_dir
         self._note = note
@@ -178,6 +182,8 @@ class Keyboard:
     def _history(self) -> History:
         from prompt_toolkit.history import FileHistory, InMemoryHistory
 
+        if self._data_dir is None:
+            return InMemoryHistory()
         path = self._data_dir / HISTORY
         try:
             make_home(self._data_dir)
