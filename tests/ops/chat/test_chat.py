@@ -108,6 +108,8 @@ def test_the_line_below_an_answer():
     assert "continuation · 192 of 245 tokens reused · first token after 38 ms" == summary(answer)
     assert summary(attrs.evolve(answer, finish_reason="length")).endswith("cut off after 24 tokens")
     assert "continuation · 192 tokens reused" == summary(Answer("", cairn))
+    early = Answer("", Cairn(path="continuation", reused_tokens=0), Usage(51, 9))
+    assert "continuation · 0 of 51 tokens reused (nothing to reuse yet; see /why)" == summary(early)
     cold = Cairn(path="new_session", reused_tokens=0, reason="cold_start")
     assert "new_session (cold_start) · 0 tokens reused" == summary(Answer("", cold))
 

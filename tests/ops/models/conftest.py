@@ -52,12 +52,19 @@ class Shell:
         """The command line of a command."""
         return [sys.executable, "-P", "-m", "cairn", *arguments]
 
-    def run(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
+    def run(
+        self, *arguments: str, lines: str = "", **more: str
+    ) -> subprocess.CompletedProcess[str]:
+        """
+        Run a command to its end.
+
+        Args:
+            lines: what comes through a pipe.
+        """
         return subprocess.run(
             self.command(*arguments),
             env=self.environment(**more),
-            stdin=subprocess.DEVNULL,
+            input=lines,
             capture_output=True,
             text=True,
             timeout=_LIMIT_S,

@@ -256,3 +256,15 @@ def test_a_short_name_is_served(
     done = shell.run("chat", "--model", SHORT, "--max-tokens", "4", "Hello")
     assert 0 == done.returncode, done.stderr
     assert asked == len(hub.requests)
+
+
+def test_a_chat_changes_to_a_short_name(shell: Shell, hub: Hub, model_directory: Path) -> None:
+    """Downloaded before the chat's server is restarted; a name that is none leaves the model."""
+    hub.add(NAME, model_directory)
+    lines = f"/model {SHORT}\n/model\n/model qwne3-4b\n"
+    done = shell.run("chat", lines=lines)
+    assert 1 == done.returncode
+    assert f"Started a server for this chat: {NAME} at" in done.stderr
+    assert f"* {NAME}  loaded\nAlso on this machine: pebble.\n" in done.stderr
+    assert "There is no model qwne3-4b: " in done.stderr
+    assert "Did you mean qwen3-4b" in done.stderr

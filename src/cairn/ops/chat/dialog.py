@@ -30,7 +30,7 @@ from cairn.ops.common.times import time_of
 from cairn.ops.models.fitting import Machine
 from cairn.ops.models.found import all_found
 from cairn.ops.models.ready import ready_model
-from cairn.ops.models.short_names import known_model
+from cairn.ops.models.short_names import known_model, short_name
 
 _FAILED = 1
 _LISTED = 20
@@ -359,7 +359,8 @@ class Dialog:
                 mark = "*" if current in (one.id, *one.cairn.aliases) else " "
                 state = one.cairn.state.replace("_", " ")
                 self._screen.note(f"{mark} {printable(one.id)}  {state}")
-            if others := [one for one in self._startable() if one != current]:
+            others = [one for one in self._startable() if one != short_name(current)]
+            if others:
                 self._screen.note(f"Also on this machine: {', '.join(map(printable, others))}.")
             return True
         known = known_model(name)
@@ -399,7 +400,7 @@ class Dialog:
         if not isinstance(self._server, OwnServer):
             return []
         models = (one for one in all_found().models if not one.is_incomplete)
-        return [known.name if (known := known_model(one.name)) else one.name for one in models]
+        return [short_name(one.name) for one in models]
 
     def _stop(self, server: OwnServer) -> None:
         server.end()

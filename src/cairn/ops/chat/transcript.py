@@ -32,6 +32,7 @@ ALIASES = {"?": "help", "clear": "new", "bye": "quit", "exit": "quit"}
 """Other names of commands, which other chats use."""
 
 _OPEN, _CLOSE = "<think>\n", "\n</think>\n\n"
+_CONTINUES = "continuation"
 _BROKEN = "kv_cache_inv_violation"
 _UNFORESEEN = "internal_error"
 _TOO_LONG = "context_length_exceeded"
@@ -219,7 +220,10 @@ def summary(answer: Answer, blocks: str = "") -> str:
             total = f" of {answer.usage.prompt_tokens}"
             if blocks:
                 drawn = f"{bar(reused, answer.usage.prompt_tokens, blocks=blocks)} "
-        parts.append(f"{drawn}{reused}{total} tokens reused")
+        # Without this, a continuation that reuses nothing looks like a fault.
+        early = answer.cairn.path == _CONTINUES and not reused
+        why = " (nothing to reuse yet; see /why)" if early else ""
+        parts.append(f"{drawn}{reused}{total} tokens reused{why}")
     if answer.first_s is not None:
         parts.append(f"first token after {answer.first_s * 1000:.0f} ms")
     if answer.rate:

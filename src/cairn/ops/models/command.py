@@ -23,7 +23,7 @@ from cairn.ops.models.fitting import (
     this_machine,
 )
 from cairn.ops.models.found import Found, all_found
-from cairn.ops.models.short_names import CHECKED, KNOWN_MODELS, KnownModel, known_model
+from cairn.ops.models.short_names import CHECKED, KNOWN_MODELS, KnownModel, known_model, short_name
 from cairn.ops.serve.api_keys import api_key_option
 from cairn.ops.state.running import health_of, running
 
@@ -99,7 +99,7 @@ def lines_of(
         state = served.pop(held.name, None) or served.pop(held.directory.name, None)
         here = "incomplete" if held.is_incomplete else "here"
         yield Line(
-            name=known.name if known is not None else held.name,
+            name=short_name(held.name),
             state=here if state is None or state == "not_loaded" else state,
             size_bytes=held.files_bytes,
             context_tokens=held.context_tokens or None,

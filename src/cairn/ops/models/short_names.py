@@ -134,6 +134,12 @@ def known_model(name: str) -> KnownModel | None:
     return _BY_NAME.get(name.lower())
 
 
+def short_name(name: str) -> str:
+    """The short name of a model on the hub; the name itself if it has none."""
+    known = known_model(name)
+    return name if known is None else known.name
+
+
 def similar_names(name: str) -> list[str]:
     """Short names that may be meant, the most similar first."""
     plain = name.rpartition("/")[2].lower()
