@@ -35,6 +35,7 @@ from cairn.http.chat_completions.answers import ChatAnswer, ChatStream
 from cairn.http.chat_completions.request import read_chat_request
 from cairn.http.completions import errors as completions_errors
 from cairn.http.completions.answers import TextAnswer, TextStream
+from cairn.http.completions.prompts import InTurn, with_echoes
 from cairn.http.completions.request import read_text_request
 from cairn.http.explorer import routes as explorer
 from cairn.http.explorer.login import Logins, has_key
@@ -180,11 +181,15 @@ def create_app(
         timed = Timed(service(), metrics.latencies_of(g.tenant))
         client = client_name(request.headers.get("user-agent", ""))
         caller = read_traceparent(request.headers.getlist("traceparent"))
-        command = attrs.evolve(read.command, client=client, traceparent=caller)
+        command, *more = (
+            attrs.evolve(one, client=client, traceparent=caller)
+            for one in (read.command, *read.more)
+        )
+        asked = InTurn(timed, more) if more else timed
         if not read.stream:
-            return await whole_answer(timed, command, whole(read))
+            return await whole_answer(asked, command, whole(read))
         resources = cast(OwningRequest, request).resources
-        return await streamed_answer(timed, command, stream(read), resources)
+        return await streamed_answer(asked, command, stream(read), resources)
 
     @app.post("/v1/chat/completions")
     async def chat_completions() -> Response:
@@ -192,7 +197,8 @@ def create_app(
 
     @app.post(completions_errors.ADDRESS)
     async def completions() -> Response:
-        return await answered(await asked_of(read_text_request), TextAnswer, TextStream)
+        read = await with_echoes(await asked_of(read_text_request), service())
+        return await answered(read, TextAnswer, TextStream)
 
     @app.post(responses_errors.ADDRESS)
     async def responses() -> Response:

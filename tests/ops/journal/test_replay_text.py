@@ -100,7 +100,8 @@ def last_text(rows: list[Row], session: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("session", "reasons"), [(WHOLE, ["length"]), (STOPPED, ["stop"]), (BEGUN, ["length"]), (LEFT, [])]
+    ("session", "reasons"),
+    [(WHOLE, ["length"]), (STOPPED, ["stop"]), (BEGUN, ["length"]), (LEFT, [])],
 )
 def test_the_text_is_that_of_the_tokens(rows: list[Row], session: str, reasons: list[str]) -> None:
     """

@@ -167,7 +167,9 @@ class Generation:
         answer = Answer(
             ticket,
             cache.path,
-            AnswerText(context.detokenizer, command.stop, goes_on=continues_text(ticket.prepared.chain)),
+            AnswerText(
+                context.detokenizer, command.stop, goes_on=continues_text(ticket.prepared.chain)
+            ),
             AnswerParts(ticket.prepared.form, name=ticket.id),
             context.tokenizer,
             context.facts.eos_ids,
