@@ -134,7 +134,7 @@ def _prompts(
     if not wire:
         raise ClientError("prompt is empty; send a text or token ids", param="prompt")
     if all(isinstance(one, int) for one in wire):
-        return [_token_ids(wire, vocabulary_tokens)]
+        return [read_token_ids(wire, vocabulary_tokens)]
     check_count(wire, "prompt", PROMPTS_MAX)
     found: list[Prompt] = []
     for one in wire:
@@ -144,18 +144,26 @@ def _prompts(
                 param="prompt",
                 code="invalid_type",
             )
-        found.append(one if isinstance(one, str) else _token_ids(one, vocabulary_tokens))
+        found.append(one if isinstance(one, str) else read_token_ids(one, vocabulary_tokens))
     return found
 
 
-def _token_ids(ids: Sequence[Any], vocabulary_tokens: int) -> tuple[int, ...]:
+def read_token_ids(
+    ids: Sequence[Any], vocabulary_tokens: int, where: str = "prompt"
+) -> tuple[int, ...]:
+    """
+    The token ids at a path of the body.
+
+    Raises:
+        ClientError: there are none, or the model does not have one of them.
+    """
     if not ids:
-        raise ClientError("prompt is empty; send a text or token ids", param="prompt")
+        raise ClientError(f"{where} is empty; send a text or token ids", param=where)
     for one in ids:
         # The embeddings have no row for another id, and the device does not check.
         if not 0 <= one < vocabulary_tokens:
             raise ClientError(
-                f"prompt has the token id {one}; this model's are 0 to {vocabulary_tokens - 1}",
-                param="prompt",
+                f"{where} has the token id {one}; this model's are 0 to {vocabulary_tokens - 1}",
+                param=where,
             )
     return tuple(ids)
