@@ -20,6 +20,7 @@ from cairn.actors.requests.messages import (
     Finished,
     Generate,
     ListedModel,
+    PromptTokens,
     Reply,
     ServerFacts,
     Statistics,
@@ -317,6 +318,16 @@ class FakeTenantService:
         self._note(command)
         await trio.lowlevel.checkpoint()
         return self._server.tokens
+
+    async def tokens(self, command: Generate) -> PromptTokens:
+        """A token for each character, or the characters of token ids."""
+        self._note(command)
+        await trio.lowlevel.checkpoint()
+        if isinstance(command.prompt, tuple):
+            return PromptTokens(ids=command.prompt, text="".join(map(chr, command.prompt)))
+        asked = command.conversation
+        words = command.prompt if asked is None else "".join(m.content for m in asked.messages)
+        return PromptTokens(ids=tuple(map(ord, words or "")))
 
     async def turn(self, request: str) -> StoredTurn | None:
         """The turn that was set, if it is the tenant's."""

@@ -53,6 +53,7 @@ from cairn.engine.contract import StartedEngine
 from cairn.engine.machine.disk import disk_budget_for, other_files_bytes
 from cairn.engine.model.models_file import ModelEntry, ModelMetadata
 from cairn.engine.prompt import template as prompts
+from cairn.engine.prompt.infill import Infill
 from cairn.engine.reports import ModelFacts
 from cairn.journal import events as ev
 from cairn.journal.events import StallReason
@@ -188,7 +189,7 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
             matcher=preparer.matcher,
         )
     server = ModelServer(
-        facts=_facts_of(run, settings, started, switches),
+        facts=_facts_of(run, settings, started, switches, preparer.infill),
         sequencer=sequencer,
         writer=run.writer,
         engine=engine,
@@ -268,7 +269,11 @@ async def _read_tokenizer(
 
 
 def _facts_of(
-    run: Run, settings: Settings, started: StartedEngine, switches: frozenset[str]
+    run: Run,
+    settings: Settings,
+    started: StartedEngine,
+    switches: frozenset[str],
+    infill: Infill | None,
 ) -> ServerFacts:
     """The facts that a server reports about itself."""
     model, facts = run.sequencer.state.model, started.facts
@@ -289,6 +294,7 @@ def _facts_of(
         defaults=facts.defaults,
         template=facts.template,
         switches=switches,
+        infill=infill,
         dtype=facts.dtype,
         policy=facts.policy,
         min_cache_tokens=model.min_cache_tokens if model is not None else 0,
@@ -313,6 +319,7 @@ def _only(settings: Settings, server: ModelServer) -> Choice:
         defaults=facts.defaults,
         template=facts.template,
         switches=facts.switches,
+        infill=facts.infill,
         vocabulary_tokens=facts.vocabulary_tokens,
         context_tokens=facts.context_tokens,
     )

@@ -21,6 +21,7 @@ from cairn.actors.requests.messages import (
     ContextUse,
     Generate,
     ListedModel,
+    PromptTokens,
     Reply,
     ServerFacts,
     Statistics,
@@ -190,14 +191,18 @@ class TenantServer:
         return self._models.generate(command, self._tenant)
 
     async def count(self, command: Generate) -> int:
+        """The number of tokens of a prompt. As ``tokens``."""
+        return len((await self.tokens(command)).ids)
+
+    async def tokens(self, command: Generate) -> PromptTokens:
         """
-        The number of tokens of a prompt, also of one that is too long to be answered.
+        The tokens of a prompt, also of one that is too long to be answered.
         Puts nothing on record.
 
         Raises:
             RefusalError: the prompt cannot be rendered or tokenised, or too many requests wait.
         """
-        return await self._models.count(command, self._tenant)
+        return await self._models.tokens(command, self._tenant)
 
     async def turn(self, request: str) -> StoredTurn | None:
         """

@@ -35,6 +35,7 @@ from cairn.http.chat_completions.answers import ChatAnswer, ChatStream
 from cairn.http.chat_completions.request import read_chat_request
 from cairn.http.completions import errors as completions_errors
 from cairn.http.completions.answers import TextAnswer, TextStream
+from cairn.http.completions.prompts import InTurn, with_echoes
 from cairn.http.completions.request import read_text_request
 from cairn.http.explorer import routes as explorer
 from cairn.http.explorer.login import Logins, has_key
@@ -49,12 +50,21 @@ from cairn.http.models import listed, model_list, model_object, named_model
 from cairn.http.openapi import document as openapi
 from cairn.http.responses import errors as responses_errors
 from cairn.http.responses.answers import ResponsesAnswer, ResponsesStream
+from cairn.http.responses.compaction import CompactedAnswer, compacting
+from cairn.http.responses.objects import InputTokens
 from cairn.http.responses.request import Draft, read_responses_request
 from cairn.http.responses.stored import completed, delete, look_up, look_up_input
 from cairn.http.server.connection import OwningConnection, OwningRequest, with_readable_path
 from cairn.http.server.live_streams import LiveStreams, StreamLimits
 from cairn.http.service import Server
 from cairn.http.sessions.routes import add_session_routes
+from cairn.http.tokens.objects import TokensText
+from cairn.http.tokens.request import (
+    props_of,
+    read_detokenize_request,
+    read_tokenize_request,
+    token_list,
+)
 from cairn.http.wire.checks import BODY_BYTES_MAX, ClientError
 from cairn.http.wire.clients import client_name
 from cairn.http.wire.errors import ErrorAnswer, describe
@@ -180,11 +190,15 @@ def create_app(
         timed = Timed(service(), metrics.latencies_of(g.tenant))
         client = client_name(request.headers.get("user-agent", ""))
         caller = read_traceparent(request.headers.getlist("traceparent"))
-        command = attrs.evolve(read.command, client=client, traceparent=caller)
+        command, *more = (
+            attrs.evolve(one, client=client, traceparent=caller)
+            for one in (read.command, *read.more)
+        )
+        asked = InTurn(timed, more) if more else timed
         if not read.stream:
-            return await whole_answer(timed, command, whole(read))
+            return await whole_answer(asked, command, whole(read))
         resources = cast(OwningRequest, request).resources
-        return await streamed_answer(timed, command, stream(read), resources)
+        return await streamed_answer(asked, command, stream(read), resources)
 
     @app.post("/v1/chat/completions")
     async def chat_completions() -> Response:
@@ -192,13 +206,25 @@ def create_app(
 
     @app.post(completions_errors.ADDRESS)
     async def completions() -> Response:
-        return await answered(await asked_of(read_text_request), TextAnswer, TextStream)
+        read = await with_echoes(await asked_of(read_text_request), service())
+        return await answered(read, TextAnswer, TextStream)
 
     @app.post(responses_errors.ADDRESS)
     async def responses() -> Response:
         draft = await asked_of(read_responses_request)
         read = await completed(draft, service())
         return await answered(read, ResponsesAnswer, ResponsesStream)
+
+    @app.post(f"{responses_errors.ADDRESS}/input_tokens")
+    async def count_response() -> Response:
+        read = await completed(await asked_of(read_responses_request), service())
+        return json_response(InputTokens(input_tokens=await service().count(read.command)))
+
+    @app.post(f"{responses_errors.ADDRESS}/compact")
+    async def compact_response() -> Response:
+        draft = await asked_of(read_responses_request)
+        read = compacting(await completed(draft, service()))
+        return await answered(read, CompactedAnswer, ResponsesStream)
 
     @app.get(f"{responses_errors.ADDRESS}/<name>")
     async def response(name: str) -> Response:
@@ -221,6 +247,22 @@ def create_app(
     async def count_tokens() -> Response:
         asked = await asked_of(read_count_request)
         return json_response(TokenCount(await service().count(asked.command)))
+
+    @app.post("/tokenize")
+    async def tokenize() -> Response:
+        asked = await asked_of(read_tokenize_request)
+        facts = service().facts_of(asked.command.requested_model)
+        return json_response(token_list(await service().tokens(asked.command), asked, facts))
+
+    @app.post("/detokenize")
+    async def detokenize() -> Response:
+        asked = await asked_of(read_detokenize_request)
+        text = (await service().tokens(asked.command)).text
+        return json_response(TokensText(text, text))
+
+    @app.get("/props")
+    async def props() -> Response:
+        return json_response(props_of(service().facts))
 
     add_agent_routes(
         app,

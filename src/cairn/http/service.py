@@ -19,6 +19,7 @@ from cairn.actors.requests.messages import (
     ForgottenSession,
     Generate,
     ListedModel,
+    PromptTokens,
     Reply,
     ServerFacts,
     Statistics,
@@ -159,6 +160,9 @@ class Service(Protocol):
         Raises:
             RefusalError: the prompt cannot be rendered or tokenised, or too many requests wait.
         """
+
+    async def tokens(self, command: Generate) -> PromptTokens:
+        """The tokens of a prompt. As ``count``."""
 
     async def turn(self, request: str) -> StoredTurn | None:
         """

@@ -684,7 +684,7 @@ async def test_a_few_tokenizers_stay_loaded(setup: Setup, monkeypatch: pytest.Mo
         counter = TokenCounter(server.loaded.engine, Limits(), PromptThreads())
         for choice, is_loaded in ((one, 1), (other, 1), (one, 0), (third, 1), (one, 0), (other, 1)):
             before = len(loads)
-            await counter.count(choice, to("", OPENING), "local")
+            await counter.tokens(choice, to("", OPENING), "local")
             assert is_loaded == len(loads) - before
 
 

@@ -144,6 +144,7 @@ BEGUN = [{"role": "user", "content": "Say."}, {"role": "assistant", "content": "
 
 def test_an_answer_that_the_client_began():
     """A field says that the answer continues the last message, or the message itself does."""
+    fields: dict[str, Any]
     for fields in (
         {"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": False},
         {"messages": [BEGUN[0], {**BEGUN[1], "prefix": True}]},

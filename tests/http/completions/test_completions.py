@@ -9,11 +9,10 @@ import attrs
 import pytest
 
 from cairn.actors.errors import PromptTooLong
-from cairn.actors.requests.messages import Delta, TokenInfo
+from cairn.actors.requests.messages import Delta, ServerFacts, TokenInfo
 from cairn.engine.answer.parts import Said
 from cairn.http.app import create_app
-from cairn.http.chat_completions.request import ChatRequest
-from cairn.http.completions.request import read_text_request
+from cairn.http.completions.request import TextRequest, read_text_request
 from cairn.http.wire.checks import ClientError
 from cairn.http.wire.parameters import Ignored
 from tests.http.chat_completions.test_client import ask
@@ -29,10 +28,12 @@ from tests.http.fake_service import (
     token,
 )
 
+INFILL = attrs.evolve(FACTS, infill=("<p>", "<s>", "<m>"))
 
-def read(**fields: Any) -> ChatRequest:
+
+def read(facts: ServerFacts = INFILL, **fields: Any) -> TextRequest:
     """Read a request of these fields."""
-    return read_text_request(json.dumps(fields).encode(), {}, Ignored(), FACTS)
+    return read_text_request(json.dumps(fields).encode(), {}, Ignored(), facts)
 
 
 @pytest.mark.parametrize(
@@ -57,18 +58,18 @@ def test_prompts(prompt: Any, expected: Any):
         ({}, "prompt", "missing_required_parameter"),
         ({"prompt": []}, "prompt", "invalid_value"),
         ({"prompt": [[]]}, "prompt", "invalid_value"),
-        ({"prompt": ["a", "b"]}, "prompt", "unsupported_value"),
-        ({"prompt": [[1], [2]]}, "prompt", "unsupported_value"),
-        ({"prompt": [1, "a"]}, "prompt", "unsupported_value"),
+        ({"prompt": [1, "a"]}, "prompt", "invalid_type"),
+        ({"prompt": [[1], []]}, "prompt", "invalid_value"),
+        ({"prompt": ["a"] * 129}, "prompt", "invalid_value"),
+        ({"prompt": [1], "suffix": "b"}, "prompt", "unsupported_value"),
         ({"prompt": [2000]}, "prompt", "invalid_value"),
         ({"prompt": [-1]}, "prompt", "invalid_value"),
         ({"prompt": 7}, "prompt", "invalid_type"),
-        ({"prompt": "a", "echo": True}, "echo", "unsupported_value"),
-        ({"prompt": "a", "suffix": "b"}, "suffix", "unsupported_value"),
+        ({"prompt": "a", "echo": True, "logprobs": 0}, "echo", "unsupported_value"),
         ({"prompt": "a", "best_of": 3, "n": 2}, "best_of", "unsupported_value"),
         ({"prompt": "a", "best_of": 1, "n": 2}, "best_of", "unsupported_value"),
         ({"prompt": "a", "logprobs": 6}, "logprobs", "invalid_value"),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"prompt": "a", "max_tokens": -2}, "max_tokens", "invalid_value"),
         ({"prompt": "a", "n": 17}, "n", "invalid_value"),
         ({"prompt": "a", "logit_bias": {"foo": 0}}, "logit_bias", "invalid_value"),
     ],
@@ -78,6 +79,25 @@ def test_what_cannot_be_used(fields: dict[str, Any], param: str, code: str):
     with pytest.raises(ClientError) as refused:
         read(**fields)
     assert (param, code) == (refused.value.param, refused.value.code)
+
+
+def test_several_prompts():
+    """Each is a command of its own, alike but for its prompt."""
+    found = read(prompt=["Once", [1, 2]], seed=3, max_tokens=0)
+    assert ("Once", 0) == (found.command.prompt, found.command.max_tokens)
+    assert (attrs.evolve(found.command, prompt=(1, 2)),) == found.more
+    assert (False, ("Once", None)) == (found.echo, found.echoes)
+
+
+def test_a_gap():
+    """The texts before and after it are put between the model's own tokens; others are refused."""
+    found = read(prompt=["def f(", "g("], suffix="):", echo=True)
+    assert "<p>def f(<s>):<m>" == found.command.prompt
+    assert ["<p>g(<s>):<m>"] == [one.prompt for one in found.more]
+    assert ("def f(", "g(") == found.echoes
+    with pytest.raises(ClientError, match="not supported by cairn/small-1") as refused:
+        read(FACTS, prompt="a", suffix="b")
+    assert "suffix" == refused.value.param
 
 
 def test_parameters():
@@ -198,6 +218,48 @@ async def test_stream(serve: Serve):
     assert ["Grüße!", "Other"] == texts
     assert [0, 2, 5, 5] == offsets
     assert [6] == [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answers_to_several_prompts(serve: Serve, stream: bool):
+    """They come in order, each with its prompt if it is to be repeated; each prompt counts once."""
+    service = FakeService(SCRIPT, (QUEUED, *SCRIPT))
+    url = await serve(service)
+    asked: dict[str, Any] = {"model": "any", "prompt": ["Once ", [72, 105]], "echo": True, "n": 2}
+    texts = [""] * 4
+    if stream:
+        asked |= {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = await ask(url, lambda api: list(api.completions.create(**asked)))
+        for chunk in chunks:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+        (usage,) = [chunk.usage for chunk in chunks if chunk.usage]
+        ended = [one.index for chunk in chunks for one in chunk.choices if one.finish_reason]
+        assert [0, 1, 2, 3] == ended
+    else:
+        answer = await ask(url, lambda api: api.completions.create(**asked))
+        for choice in answer.choices:
+            texts[choice.index] += choice.text
+        usage = answer.usage
+        assert usage is not None
+    assert ["Once Grüße!", "Once Other", "HiGrüße!", "HiOther"] == texts
+    assert (4096, 12) == (usage.prompt_tokens, usage.completion_tokens)
+    assert 256 == usage.prompt_tokens_details.cached_tokens
+    # The token ids were decoded before.
+    assert [(72, 105), "Once ", (72, 105)] == [one.prompt for one in service.commands]
+    assert 2 == service.entered == service.left
+
+
+@pytest.mark.trio
+async def test_a_prompt_that_is_refused_after_another():
+    """The whole request fails, with what was refused."""
+    service = FakeService(SCRIPT, [PromptTooLong(5000, 4096)])
+    body = json.dumps({"prompt": ["a", "b"], "n": 2})
+    response = await create_app(service).test_client().post("/v1/completions", data=body)
+    error = json.loads(await response.get_data(as_text=True))["error"]
+    assert (400, "prompt") == (response.status_code, error["param"])
+    assert 2 == service.entered == service.left
 
 
 @pytest.mark.trio

@@ -164,6 +164,11 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "ma
         ("POST", TEXTS, TEXTS, {"prompt": "a"}, TEXT),
         ("POST", TEXTS, TEXTS, {"prompt": "a", "n": 2, "logprobs": 1}, TWO),
         ("POST", RESPONSES, RESPONSES, {"input": "Hello"}, SPOKEN),
+        ("POST", f"{RESPONSES}/compact", f"{RESPONSES}/compact", {"input": "Hello"}, SPOKEN),
+        ("POST", f"{RESPONSES}/input_tokens", f"{RESPONSES}/input_tokens", {"input": "a"}, TEXT),
+        ("POST", "/tokenize", "/tokenize", {"content": "Hello", "add_special": True}, TEXT),
+        ("POST", "/detokenize", "/detokenize", {"tokens": [72]}, TEXT),
+        ("GET", "/props", "/props", None, TEXT),
         ("GET", f"{RESPONSES}/{{name}}", f"{RESPONSES}/resp_r1", None, TEXT),
         (
             "GET",

@@ -58,5 +58,6 @@ def first_facts(choice: Choice, started_s: int) -> ServerFacts:
         defaults=metadata.defaults,
         template=metadata.template,
         switches=metadata.switches,
+        infill=metadata.infill,
         min_cache_tokens=settings.min_cache_tokens,
     )

@@ -34,7 +34,7 @@ from cairn.actors.memory import Memory
 from cairn.actors.requests.admission import Admission, check_places
 from cairn.actors.requests.context import RequestContext
 from cairn.actors.requests.limits import Limits
-from cairn.actors.requests.messages import Generate, Reply, ServerFacts, Statistics
+from cairn.actors.requests.messages import Generate, PromptTokens, Reply, ServerFacts, Statistics
 from cairn.actors.requests.prepare import Preparer
 from cairn.actors.requests.replies import Replies, unless_dead
 from cairn.actors.requests.ticket import Prepared, Ticket, leave_together
@@ -135,9 +135,9 @@ class ModelServer:
         finally:
             leave_together(tickets)
 
-    async def count(self, command: Generate, tenant: str) -> int:
+    async def tokens(self, command: Generate, tenant: str) -> PromptTokens:
         """
-        The number of tokens of a prompt, also of one that is too long to be answered.
+        The tokens of a prompt, also of one that is too long to be answered.
         Puts nothing on record.
 
         Raises:
@@ -146,7 +146,7 @@ class ModelServer:
         deadline = trio.current_time() + self._limits.request_s
         self._check_places(command, None)
         with self.activity.preparing():
-            return await self._in_time(deadline, self.preparer.count(command, tenant), None)
+            return await self._in_time(deadline, self.preparer.tokens(command, tenant), None)
 
     def _ticketed(self, context: RequestContext, prepared: Sequence[Prepared]) -> list[Ticket]:
         """Make a ticket for each answer of a request. The first one has the request's own id."""

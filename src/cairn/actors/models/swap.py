@@ -48,6 +48,7 @@ from cairn.actors.requests.context import RequestContext
 from cairn.actors.requests.messages import (
     Generate,
     ListedModel,
+    PromptTokens,
     Reply,
     ServerFacts,
     Statistics,
@@ -181,20 +182,20 @@ class Models:
             cached_characters=now.cached_characters + cached,
         )
 
-    async def count(self, command: Generate, tenant: str) -> int:
+    async def tokens(self, command: Generate, tenant: str) -> PromptTokens:
         """
-        The number of tokens of a prompt, by the tokenizer of the model that it names. As
-        ``ModelServer.count``; no model is loaded for it.
+        The tokens of a prompt, by the tokenizer of the model that it names. As
+        ``ModelServer.tokens``; no model is loaded for it.
         """
         choice = self._choice_of(command.requested_model)
         server = self._server_of(choice)
         if server is None and self._stopping and self._loading is None and choice is self._loaded:
             server = self._server  # it drains, and counts until the end
         if server is not None:
-            return await server.count(command, tenant)
+            return await server.tokens(command, tenant)
         if self._stopping:
             raise Stopping("the server is stopping; try again in a moment")
-        return await self._token_counter.count(choice, command, tenant)
+        return await self._token_counter.tokens(choice, command, tenant)
 
     async def close_session(self, session: str, reason: str) -> None:
         """Close a session that has nothing to do, once no model is being swapped."""

@@ -21,11 +21,12 @@ from cairn.actors.errors import PromptRefused, PromptTooLong, Stopping, TimedOut
 from cairn.actors.models.choice import Choice, not_loaded
 from cairn.actors.requests.admission import check_count_queue
 from cairn.actors.requests.limits import Limits
-from cairn.actors.requests.messages import Generate
+from cairn.actors.requests.messages import Generate, PromptTokens
 from cairn.actors.requests.prepare import characters_of
 from cairn.actors.threads.engine import EngineGone, EngineThread
 from cairn.actors.threads.prompts import LIMIT_S, GivenUp, PromptThreads, kind_of
 from cairn.engine.answer.markers import markers_of
+from cairn.engine.contract import Tokenizer
 from cairn.engine.model.models_file import entry_fault
 from cairn.engine.prompt import template as prompts
 from cairn.engine.prompt.bounds import TextBound, bound_of
@@ -49,6 +50,7 @@ _CACHE_BYTES = 8 * 2**20
 class _Text:
     """What turns a conversation into token ids."""
 
+    tokenizer: Tokenizer
     encoder: Encoder
     bound: TextBound | None
     context_tokens: int  # 0 if unknown
@@ -66,10 +68,10 @@ class TokenCounter:
         self._pauses: dict[str, float] = {}
         self._counts = 0
 
-    async def count(self, choice: Choice, command: Generate, tenant: str) -> int:
+    async def tokens(self, choice: Choice, command: Generate, tenant: str) -> PromptTokens:
         """
-        The number of tokens of a prompt by a model's tokenizer, also of one that is too long to be
-        answered. Changes which tokenizers are kept, and nothing else.
+        The tokens of a prompt by a model's tokenizer, also of one that is too long to be answered.
+        Changes which tokenizers are kept, and nothing else.
 
         Raises:
             ModelNotLoaded: the tokenizer cannot be loaded, or could not a short while ago.
@@ -86,7 +88,7 @@ class TokenCounter:
                 async with self._loading:
                     text = await self._text_of(choice)
                 kind = kind_of(characters_of(command))
-                return await self._threads.run(kind, tenant, lambda: _count(text, command, tenant))
+                return await self._threads.run(kind, tenant, lambda: _tokens(text, command, tenant))
             raise TimedOut(self._limits.request_s)
         except prompts.TemplateError as error:
             raise PromptRefused(str(error)) from error
@@ -169,18 +171,19 @@ def _load(directory: str, context_tokens: int, special_tokens: SpecialTokens) ->
     if special_tokens == "text":
         specials = specials_of(tokenizer, markers_of(tokenizer).texts)
     encoder = Encoder(tokenizer, max_bytes=_CACHE_BYTES, specials=specials)
-    return _Text(encoder, bound_of(tokenizer), context_tokens)
+    return _Text(tokenizer, encoder, bound_of(tokenizer), context_tokens)
 
 
-def _count(text: _Text, command: Generate, tenant: str) -> int:
+def _tokens(text: _Text, command: Generate, tenant: str) -> PromptTokens:
     if command.conversation is not None:
         rendered = text.encoder.render(command.conversation)
         _check_bytes(text, text.encoder.plain(rendered))
-        return len(text.encoder.encode(rendered, tenant=tenant))
+        return PromptTokens(ids=text.encoder.encode(rendered, tenant=tenant))
     if isinstance(command.prompt, str):
         _check_bytes(text, command.prompt)
-        return len(text.encoder.encode_raw(command.prompt))
-    return len(command.prompt or ())
+        return PromptTokens(ids=text.encoder.encode_raw(command.prompt))
+    ids = command.prompt or ()
+    return PromptTokens(ids=ids, text=text.tokenizer.decode(ids))
 
 
 def _check_bytes(text: _Text, prompt: str) -> None:

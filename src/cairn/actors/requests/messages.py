@@ -14,6 +14,7 @@ import attrs
 
 from cairn.engine.answer.grammar import Constraint
 from cairn.engine.answer.parts import AnswerPart, Calling
+from cairn.engine.prompt.infill import Infill
 from cairn.engine.prompt.template import Conversation, Message, message_of
 from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import Sampling
@@ -247,6 +248,19 @@ class StoredTurn:
 
 
 @attrs.frozen(kw_only=True)
+class PromptTokens:
+    """
+    A prompt in tokens.
+
+    Attributes:
+        text: what they spell, if the prompt was token ids; else empty.
+    """
+
+    ids: tuple[int, ...]
+    text: str = ""
+
+
+@attrs.frozen(kw_only=True)
 class ForgottenSession:
     """
     A session whose texts can be read no more.
@@ -282,6 +296,7 @@ class ServerFacts:
         defaults: the sampling parameters of a request that sets none.
         template: the settings of the chat template of a request that sets none.
         switches: the settings of thinking that the template knows.
+        infill: the special tokens for filling a gap in a text; None if the model has none.
         dtype: in which dtype the model computes, and why, for people.
         policy: what a token attends to; None for what the model's layers say.
         min_cache_tokens: shorter prompts leave no blocks for other requests.
@@ -302,6 +317,7 @@ class ServerFacts:
     defaults: Sampling = attrs.field(factory=Sampling)
     template: Mapping[str, object] = attrs.field(factory=dict)
     switches: frozenset[str] = frozenset({"enable_thinking"})
+    infill: Infill | None = None
     decode_shapes: tuple[int, ...] = ()
     row_class: RowClass | None = None
     row_class_reason: str = ""

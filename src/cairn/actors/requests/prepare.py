@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from cairn.actors.errors import FormatRefused, PromptRefused, PromptTooLong, TimedOut
-from cairn.actors.requests.messages import Generate
+from cairn.actors.requests.messages import Generate, PromptTokens
 from cairn.actors.requests.ticket import Prepared
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.prompts import GivenUp, Kind, PromptThreads, kind_of
@@ -31,6 +31,7 @@ from cairn.engine.contract import ModelTokenizer, Tokenizer
 from cairn.engine.prompt import template as prompts
 from cairn.engine.prompt.bounds import bound_of
 from cairn.engine.prompt.encoder import Encoder
+from cairn.engine.prompt.infill import infill_of
 from cairn.engine.prompt.specials import SpecialTokens, specials_of
 from cairn.engine.reports import GrammarMatcher, ModelFacts
 from cairn.engine.sampling import BIASES_MAX, seed_of_choice
@@ -56,6 +57,7 @@ class Preparer:
 
     Attributes:
         encoder: caches the token ids of texts.
+        infill: the model's special tokens for filling a gap, if it has any.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Preparer:
         self.encoder = Encoder(tokenizer, specials=specials)
         if self.encoder.whole_because is not None:
             log.info("prompts are tokenised as a whole", reason=self.encoder.whole_because)
+        self.infill = infill_of(tokenizer)
         self._bound = bound_of(tokenizer)
         if self._bound is None:
             log.info("no number of bytes shows that a prompt is too long")
@@ -98,17 +101,22 @@ class Preparer:
         self._first_of_calls = _token_of(tokenizer, self._markers)
         self._threads = threads
 
-    async def count(self, command: Generate, tenant: str) -> int:
+    async def tokens(self, command: Generate, tenant: str) -> PromptTokens:
         """
-        The number of tokens of a prompt, also of one that is too long to be answered.
+        The tokens of a prompt, also of one that is too long to be answered.
 
         Raises:
             PromptRefused: the prompt cannot be rendered or tokenised.
             PromptTooLong: its bytes alone show that it cannot fit, so it is not tokenised.
             TimedOut: that takes too long.
         """
-        ids, _, _ = await self._tokenised(self.read, command, tenant)
-        return len(ids)
+
+        def read(command: Generate, tenant: str) -> PromptTokens:
+            ids, _, _ = self.read(command, tenant)
+            is_text = command.conversation is not None or isinstance(command.prompt, str)
+            return PromptTokens(ids=ids, text="" if is_text else self._tokenizer.decode(ids))
+
+        return await self._tokenised(read, command, tenant)
 
     async def choices(self, command: Generate, tenant: str) -> list[Prepared]:
         """All answers that a request asks for. Its prompt is tokenised once."""

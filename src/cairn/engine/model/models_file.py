@@ -30,6 +30,7 @@ from cairn.engine.model.builtin import builtin_directory, builtin_fault
 from cairn.engine.model.files import adapter_fault, directory_fault
 from cairn.engine.model.generation_config import read_defaults, read_template_settings
 from cairn.engine.names import NAME_MAX, is_name
+from cairn.engine.prompt.infill import Infill, infill_in
 from cairn.engine.prompt.template_settings import SWITCHES
 from cairn.engine.sampling import Sampling
 
@@ -39,6 +40,7 @@ _FILE_BYTES_MAX = 1 << 20
 _MIB = 1024 * 1024
 
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+_TOKENIZERS = ("tokenizer_config.json", "tokenizer.json")
 _Megabytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 _MUST_BE: Mapping[str, str] = {
     "path": "a text: the model's directory",
@@ -140,6 +142,7 @@ class ModelMetadata:
         defaults: the sampling parameters that its makers recommend.
         template: the settings of the chat template that they recommend.
         switches: the settings of thinking that its template mentions.
+        infill: the special tokens for filling a gap that its tokenizer's files mention.
         vocabulary_tokens: the size of its vocabulary; 0 if unknown.
         context_tokens: the longest sequence that it takes; 0 if unknown.
     """
@@ -149,6 +152,7 @@ class ModelMetadata:
     switches: frozenset[str]
     vocabulary_tokens: int
     context_tokens: int
+    infill: Infill | None = None
 
 
 def read_models(path: Path) -> ModelList:
@@ -249,6 +253,7 @@ def read_metadata(entry: ModelEntry) -> ModelMetadata:
             defaults=read_defaults(directory),
             template=read_template_settings(directory),
             switches=_switches(directory),
+            infill=infill_in(_text_of(directory, _TOKENIZERS)),
             vocabulary_tokens=_count(config, "vocab_size"),
             context_tokens=_count(config, "max_position_embeddings"),
         )
@@ -258,9 +263,14 @@ def read_metadata(entry: ModelEntry) -> ModelMetadata:
 
 def _switches(directory: Path) -> frozenset[str]:
     """The settings whose names occur in the template. Only a loaded tokenizer knows for certain."""
-    paths = [directory / name for name in _TEMPLATES]
-    text = "".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
+    text = _text_of(directory, _TEMPLATES)
     return frozenset(name for name in SWITCHES if name in text)
+
+
+def _text_of(directory: Path, names: Sequence[str]) -> str:
+    """The text of those of the files that exist."""
+    paths = [directory / name for name in names]
+    return "".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
 
 
 def _count(config: Any, name: str) -> int:

@@ -71,7 +71,9 @@ class Choices:
     def __init__(self, read: ChatRequest) -> None:
         self._ignored = read.ignored
         self._logprobs = read.command.top_logprobs is not None
-        self._all = [Choice() for _ in range(read.command.choices)]
+        # A request of completions may have several prompts, each with as many answers.
+        self._each = read.command.choices
+        self._all = [Choice() for _ in range(self._each * (1 + len(read.more)))]
 
     def _add(self, reply: Reply, *, keep: bool) -> None:
         """
@@ -107,15 +109,17 @@ class Choices:
         }
 
     def _usage(self) -> Usage:
-        """The shared prompt once, and the tokens of all answers together."""
+        """Each prompt once, and the tokens of all answers together."""
         ends = [choice.end() for choice in self._all]
-        prompt = ends[0].prompt_tokens
+        prompt = sum(end.prompt_tokens for end in ends[:: self._each])
         written = sum(end.completion_tokens for end in ends)
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=written,
             total_tokens=prompt + written,
-            prompt_tokens_details=CachedTokens(ends[0].cached_tokens),
+            prompt_tokens_details=CachedTokens(
+                sum(end.cached_tokens for end in ends[:: self._each])
+            ),
         )
 
     def _timings(self) -> Timings | UnsetType:
@@ -200,7 +204,7 @@ class StreamedChoices(Choices):
 
     def __init__(self, read: ChatRequest) -> None:
         super().__init__(read)
-        self._left = read.command.choices
+        self._left = len(self._all)
         self._include_usage = read.include_usage
 
     def headers(self, first: Reply) -> dict[str, str]:

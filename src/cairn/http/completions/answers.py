@@ -13,7 +13,6 @@ from cairn.http.chat_completions.choices import (
     StreamedChoices,
     WholeChoices,
 )
-from cairn.http.chat_completions.request import ChatRequest
 from cairn.http.completions.errors import PLACES
 from cairn.http.completions.objects import (
     TextChoice,
@@ -23,6 +22,7 @@ from cairn.http.completions.objects import (
     TextFinishReason,
     TextLogprobs,
 )
+from cairn.http.completions.request import TextRequest
 
 _PREFIX = "cmpl-"
 
@@ -32,10 +32,14 @@ class TextAnswer(WholeChoices):
 
     _prefix, _whole = _PREFIX, TextCompletion
 
+    def __init__(self, read: TextRequest) -> None:
+        super().__init__(read)
+        self._read = read
+
     def _choice(self, index: int, choice: Choice) -> TextChoice:
         return TextChoice(
             index=index,
-            text=_text(choice.parts),
+            text=_echo(self._read, index) + _text(choice.parts),
             logprobs=_text_logprobs(choice.tokens, _Offsets()) if self._logprobs else None,
             finish_reason=_finish_reason(choice.end()),
         )
@@ -46,8 +50,9 @@ class TextStream(StreamedChoices):
 
     _prefix, _chunk, _places = _PREFIX, TextChunk, PLACES
 
-    def __init__(self, read: ChatRequest) -> None:
+    def __init__(self, read: TextRequest) -> None:
         super().__init__(read)
+        self._read = read
         self._offsets = [_Offsets() for _ in self._all]
 
     def take(self, reply: Reply) -> bytes:
@@ -57,7 +62,7 @@ class TextStream(StreamedChoices):
             case Waiting():
                 return self._comment(reply)
             case Accepted():
-                return self._piece(reply.choice, "", accepted=reply)
+                return self._piece(reply.choice, _echo(self._read, reply.choice), accepted=reply)
             case Delta():
                 text, tokens = _text(reply.parts), reply.tokens if self._logprobs else ()
                 return self._piece(reply.choice, text, tokens) if text or tokens else b""
@@ -84,6 +89,11 @@ class TextStream(StreamedChoices):
 
 def _finish_reason(finished: Finished) -> TextFinishReason:
     return "length" if finished.is_cut else "stop"
+
+
+def _echo(read: TextRequest, index: int) -> str:
+    """What an answer begins with: its prompt, if that is to be repeated."""
+    return (read.echoes[index // read.command.choices] or "") if read.echo else ""
 
 
 def _text(parts: Sequence[AnswerPart]) -> str:

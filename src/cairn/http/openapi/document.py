@@ -30,7 +30,13 @@ from cairn.http.messages.objects import MessageObject, MessagesErrorEnvelope, To
 from cairn.http.models import ModelList, ModelObject
 from cairn.http.responses import errors as responses_errors
 from cairn.http.responses import request as responses_request
-from cairn.http.responses.objects import DeletedResponse, ItemPage, Response
+from cairn.http.responses.objects import (
+    CompactedResponse,
+    DeletedResponse,
+    InputTokens,
+    ItemPage,
+    Response,
+)
 from cairn.http.sessions import routes as sessions
 from cairn.http.sessions.objects import (
     BugPage,
@@ -41,6 +47,8 @@ from cairn.http.sessions.objects import (
     SessionDetails,
     SessionPage,
 )
+from cairn.http.tokens import request as tokens_request
+from cairn.http.tokens.objects import Props, TokenList, TokensText
 from cairn.http.wire.errors import ErrorEnvelope
 
 ADDRESS = "/openapi.json"
@@ -139,6 +147,18 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         answer=Response,
         streams=True,
     ),
+    ("POST", f"{responses_errors.ADDRESS}/input_tokens"): Operation(
+        summary="Count the prompt tokens of a request for a response.",
+        body=responses_request.RequestBody,
+        example={"input": "Hello"},
+        answer=InputTokens,
+    ),
+    ("POST", f"{responses_errors.ADDRESS}/compact"): Operation(
+        summary="Replace a conversation by what its user said and a summary.",
+        body=responses_request.RequestBody,
+        example={"input": "Hello", "max_output_tokens": 16},
+        answer=CompactedResponse,
+    ),
     ("GET", f"{responses_errors.ADDRESS}/{{name}}"): Operation(
         summary="Get a stored response.", answer=Response, statuses=(404, 503)
     ),
@@ -164,6 +184,19 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         example=_HELLO,
         answer=TokenCount,
     ),
+    ("POST", "/tokenize"): Operation(
+        summary="The tokens of a text or a conversation.",
+        body=tokens_request.TokenizeBody,
+        example={"content": "The path goes"},
+        answer=TokenList,
+    ),
+    ("POST", "/detokenize"): Operation(
+        summary="The text of tokens.",
+        body=tokens_request.DetokenizeBody,
+        example={"tokens": [1, 2, 3]},
+        answer=TokensText,
+    ),
+    ("GET", "/props"): Operation(summary="Facts about the loaded model.", answer=Props),
     ("POST", agents.ADDRESS): Operation(
         summary="Create an agent: a conversation whose history the server keeps.",
         body=agents.NewAgentBody,

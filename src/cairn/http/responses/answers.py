@@ -269,14 +269,19 @@ def _ended(response: Response, finished: Finished) -> Response:
     is_cut = finished.is_cut
     response.status = "incomplete" if is_cut else "completed"
     response.incomplete_details = IncompleteDetails("max_output_tokens") if is_cut else None
-    response.usage = ResponsesUsage(
+    response.usage = usage_of(finished)
+    return response
+
+
+def usage_of(finished: Finished) -> ResponsesUsage:
+    """The token counts of a request."""
+    return ResponsesUsage(
         input_tokens=finished.prompt_tokens,
         input_tokens_details=InputDetails(finished.cached_tokens),
         output_tokens=finished.completion_tokens,
         output_tokens_details=OutputDetails(),
         total_tokens=finished.prompt_tokens + finished.completion_tokens,
     )
-    return response
 
 
 def _status(part: AnswerPart, finished: Finished | None) -> ItemStatus:

@@ -37,13 +37,20 @@ from cairn.http.wire.placeholders import OF_PARTS, answered
 
 T = TypeVar("T")
 
-ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+ITEMS = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "item_reference",
+    "compaction",
+)
 """The item types that are read."""
 
 SEALED = "cairn:"
 """
-The prefix of ``encrypted_content`` in reasoning from this server. The text is not encrypted:
-clients keep it unchanged and send it back, even those that drop the reasoning itself.
+The prefix of ``encrypted_content`` in reasoning and summaries from this server. The text is not
+encrypted: clients keep it unchanged and send it back, even those that drop the reasoning itself.
 """
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -225,6 +232,9 @@ class _ItemReader:
                 self._think(_thought(_at(item, WireReasoning, where), where))
             case "item_reference":
                 self._refer(item, where)
+            case "compaction" if str(item.get("encrypted_content")).startswith(SEALED):
+                self._acts = True
+                self._said.append(str(item["encrypted_content"]).removeprefix(SEALED))
             case None:
                 raise ClientError(
                     f"{where} has neither a type nor a role; send a message with a role, or an "

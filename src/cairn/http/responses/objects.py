@@ -134,6 +134,24 @@ class Response(Sent, kw_only=True):
     cairn: CairnObject | UnsetType = UNSET
 
 
+class CompactedResponse(Sent, kw_only=True):
+    """The items that replace a conversation: what the user said, and a summary."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[JsonObject]
+    usage: ResponsesUsage
+    cairn: CairnObject
+
+
+class InputTokens(Sent, kw_only=True):
+    """How many tokens the prompt of a request has."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class ItemPage(Sent, kw_only=True):
     """A page of the items that a request brought."""
 

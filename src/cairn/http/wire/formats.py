@@ -253,9 +253,7 @@ def read_format(
     if kind == "json_object":
         if given.get("schema") in (None, {}):
             return ANY_OBJECT, False
-        return schema_at(
-            given["schema"], f"{where}.schema"
-        ), False  # as llama.cpp's server takes it
+        return schema_at(given["schema"], f"{where}.schema"), False
     if within is not None:
         where = f"{where}.{within}"
         given = object_at(given.get(within), where)

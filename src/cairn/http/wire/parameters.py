@@ -64,11 +64,13 @@ class ReadRequest:
 
     Attributes:
         ignored: the parameters that were sent and are ignored, sorted.
+        more: the same for further prompts, whose answers follow those to the first one.
     """
 
     command: Generate
     stream: bool
     ignored: tuple[str, ...] = ()
+    more: tuple[Generate, ...] = ()
 
 
 class Common(TypedDict):
