@@ -22,7 +22,7 @@ from tests.http.fake_service import ACCEPTED, FINISHED, FakeService
 
 pytestmark = pytest.mark.trio
 
-TALK: list[dict[str, Any]] = [
+TALK: Any = [
     {"role": "user", "content": "I am Ada."},
     {"role": "assistant", "content": "Hello."},
     {"role": "user", "content": "I have a stone."},
