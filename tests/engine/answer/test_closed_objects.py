@@ -54,6 +54,7 @@ def test_a_silent_object_is_closed(schema: dict[str, Any], expected: dict[str, A
         {**A, "minProperties": 2},
         {**A, "patternProperties": {"^x": A}},
         {"allOf": [A, B]},
+        {"allOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/A"}], "$defs": {"A": A}},
         {"allOf": A},
         {**A, "anyOf": [B]},
         {"anyOf": [A, B], "required": ["other"]},
