@@ -44,7 +44,7 @@ from cairn.http.messages import errors as messages_errors
 from cairn.http.messages.answers import MessagesAnswer, MessagesStream
 from cairn.http.messages.objects import TokenCount
 from cairn.http.messages.request import read_count_request, read_messages_request
-from cairn.http.metrics.latencies import Timed
+from cairn.http.metrics.latencies import Generating, Timed
 from cairn.http.metrics.registry import MetricsByTenant
 from cairn.http.models import listed, model_list, model_object, named_model
 from cairn.http.openapi import document as openapi
@@ -71,6 +71,7 @@ from cairn.http.wire.errors import ErrorAnswer, describe
 from cairn.http.wire.not_found import meant_by, nothing_at
 from cairn.http.wire.parameters import Ignored, ReadRequest
 from cairn.http.wire.traceparent import read_traceparent
+from cairn.http.wire.warned import Conversations, Warned, warning_of
 from cairn.journal.tenants import KEY_MIN, LOCAL
 
 log = structlog.get_logger(__name__)
@@ -142,7 +143,7 @@ def create_app(
     app.url_map.strict_slashes = False
     tenants = keys.tenants if keys is not None else ()
     metrics = MetricsByTenant(server, [one for one in tenants if not sees_all(one, keys)])
-    ignored = Ignored()
+    ignored, conversations = Ignored(), Conversations()
     service = partial(service_of_caller, server)
     hosts = frozenset(host.lower() for host in hosts_allowed)
     readers, logins = Cors(cors), Logins()
@@ -194,11 +195,16 @@ def create_app(
             attrs.evolve(one, client=client, traceparent=caller)
             for one in (read.command, *read.more)
         )
-        asked = InTurn(timed, more) if more else timed
-        if not read.stream:
-            return await whole_answer(asked, command, whole(read))
-        resources = cast(OwningRequest, request).resources
-        return await streamed_answer(asked, command, stream(read), resources)
+        asked: Generating = InTurn(timed, more) if more else timed
+        if read.ignored:
+            asked = Warned(asked, conversations, read.ignored)
+        if read.stream:
+            resources = cast(OwningRequest, request).resources
+            response = await streamed_answer(asked, command, stream(read), resources)
+        else:
+            response = await whole_answer(asked, command, whole(read))
+        response.headers.update(warning_of(read.ignored))
+        return response
 
     @app.post("/v1/chat/completions")
     async def chat_completions() -> Response:
