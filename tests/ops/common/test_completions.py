@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from cairn.ops.cli import COMMANDS, ops
 from cairn.ops.common import completions
+from cairn.ops.models.short_names import KNOWN_MODELS
 
 HUB = "models--mlx-community--Qwen3-4B-4bit"
 
@@ -70,6 +71,7 @@ def test_models_of_the_cache_are_completed(tmp_path: Path, monkeypatch: pytest.M
     for command in ("serve", "chat"):
         assert ["mlx", "mlx-community/Qwen3-4B-4bit"] == completed(command, "--model", "mlx")
         assert ["./mlx"] == completed(command, "--model", "./mlx")
+        assert KNOWN_MODELS[0].name in completed(command, "--model", KNOWN_MODELS[0].name[:3])
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
     assert [] == completions.cached_models()
     monkeypatch.delenv("HF_HUB_CACHE")

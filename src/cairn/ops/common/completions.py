@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 from cairn.journal.errors import JournalError
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import default_data_dir, url_of
+from cairn.ops.models.short_names import KNOWN_MODELS
 
 _LAST_ROWS = 2000
 _SESSIONS_MAX = 50
@@ -23,16 +24,20 @@ _REPOSITORY = "models--"
 
 
 def complete_model(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Directories, and the models of the hub's cache."""
+    """Directories, the models of the hub's cache, and short names."""
     directories = CompletionItem(incomplete, type="dir")
     if incomplete.startswith(("/", ".", "~")):
         return [directories]
-    names = (name for name in cached_models() if name.startswith(incomplete))
+    known = [*cached_models(), *(one.name for one in KNOWN_MODELS)]
+    names = (name for name in known if name.startswith(incomplete))
     return [directories, *map(CompletionItem, names)]
 
 
 def cached_models() -> list[str]:
-    """The names of the models that the hub's client has downloaded."""
+    """
+    The names of the models that the hub's client has downloaded. Does not import that client, which
+    would take longer than a user waits for a completion.
+    """
     home = os.environ.get("HF_HOME")
     named = os.environ.get("HF_HUB_CACHE")
     try:
