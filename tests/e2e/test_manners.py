@@ -10,6 +10,7 @@ import struct
 from pathlib import Path
 
 from cairn.journal import events as ev
+from cairn.ops.models.fitting import suggestion, this_machine
 from tests.e2e.conftest import Start
 from tests.e2e.test_startup import refusal
 from tests.support.lora_adapters import make_adapter
@@ -73,6 +74,10 @@ def test_a_model_that_does_not_fit(tmp_path: Path, model_directory: Path):
 
     assert f"{model} does not fit in memory: its weights take 8.0 TiB" in sentence
     assert "loading the model" not in sentence
+    fitting = suggestion(this_machine())
+    assert fitting is None or f"One that fits this machine: `ops serve --model {fitting.name}`" in (
+        sentence
+    )
 
 
 def test_an_adapter_is_reported_and_a_broken_one_refused(

@@ -194,7 +194,9 @@ def download_model(listed: Listed, shows: Shows) -> Path:
             stays, except for that file.
     """
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils import logging  # type: ignore[attr-defined]  # in its docs
 
+    logging.set_verbosity_error()  # warnings that it tries again would be written into the bar
     with _explained(listed.name), _alone(listed.name):
         _check_present(listed, shows)
         done = listed.total_bytes - listed.missing_bytes
@@ -221,7 +223,7 @@ def _check_present(listed: Listed, shows: Shows) -> None:
     """Compare the hashes of complete files that are here already. A damaged one is removed."""
     blobs = hub_folder(listed.name) / "blobs"
     present = [file for file in listed.files if (blobs / file.digest).exists()]
-    if present:
+    if any(file.is_large for file in present):
         shows.begin("checking what is here", 0, sum(file.size for file in present))
     done = 0
     for file in present:

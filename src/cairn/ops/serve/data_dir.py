@@ -13,7 +13,6 @@ from typing import IO
 
 import attrs
 
-from cairn.journal.rows.store_sql import sqlite_path
 from cairn.ops.cli import Unreadable
 
 _SECRET_BYTES = 32
@@ -125,9 +124,16 @@ def server_of(data_dir: Path, url: str) -> Holder | None:
     return holder if writes.process == holder.process else None
 
 
+def _file_of(url: str) -> Path:
+    """The file of an SQLite journal, by its own path."""
+    from cairn.journal.rows.store_sql import sqlite_path  # SQLAlchemy, which few commands need
+
+    return Path(os.path.realpath(sqlite_path(url)))
+
+
 def _lock_of(url: str) -> Path:
     """The file that the server of an SQLite journal locks, beside it, by whatever path it is."""
-    journal = Path(os.path.realpath(sqlite_path(url)))
+    journal = _file_of(url)
     return journal.with_name(f"{journal.name}.lock")
 
 
@@ -175,7 +181,7 @@ def hold_journal(
     if not url.startswith("sqlite"):
         yield
         return
-    journal = Path(os.path.realpath(sqlite_path(url)))
+    journal = _file_of(url)
     _check_one_name(journal)
     with _locked(_lock_of(url), journal, other, who):
         yield
