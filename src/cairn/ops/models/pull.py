@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase as fnmatch
@@ -194,9 +195,9 @@ def download_model(listed: Listed, shows: Shows) -> Path:
             stays, except for that file.
     """
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.utils import logging  # type: ignore[attr-defined]  # in its docs
 
-    logging.set_verbosity_error()  # warnings that it tries again would be written into the bar
+    # Its warnings that it tries again would be written into the bar.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     with _explained(listed.name), _alone(listed.name):
         _check_present(listed, shows)
         done = listed.total_bytes - listed.missing_bytes
