@@ -93,7 +93,7 @@ def test_an_adapter_is_reported_and_a_broken_one_refused(
 
     greeting = server.greeting()
     assert f"  adapter      {adapter}" in greeting
-    assert "  sampling     temperature 0, repetition_guard True, unless" in greeting
+    assert "  sampling     temperature 0, repetition_guard 1, unless" in greeting
     assert "  context      65536 tokens\n" in greeting
     (loaded,) = server.events(ev.ModelLoaded)
     assert str(adapter) == loaded.adapter
