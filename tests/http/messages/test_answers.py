@@ -235,6 +235,34 @@ async def test_an_answer_without_text(stream: bool):
         assert [] == (await whole(*script))["content"]
 
 
+@pytest.mark.parametrize(
+    ("agent", "expected"),
+    [("claude-cli/2.1.330 (external, cli)", 2), ("Anthropic/Python 2.12.0", 0)],
+)
+async def test_claude_code_in_a_long_prefill(agent: str, expected: int):
+    """
+    It gets an event without effect with every third ping once the message has begun, because it
+    drops a stream of pings alone. Other clients get pings alone.
+    """
+    said = Delta(parts=(Said("x"),))
+    script = (QUEUED, QUEUED, QUEUED, ACCEPTED, *[PREFILLING] * 6, said, FINISHED)
+    client = create_app(FakeService(script)).test_client()
+    body = json.dumps({**ASK, "stream": True})
+    response = await client.post(MESSAGES, data=body, headers={"user-agent": agent})
+    lines = (await response.get_data(as_text=True)).splitlines()
+    found = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data")]
+    kinds = [one["type"] for one in found]
+    assert 9 == kinds.count("ping")
+    begun = [one for one in found if one["type"] == "message_delta"][:-1]
+    assert expected == len(begun)
+    for one in begun:
+        assert {"stop_reason": None, "stop_sequence": None} == one["delta"]
+        assert 0 == one["usage"]["output_tokens"]
+    if begun:
+        kinds = kinds[kinds.index("message_start") :]
+        assert ["ping"] * 3 + ["message_delta"] == kinds[1:5]
+
+
 async def test_pings():
     """
     A ping is sent each time a client waits: in the queue, in prefill or in the middle of a block.

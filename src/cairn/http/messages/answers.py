@@ -8,6 +8,8 @@ order in which the model wrote them.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from cairn.actors.requests.messages import Accepted, Finished, Reply
@@ -44,6 +46,11 @@ from cairn.http.wire.answers import (
     named_event,
 )
 from cairn.http.wire.parameters import ReadRequest
+
+#: Claude Code drops a stream after five minutes without an event other than a ping, and reads this
+#: one without effect. Other clients end an answer at any such event.
+_RESTLESS: Final = "claude-cli"
+_PINGS_BETWEEN: Final = 3
 
 #: Clients send back reasoning only if it has a signature.
 SIGNATURE = "unsigned"
@@ -83,6 +90,8 @@ class MessagesStream(StreamedAnswer):
     def __init__(self, read: ReadRequest) -> None:
         super().__init__(read)
         self._max_tokens = read.command.max_tokens
+        self._is_restless = read.command.client == _RESTLESS
+        self._pings = 0
         # The kind of the block that is open, and how many blocks there were before it.
         self._open: type[AnswerPart] | None = None
         self._blocks = 0
@@ -100,7 +109,11 @@ class MessagesStream(StreamedAnswer):
         return event(messages_error(error, known).envelope())
 
     def _keep_alive(self) -> bytes:
-        return event(Ping())
+        self._pings += 1
+        if self._accepted is None or not self._is_restless or self._pings % _PINGS_BETWEEN:
+            return event(Ping())
+        going_on = Stop(stop_reason=None, stop_sequence=None)
+        return event(Ping()) + event(MessageDelta(delta=going_on, usage=_begun(self._accepted)))
 
     def _start(self, accepted: Accepted) -> bytes:
         return event(MessageStart(_empty_message(accepted, self._ignored)))
@@ -178,15 +191,13 @@ def _headers(accepted: Reply | None) -> dict[str, str]:
 
 
 def _empty_message(accepted: Accepted, ignored: tuple[str, ...]) -> MessageObject:
-    # How much of the prompt becomes blocks is known only once it was prefilled.
-    usage = _tokens(accepted.prompt_tokens, accepted.cached_tokens, sealed=0, answer=0)
     return MessageObject(
         id=f"msg_{accepted.request}",
         model=accepted.model,
         content=[],
         stop_reason=None,
         stop_sequence=None,
-        usage=usage,
+        usage=_begun(accepted),
         cairn=cairn_object(accepted, ignored),
     )
 
@@ -213,6 +224,12 @@ def _stop_reason(finished: Finished, has_calls: bool, max_tokens: int | None) ->
     if has_calls and not finished.ended_in_call:
         return "tool_use"
     return "end_turn" if finished.stop_text is None else "stop_sequence"
+
+
+def _begun(accepted: Accepted) -> MessagesUsage:
+    """The token counts before the answer."""
+    # How much of the prompt becomes blocks is known only once it was prefilled.
+    return _tokens(accepted.prompt_tokens, accepted.cached_tokens, sealed=0, answer=0)
 
 
 def _usage(finished: Finished) -> MessagesUsage:

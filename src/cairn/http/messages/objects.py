@@ -122,9 +122,9 @@ class BlockStop(Sent, tag_field="type", tag="content_block_stop"):
 
 
 class Stop(Sent):
-    """Why an answer ended."""
+    """Why an answer ended; None while it goes on."""
 
-    stop_reason: StopReason
+    stop_reason: StopReason | None
     stop_sequence: str | None
 
 

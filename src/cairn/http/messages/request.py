@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import attrs
 import msgspec
 
 from cairn.actors.requests.messages import Generate, ServerFacts
@@ -27,6 +28,7 @@ from cairn.http.messages.conversation import (
 from cairn.http.messages.formats import WireToolChoice, offers_tools, read_constraint
 from cairn.http.wire import parameters
 from cairn.http.wire.checks import JsonObject, check_known, missing
+from cairn.http.wire.clients import client_name
 from cairn.http.wire.formats import ignored_format, ignored_strict
 from cairn.http.wire.json import decode_object, to_struct
 from cairn.http.wire.parameters import INT64_MAX, CommonFields, Ignored, ReadRequest, integer
@@ -86,7 +88,8 @@ def read_messages_request(
     asked = _read(fields, wire, headers, ignored, facts)
     assert asked.command.conversation is not None
     check_last(asked.command.conversation.messages, wire.messages)
-    return asked
+    client = client_name(headers.get("user-agent", ""))
+    return attrs.evolve(asked, command=attrs.evolve(asked.command, client=client))
 
 
 def read_count_request(
