@@ -26,11 +26,15 @@ from cairn.actors.errors import (
 from cairn.actors.requests.messages import Delta
 from cairn.engine.answer.parts import Called, Calling, Said, Thought
 from cairn.http.app import create_app
+from cairn.http.messages.answers import MessagesStream
+from cairn.http.messages.request import read_messages_request
 from cairn.http.wire.answers import UnfinishedAnswer
+from cairn.http.wire.parameters import Ignored
 from tests.http.conftest import Serve
 from tests.http.fake_service import (
     ACCEPTED,
     ANSWER,
+    FACTS,
     FINISHED,
     PREFILLING,
     QUEUED,
@@ -244,23 +248,22 @@ async def test_claude_code_in_a_long_prefill(agent: str, expected: int):
     It gets an event without effect with every third ping once the message has begun, because it
     drops a stream of pings alone. Other clients get pings alone.
     """
-    said = Delta(parts=(Said("x"),))
-    script = (QUEUED, QUEUED, QUEUED, ACCEPTED, *[PREFILLING] * 6, said, FINISHED)
-    client = create_app(FakeService(script)).test_client()
-    body = json.dumps({**ASK, "stream": True})
-    response = await client.post(MESSAGES, data=body, headers={"user-agent": agent})
-    lines = (await response.get_data(as_text=True)).splitlines()
-    found = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data")]
-    kinds = [one["type"] for one in found]
-    assert 9 == kinds.count("ping")
-    begun = [one for one in found if one["type"] == "message_delta"][:-1]
+    body = json.dumps({**ASK, "stream": True}).encode()
+    read = read_messages_request(body, {"user-agent": agent}, Ignored(), FACTS)
+    stream = MessagesStream(read)
+    for _ in range(3):
+        assert b'event: ping\ndata: {"type":"ping"}\n\n' == stream.take(QUEUED)
+    stream.take(ACCEPTED)
+    sent = [stream.take(PREFILLING).decode().removesuffix("\n\n") for _ in range(6)]
+    begun = [one.split("\n\n")[1] for one in sent if "message_delta" in one]
     assert expected == len(begun)
-    for one in begun:
-        assert {"stop_reason": None, "stop_sequence": None} == one["delta"]
-        assert 0 == one["usage"]["output_tokens"]
+    assert all(one.startswith("event: ping\n") for one in sent)
     if begun:
-        kinds = kinds[kinds.index("message_start") :]
-        assert ["ping"] * 3 + ["message_delta"] == kinds[1:5]
+        assert ["message_delta" in one for one in sent] == [False, False, True] * 2
+    for one in begun:
+        found = json.loads(one.partition("data: ")[2])
+        assert {"stop_reason": None, "stop_sequence": None} == found["delta"]
+        assert 0 == found["usage"]["output_tokens"]
 
 
 async def test_pings():
