@@ -63,7 +63,7 @@ def bad_bodies(good: Mapping[str, Any], *, logprobs: bool) -> Mapping[str, bytes
         "a content that is a number": said(role="user", content=7),
         "a content of an unknown part": said(role="user", content=[{"type": "smell"}]),
         "max_tokens that is a text": other(max_tokens="many"),
-        "max_tokens below 0": other(max_tokens=-1),
+        "max_tokens below 0": other(max_tokens=-5),
         "temperature that is a text": other(temperature="hot"),
         "temperature below 0": other(temperature=-1),
         "top_p above 1": other(top_p=7),
