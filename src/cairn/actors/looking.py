@@ -683,6 +683,7 @@ def _turn(
                 selected,
                 block_tokens=summary.block_tokens,
                 min_cache_tokens=summary.min_cache_tokens,
+                grain=summary.grain,
             ),
         )
     return attrs.evolve(view, end=_end(ended))

@@ -48,6 +48,15 @@ _CONTEXT = 40
 _COMPARED = 128
 """The most pieces of a text that are compared, from the first one that differs on."""
 
+_SAME_BEGINNING = (None, "cold_start", "shorter_history", "diverged")
+"""The reasons with which all that is the same could be reused."""
+
+_WHOLE_BLOCKS = (
+    "On this machine this model reuses whole blocks of {} tokens only, and computes the rest that "
+    "is the same again; `ops doctor` says why."
+)
+_SMALLER_LEAST = "A smaller `--min-cache-tokens` caches shorter prompts."
+
 _PARTS = {
     "system_changed": "the system prompt",
     "tools_changed": "the list of tools",
@@ -101,22 +110,25 @@ def explain(
     *,
     block_tokens: int,
     min_cache_tokens: int,
+    grain: int,
 ) -> Explanation:
     """
     Explain the path of a request.
 
     Args:
-        block_tokens, min_cache_tokens: of the model that served it, see ``events.ModelLoaded``.
+        block_tokens, min_cache_tokens, grain: of the model that served it, see
+            ``events.ModelLoaded``.
     """
     change = _change(path.diverged_from, path.diverged_text)
     habit = _habit(received, path, change)
-    of_rules = _Rules(received, path, block_tokens, min_cache_tokens, change)
+    of_rules = _Rules(received, path, block_tokens, min_cache_tokens, grain, change)
     because, advice = _REASONS[path.reason](of_rules)
     if habit is not None:
         part = _PARTS.get(path.diverged_part or "", "the conversation")
         advice = _ADVICE[habit].format(part=part)
+    whole_blocks = f" {_WHOLE_BLOCKS.format(block_tokens)}" if of_rules.lost_to_blocks else ""
     return Explanation(
-        reused=_reused(received, path),
+        reused=f"{_reused(received, path)}{whole_blocks}",
         because=because,
         advice=advice,
         habit=habit,
@@ -150,6 +162,7 @@ class _Rules:
     path: ev.PathSelected
     block_tokens: int
     min_cache_tokens: int
+    grain: int
     change: _Change | None
 
     @property
@@ -157,12 +170,33 @@ class _Rules:
         return short(self.path.nearest or self.path.session)
 
     @property
+    def is_same_session(self) -> bool:
+        """Whether the session that serves is the one that the request was compared with."""
+        return self.path.nearest == self.path.session
+
+    @property
     def too_few(self) -> str:
         """That the prompt is too short to be cached, if it is."""
-        least = self.min_cache_tokens
-        if self.received.prompt_tokens >= least:
-            return ""
-        return f"; prompts of fewer than {least} tokens are not cached (`--min-cache-tokens`)"
+        return self.not_cached if self.received.prompt_tokens < self.min_cache_tokens else ""
+
+    @property
+    def not_cached(self) -> str:
+        return (
+            f"; prompts of fewer than {self.min_cache_tokens} tokens are too short to be cached "
+            "(`--min-cache-tokens`)"
+        )
+
+    @property
+    def lost_to_blocks(self) -> bool:
+        """Whether more tokens are the same than are reused, because only whole blocks are."""
+        path = self.path
+        if self.grain == 1 or self.too_few or path.reason not in _SAME_BEGINNING:
+            return False
+        if path.diverged_token is not None:
+            return path.diverged_token > path.reused_tokens
+        if path.reason is None:
+            return self.received.base_tokens > path.reused_tokens
+        return path.nearest is not None and not path.reused_tokens
 
     @property
     def made_up_for(self) -> bool:
@@ -226,12 +260,13 @@ def _continued(of: _Rules) -> _Because:
             _of_template(of),
         )
     if not of.path.reused_tokens:
+        short_before = of.received.base_tokens < of.min_cache_tokens
         return (
             (
-                f"It continues session {session}, of which nothing is there yet to reuse: whole "
-                f"blocks of {of.block_tokens} tokens are."
+                f"It continues session {session}, of which nothing is stored that could be reused"
+                f"{of.not_cached if short_before else ''}."
             ),
-            None,
+            _SMALLER_LEAST if short_before else None,
         )
     return f"It continues session {session}.", None
 
@@ -281,6 +316,10 @@ def _cold_start(of: _Rules) -> _Because:
 
 
 def _shorter_history(of: _Rules) -> _Because:
+    if of.is_same_session:  # the client named it
+        rest = "" if of.path.reused_tokens else of.too_few
+        words = "or its last request once more, and the session goes on from here"
+        return f"It is the beginning of what session {of.nearest} has, {words}{rest}.", None
     return (
         (
             f"It is the beginning of session {of.nearest}, or its last request once more, so it "
@@ -327,7 +366,7 @@ def _too_short(of: _Rules) -> _Because:
             f"The last prompt of session {of.nearest} was too short to be cached: it had fewer "
             f"than {of.min_cache_tokens} tokens."
         ),
-        "A smaller `--min-cache-tokens` caches shorter prompts.",
+        _SMALLER_LEAST,
     )
 
 
@@ -346,11 +385,14 @@ def _quarantined(of: _Rules) -> _Because:
 
 
 def _fingerprint_changed(of: _Rules) -> _Because:
+    served = "another model, or another version or setting of it, served"
+    if of.is_same_session:  # the client named it
+        begins = f"Session {of.nearest} is the one that {served} before"
+        ends = ", and the session starts again with this model"
+    else:
+        begins, ends = f"It continues session {of.nearest}, which {served}", ""
     return (
-        (
-            f"It continues session {of.nearest}, which another model, or another version or "
-            "setting of it, served: its cache may have other bits, so none of it is used."
-        ),
+        f"{begins}: its cache may have other bits, so none of it is used{ends}.",
         "Name the same model in all requests of a conversation.",
     )
 

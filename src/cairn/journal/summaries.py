@@ -90,7 +90,7 @@ class Summary:
     Attributes:
         protocol, model: of its last request; empty before the first.
         client: the program that sent that request, by its own word; None if it gave no name.
-        block_tokens, min_cache_tokens: of that model, see ``events.ModelLoaded``.
+        block_tokens, min_cache_tokens, grain: of that model, see ``events.ModelLoaded``.
         words: the first words of the conversation; private.
         opened_us, used_us: when it was opened, and when its last request came.
         used: the row of its last request, or that in which it was opened.
@@ -113,6 +113,7 @@ class Summary:
     client: str | None = None
     block_tokens: int = 0
     min_cache_tokens: int = 0
+    grain: int = 1
     words: str = ""
     opened_us: int
     used_us: int
@@ -146,14 +147,14 @@ class SummariesContents:
 
     Attributes:
         sessions: by their ids, the one that was used longest ago first.
-        loaded: name, C and least prompt of the loaded model.
+        loaded: name, C, least prompt and grain of the loaded model.
         removed: the last removals of blocks.
         open: sessions with a request in progress.
         faults: bug id to when it was recorded.
     """
 
     sessions: dict[str, Summary] = attrs.field(factory=dict)
-    loaded: tuple[str, int, int] = ("", 0, 0)
+    loaded: tuple[str, int, int, int] = ("", 0, 0, 1)
     removed: tuple[Removed, ...] = ()
     open: frozenset[str] = frozenset()
     faults: dict[str, int] = attrs.field(factory=dict)
@@ -296,7 +297,8 @@ class Summaries:
             case ev.RequestReceived(session=session) if session not in self._sessions:
                 self._opened(recorded, event)  # its first rows were pruned
             case ev.ModelLoaded():
-                self._loaded = event.name, event.block_tokens, event.min_cache_tokens
+                least, grain = event.min_cache_tokens, event.grain
+                self._loaded = event.name, event.block_tokens, least, grain
             case ev.ServerLost() | ev.ServerStopped():
                 for name in sorted(self._open):
                     self._end(name, recorded)
@@ -386,6 +388,7 @@ class Summaries:
             model=self._loaded[0],
             block_tokens=self._loaded[1],
             min_cache_tokens=self._loaded[2],
+            grain=self._loaded[3],
             words=was.words or event.words or "",
             used=recorded.position,
             used_us=recorded.time_us,

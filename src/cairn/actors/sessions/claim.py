@@ -169,6 +169,7 @@ class Claim:
             self.cache.path,
             block_tokens=model.block_tokens,
             min_cache_tokens=model.min_cache_tokens,
+            grain=model.grain,
         ).text
 
     def _serves(self, ticket: Ticket) -> bool:

@@ -103,6 +103,7 @@ def _explained(source: Source, base: Base | None) -> Iterator[Explained]:
                         event,
                         block_tokens=model.block_tokens,
                         min_cache_tokens=model.min_cache_tokens,
+                        grain=model.grain,
                     ),
                 )
 
