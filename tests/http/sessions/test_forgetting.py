@@ -77,6 +77,7 @@ async def test_a_session_is_forgotten(tmp_path: Path):
             *(done["id"], done["object"], done["forgotten"], done["same_text"]),
         )
         assert done["rows"] > 0
+        assert "with a backup of keys.db" in done["still_readable"]
         found = await here.get(f"/v1/sessions/{name}")
         assert ("", "closed", "forgotten") == (
             *(found["session"]["words"], found["session"]["state"], found["session"]["closed"]),

@@ -34,6 +34,7 @@ class ForgottenSessionObject(Sent, kw_only=True):
         blocks_removed: how many blocks only it had.
         same_text: the other sessions that have the same beginning, or quote a few words of it, and
             keep that.
+        still_readable: where texts or token ids of it can be read all the same, a phrase each.
     """
 
     id: str
@@ -42,6 +43,7 @@ class ForgottenSessionObject(Sent, kw_only=True):
     rows: int
     blocks_removed: int
     same_text: list[str]
+    still_readable: list[str]
 
 
 class KvObject(Sent):
@@ -292,6 +294,7 @@ def forgotten_object(found: ForgottenSession, caller: str) -> ForgottenSessionOb
         rows=found.rows,
         blocks_removed=found.blocks,
         same_text=[shown_name(one, session_tenant(one), caller) for one in found.same_text],
+        still_readable=list(found.still_readable),
     )
 
 
