@@ -11,6 +11,7 @@ import pytest
 
 from cairn.journal import explanations, paths
 from cairn.journal.explanations import QUOTED, Explanation, explain, short
+from cairn.journal.losses import Cause
 from tests.journal.model import Driver
 from tests.journal.test_paths import (
     FOLLOWED,
@@ -250,6 +251,7 @@ def sentence(
     min_cache_tokens: int = 0,
     base_tokens: int = 0,
     grain: int = 1,
+    cause: Cause | None = None,
     **of: Any,
 ) -> Explanation:
     """The explanation of a made-up path."""
@@ -265,6 +267,7 @@ def sentence(
         block_tokens=64,
         min_cache_tokens=min_cache_tokens,
         grain=grain,
+        cause=cause,
     )
 
 
@@ -322,6 +325,29 @@ def test_a_part_of_a_block_and_what_was_prewarmed() -> None:
         "64 copied from sealed blocks and 6 copied from a part of a block, 3 of them prewarmed;"
         in found.reused
     )
+
+
+@pytest.mark.parametrize(
+    ("cause", "says", "says_not"),
+    [
+        ("evicted", "blocks were evicted to make room. Give the server more room", " lost "),
+        ("lost", "blocks were lost with the server's memory when it restarted", "evicted"),
+        (None, "were evicted to make room, or were lost", "nothing"),
+    ],
+)
+def test_blocks_that_are_gone(cause: Cause | None, says: str, says_not: str) -> None:
+    """What happened to them is named, and what helps against it."""
+    found = sentence(reason="evicted", nearest="s0", cause=cause).text
+    assert says in found
+    assert says_not not in found
+
+
+def test_what_is_quoted() -> None:
+    """Control tokens are left out beside words, and backticks do not end what is quoted."""
+    found = sentence(was="a one<|im_end|>", now="a `two`<|im_end|>", **DIVERGED)
+    assert "`one` became `'two'`" in found.because
+    found = sentence(was="a <|im_end|>", now="a b", **DIVERGED)
+    assert "`<|im_end|>` became `b`" in found.because
 
 
 def test_a_named_session_of_another_model() -> None:

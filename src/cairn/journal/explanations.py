@@ -16,6 +16,7 @@ from typing import Literal
 import attrs
 
 from cairn.journal import events as ev
+from cairn.journal.losses import Cause
 from cairn.journal.tenants import session_name
 
 Habit = Literal["clock", "billing_line", "reordered_tools", "dropped_thinking", "moved_cache_hints"]
@@ -43,6 +44,7 @@ _HINTS = re.compile(r"cache_?control|cache_?point|cache_?hint|\bephemeral\b", re
 _THOUGHT = re.compile(r"<\|?/?think|\[/?THINK\]|channel\|>\s*(?:analysis|thought)", re.IGNORECASE)
 _EMPTY_THOUGHT = re.compile(r"<\|?think\|?>\s*<\|?/think|\[THINK\]\s*\[/THINK\]", re.IGNORECASE)
 _THOUGHT_ENDS = re.compile(r"\s*(?:<\|?/think|\[/THINK\])", re.IGNORECASE)
+_MARKER = re.compile(r"<\|[^<>|\s]{1,40}\|>")
 _CONTEXT = 40
 
 _COMPARED = 128
@@ -111,6 +113,7 @@ def explain(
     block_tokens: int,
     min_cache_tokens: int,
     grain: int,
+    cause: Cause | None = None,
 ) -> Explanation:
     """
     Explain the path of a request.
@@ -118,10 +121,11 @@ def explain(
     Args:
         block_tokens, min_cache_tokens, grain: of the model that served it, see
             ``events.ModelLoaded``.
+        cause: what happened to blocks that are gone; None if it is not known.
     """
     change = _change(path.diverged_from, path.diverged_text)
     habit = _habit(received, path, change)
-    of_rules = _Rules(received, path, block_tokens, min_cache_tokens, grain, change)
+    of_rules = _Rules(received, path, block_tokens, min_cache_tokens, grain, cause, change)
     because, advice = _REASONS[path.reason](of_rules)
     if habit is not None:
         part = _PARTS.get(path.diverged_part or "", "the conversation")
@@ -163,6 +167,7 @@ class _Rules:
     block_tokens: int
     min_cache_tokens: int
     grain: int
+    cause: Cause | None
     change: _Change | None
 
     @property
@@ -341,16 +346,18 @@ def _diverged(of: _Rules) -> _Because:
 
 
 def _evicted(of: _Rules) -> _Because:
-    return (
-        (
-            f"It continues session {of.nearest}, whose blocks were evicted to make room, or were "
-            "lost with the server's memory when it restarted or loaded another model."
-        ),
-        (
-            "Give the server more room: `--blocks-mb`, `--disk-mb` or `--pool-mb`. Files "
-            "(`--disk-mb`) outlast both."
-        ),
-    )
+    evicted = "were evicted to make room"
+    lost = "were lost with the server's memory when it restarted or loaded another model"
+    room = "Give the server more room: `--blocks-mb`, `--disk-mb` or `--pool-mb`."
+    files = "Files (`--disk-mb`) outlast a restart."
+    match of.cause:
+        case "evicted":
+            how, advice = evicted, room
+        case "lost":
+            how, advice = lost, files
+        case None:
+            how, advice = f"{evicted}, or {lost}", f"{room} {files}"
+    return f"It continues session {of.nearest}, whose blocks {how}.", advice
 
 
 def _expired(of: _Rules) -> _Because:
@@ -483,6 +490,8 @@ def _became(change: _Change | None) -> str:
 
 def _quoted(text: str) -> str:
     text = text.strip()
+    text = _MARKER.sub("", text).strip() or text  # a person wrote the rest
+    text = text.replace("`", "'")  # they enclose it
     return f"`{text if len(text) <= QUOTED else text[:QUOTED] + '…'}`"
 
 

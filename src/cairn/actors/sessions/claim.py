@@ -162,7 +162,8 @@ class Claim:
 
     def _explained(self) -> str:
         """The path in words."""
-        model = self.context.sequencer.state.model
+        state = self.context.sequencer.state
+        model = state.model
         assert model is not None
         return explain(
             self.cache.request.ask,
@@ -170,6 +171,7 @@ class Claim:
             block_tokens=model.block_tokens,
             min_cache_tokens=model.min_cache_tokens,
             grain=model.grain,
+            cause=paths.cause_of_loss(state, self.cache.path),
         ).text
 
     def _serves(self, ticket: Ticket) -> bool:
