@@ -269,12 +269,14 @@ class ForgottenSession:
         rows: how many rows of the journal had its texts; 0 if it was forgotten before.
         blocks: how many blocks only it had, which are removed.
         same_text: the other sessions that have the same beginning, or quote a few words of it.
+        still_readable: where texts or token ids of it can be read all the same, a phrase each.
     """
 
     session: str
     rows: int = 0
     blocks: int = 0
     same_text: tuple[str, ...] = ()
+    still_readable: tuple[str, ...] = ()
 
 
 Reply = Accepted | Waiting | Delta | Finished

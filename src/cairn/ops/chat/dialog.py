@@ -299,7 +299,8 @@ class Dialog:
 
     def _why(self, _: str) -> bool:
         if self._explanation is None:
-            return self._complain("There is no answer yet to explain.")
+            self._screen.complain("There is no answer yet to explain.")
+            return True  # nothing that comes through a pipe after this depends on it
         return self._note(harmless(self._explanation))
 
     def _save(self, text: str) -> bool:

@@ -144,7 +144,7 @@ def options_of(data_dir: Path, journal: str | None = None) -> str:
     return " ".join([words[0], *map(shlex.quote, words[1:])])
 
 
-def bytes_on_disk(url: str) -> tuple[int, ...]:
+def bytes_on_disk(url: str) -> tuple[int, int] | tuple[()]:
     """The sizes of the journal's file and of its write-ahead log; empty for a database server."""
     from cairn.journal.rows.store_sql import sqlite_path
 
@@ -152,7 +152,8 @@ def bytes_on_disk(url: str) -> tuple[int, ...]:
         return ()
     path = sqlite_path(url)
     log = path.with_name(f"{path.name}-wal")
-    return tuple(file.stat().st_size if file.exists() else 0 for file in (path, log))
+    size, of_log = (file.stat().st_size if file.exists() else 0 for file in (path, log))
+    return size, of_log
 
 
 @attrs.frozen
