@@ -17,7 +17,7 @@ _PLACES = FormatPlaces(answer="format", schema="format")
 
 _NO_EMBEDDINGS: Final = "this server computes no embeddings; use another one for them"
 
-_INSTEAD: Final = MappingProxyType(
+INSTEAD: Final = MappingProxyType(
     {
         "pull": "models are downloaded by `cairn pull NAME` on the server's machine, and served by "
         "`cairn serve --model NAME`",
@@ -56,8 +56,8 @@ def ollama_error(error: BaseException) -> OllamaError:
 def not_here(path: str) -> ClientError | None:
     """The error for an address of Ollama's that this server does not have; None for others."""
     name = path.rstrip("/").removeprefix(f"{ADDRESS}/")
-    if not is_ours(path) or name not in _INSTEAD:
+    if not is_ours(path) or name not in INSTEAD:
         return None
     return ClientError(
-        f"{ADDRESS}/{name} is not supported: {_INSTEAD[name]}", code="not_found", status=404
+        f"{ADDRESS}/{name} is not supported: {INSTEAD[name]}", code="not_found", status=404
     )
