@@ -47,6 +47,8 @@ from cairn.http.messages.request import read_count_request, read_messages_reques
 from cairn.http.metrics.latencies import Generating, Timed
 from cairn.http.metrics.registry import MetricsByTenant
 from cairn.http.models import listed, model_list, model_object, named_model
+from cairn.http.ollama import errors as ollama_errors
+from cairn.http.ollama.routes import add_ollama_routes
 from cairn.http.openapi import document as openapi
 from cairn.http.responses import errors as responses_errors
 from cairn.http.responses.answers import ResponsesAnswer, ResponsesStream
@@ -289,12 +291,16 @@ def create_app(
     async def model(name: str) -> Response:
         return json_response(model_object(listed(name, server.models)))
 
-    def operators_model(name: str) -> ListedModel:
-        """A served model that the caller may have loaded and unloaded."""
+    def check_operator() -> None:
+        """Refuse callers that may not have models loaded and unloaded."""
         if not sees_all(g.tenant, keys):
             raise ClientError(
                 "only the operator's key may do this", code="operator_only", status=403
             )
+
+    def operators_model(name: str) -> ListedModel:
+        """A served model that the caller may have loaded and unloaded."""
+        check_operator()
         return listed(name, server.models)
 
     @app.post("/v1/models/<path:name>/load")
@@ -309,6 +315,17 @@ def create_app(
         if asked.state != "not_loaded":
             server.unload_model()
         return json_response(model_object(listed(asked.facts.model, server.models)))
+
+    add_ollama_routes(
+        app,
+        server,
+        service,
+        ignored,
+        body_of=body_of,
+        check_model=check_model,
+        check_operator=check_operator,
+        answered=answered,
+    )
 
     @app.get("/health")
     async def get_health() -> Response:
@@ -453,6 +470,8 @@ def _describe_at(path: str, error: Exception) -> ErrorAnswer:
     """The answer to an error, in the protocol of an address."""
     if messages_errors.is_ours(path):
         return messages_errors.messages_error(error)
+    if ollama_errors.is_ours(path):
+        return ollama_errors.ollama_error(error)
     for protocol in (responses_errors, completions_errors):
         if path == protocol.ADDRESS or path.startswith(f"{protocol.ADDRESS}/"):
             return describe(error, protocol.PLACES)
@@ -465,7 +484,8 @@ def _error(error: Exception) -> ErrorAnswer:
     path, address, is_nowhere = asked.path, {}, isinstance(error, NotFound)
     if isinstance(error, NotFound):
         meant = meant_by(path, current_app.url_map)
-        error, path = nothing_at(path, meant), meant or path
+        error = ollama_errors.not_here(path) or nothing_at(path, meant)
+        path = meant or path
     answer = _describe_at(path, error)
     shown = _without_keys(asked.path) if is_nowhere or answer.status == 401 else asked.path
     write = log.info
