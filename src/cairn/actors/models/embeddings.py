@@ -3,8 +3,9 @@ Embeds texts with models that are loaded at the start and stay beside the model 
 
 Rules of this module:
 
-1. A text is computed alone, in passes of bounded length; each is a job of the engine's thread that
-   is never ahead of a job of an answer (``threads/scheduling.py``).
+1. A text is computed alone, in passes of bounded length. Each is a job of the engine's thread that
+   is never ahead of a job of an answer (``threads/scheduling.py``), and none is asked for while an
+   answer is in flight, or it would run in each moment between two of that answer's prefill passes.
 2. One text has the turn at a time. Tenants have it in turn, and the requests of a tenant too,
    whatever number of texts each has.
 3. A request that is complete is one event, ``embeddings_computed``, which is committed before its
@@ -259,6 +260,7 @@ class Embeddings:
         done, duration_us, vector = 0, 0, None
         try:
             while vector is None:
+                await self._run.activity.wait_idle()
                 report = await self._run.engine.embed(partial(embedder.run_pass, ids, done))
                 done, duration_us = done + report.tokens, duration_us + report.duration_us
                 vector = report.vector
@@ -279,7 +281,7 @@ class Embeddings:
             await unless_dead(self._run.writer.wait_all_committed())
         except WriterDied:
             return Stopping("the server stops because its journal cannot be written")
-        log.exception("an embedding model failed", bug_id=bug_id, exc_info=error)
+        log.error("an embedding model failed", bug_id=bug_id, exc_info=error)
         return Broken(bug_id)
 
 
