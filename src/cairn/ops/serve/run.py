@@ -304,7 +304,14 @@ async def _serve(
             else:
                 choices, default = choices_of(models, settings), models.default.name
                 booting = booted_models(
-                    choices, default, store, secret, progress, starting, heads=heads
+                    choices,
+                    default,
+                    store,
+                    secret,
+                    progress,
+                    starting,
+                    heads=heads,
+                    embedding_models=models.embeddings,
                 )
             async with tracing(os.environ) as traces, booting as server:
                 shown.close()
