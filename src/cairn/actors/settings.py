@@ -66,6 +66,7 @@ class Settings:
         test_again: run the self-test whatever earlier starts have found.
         accept_unstable: serve even if the self-test fails.
         accept_tight: load a model even if it may not fit in memory.
+        node: the name of the server in its fleet; None if it is alone.
         on_record: the settings that go into the journal.
     """
 
@@ -99,6 +100,7 @@ class Settings:
     accept_unstable: bool = False
     accept_tight: bool = False
     limits: Limits = attrs.field(factory=Limits)
+    node: str | None = None
     on_record: Mapping[str, object] = attrs.field(factory=dict)
 
 
