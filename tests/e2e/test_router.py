@@ -19,21 +19,21 @@ pytestmark = [
 ]
 
 Request = tuple[str, dict[str, Any], dict[str, str]]  # path, body, headers
-TURNS, CONVERSATIONS = 4, 10
+TURNS, CONVERSATIONS = 3, 6
 SYSTEM = "You are brief. " * 2000
 
 
 @attrs.frozen
 class Fleet:
-    """A router, and two nodes that stand in for servers."""
+    """A router with a client of it, and two nodes that stand in for servers."""
 
-    url: str
+    client: httpx.Client
     nodes: dict[str, Node]
 
     def ask(self, request: Request) -> httpx.Response:
         """Send a request to the router."""
         path, body, headers = request
-        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=60)
+        return self.client.post(path, json=body, headers=headers)
 
     def node_of(self, request: Request) -> str:
         """Send a request; the node that answered it."""
@@ -50,9 +50,13 @@ class Fleet:
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
     """A router over two nodes that are well."""
-    with running_node("n1") as one, running_node("n2") as two:
-        with running_haproxy(tmp_path, {"n1": one.address, "n2": two.address}) as url:
-            yield Fleet(url, {"n1": one, "n2": two})
+    with (
+        running_node("n1") as one,
+        running_node("n2") as two,
+        running_haproxy(tmp_path, {"n1": one.address, "n2": two.address}) as router,
+        httpx.Client(base_url=router.url, timeout=60) as client,
+    ):
+        yield Fleet(client, {"n1": one, "n2": two})
 
 
 def message(role: str, text: str, blocks: bool) -> dict[str, Any]:
@@ -186,7 +190,7 @@ def test_a_node_that_drops_requests(fleet: Fleet):
 
 
 def test_a_node_that_refuses(fleet: Fleet):
-    """A 503 of a node, whose journal stalls perhaps, is not the client's if another node answers."""
+    """A 503 of a node, whose journal stalls perhaps, is not the client's if another answers."""
     fleet.nodes["n1"].fault = "refuses"
     made = by_words("/v1/messages", blocks=True, system=True)
     assert {"n2"} == {fleet.node_of(made(number, 0)) for number in range(6)}

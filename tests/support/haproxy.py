@@ -17,7 +17,7 @@ import attrs
 import httpx
 
 from tests.support.child_process import die_with_parent
-from tests.support.subprocess_server import DEADLINE_S, eventually
+from tests.support.subprocess_server import DEADLINE_S, Serving, eventually
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "fleet.cfg"
 _CLIENTS, _NODES = "127.0.0.1:8080", {"n1": "127.0.0.1:8001", "n2": "127.0.0.1:8002"}
@@ -31,7 +31,7 @@ def installed() -> bool:
 
 
 @contextlib.contextmanager
-def running_haproxy(folder: Path, nodes: Mapping[str, str]) -> Iterator[str]:
+def running_haproxy(folder: Path, nodes: Mapping[str, str]) -> Iterator[Serving]:
     """
     Run HAProxy with ``fleet.cfg``, of which only the addresses are changed.
 
@@ -39,11 +39,11 @@ def running_haproxy(folder: Path, nodes: Mapping[str, str]) -> Iterator[str]:
         nodes: the address of each node, HOST:PORT, by its name in the file.
 
     Yields:
-        Its URL.
+        It, as the server that its clients see.
     """
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        address = "127.0.0.1:{}".format(taken.getsockname()[1])
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
     text = CONFIGURATION.read_text(encoding="utf-8")
     assert 1 == text.count(_CLIENTS)
     text = text.replace(_CLIENTS, address)
@@ -52,20 +52,25 @@ def running_haproxy(folder: Path, nodes: Mapping[str, str]) -> Iterator[str]:
         text = text.replace(usual, nodes[name])
     file = folder / "fleet.cfg"
     file.write_text(text, encoding="utf-8")
-    with (folder / "haproxy.log").open("wb") as log:
+    log = folder / "haproxy.log"
+    with log.open("wb") as output:
         process = subprocess.Popen(
-            ["haproxy", "-f", str(file)], stdout=log, stderr=log, preexec_fn=die_with_parent
+            ["haproxy", "-f", str(file)],
+            stdout=output,
+            stderr=output,
+            text=True,
+            preexec_fn=die_with_parent,
         )
     try:
 
         def is_up() -> bool:
-            assert process.poll() is None, (folder / "haproxy.log").read_text(encoding="utf-8")
+            assert process.poll() is None, log.read_text(encoding="utf-8")
             with contextlib.suppress(httpx.HTTPError):
                 return 200 == httpx.get(f"http://{address}/health", timeout=5).status_code
             return False
 
         eventually(is_up)
-        yield f"http://{address}"
+        yield Serving(process, folder, f"http://{address}", log)
     finally:
         process.terminate()
         process.wait(DEADLINE_S)
@@ -113,14 +118,19 @@ def running_node(name: str) -> Iterator[Node]:
             self.end_headers()
             self.wfile.write(body)
 
-        do_GET = do_POST = do_DELETE = handle_any
+        do_GET = do_POST = do_DELETE = handle_any  # noqa: N815  # http.server's names
 
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    node.address = "127.0.0.1:{}".format(server.server_address[1])
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: Any) -> None:
+            """A health check resets its connection once it has the status."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    node.address = f"127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:

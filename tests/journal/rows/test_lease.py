@@ -103,6 +103,24 @@ def test_a_writer_that_was_taken_over(url: str):
         assert holder.endswith(socket.gethostname())
 
 
+def test_a_writer_that_was_taken_over_finds_the_next_one(url: str, monkeypatch: pytest.MonkeyPatch):
+    """It gets no lock, and says who took it over; not so if that was without a takeover."""
+    monkeypatch.setattr(postgres_store, "CLAIM_TRIES", 2)
+    with closing(SqlStore.open(url)) as first:
+        first.append(ROWS[:4])
+        take_over(url, "operator")
+        with closing(SqlStore.open(url)) as second:
+            second.append(ROWS[4:6])
+            with pytest.raises(LeaseLost, match="taken over by process"):
+                first.append(ROWS[4:6])
+            with connected(url) as connection:
+                connection.exec_driver_sql("UPDATE lease SET token = 1")
+                connection.commit()
+            with pytest.raises(StoreError, match="Another server or command") as refused:
+                first.append(ROWS[4:6])
+            assert not isinstance(refused.value, LeaseLost)
+
+
 def test_a_takeover_waits_for_a_commit(url: str, monkeypatch: pytest.MonkeyPatch):
     """
     A commit that has read the token is finished before the token changes: a takeover that cannot

@@ -26,8 +26,8 @@ from alembic.script import ScriptDirectory
 
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked, StoreLost
 from cairn.journal.replay import replay
-from cairn.journal.rows import postgres as postgres_store
 from cairn.journal.rows import lease, store_sql
+from cairn.journal.rows import postgres as postgres_store
 from cairn.journal.rows.base import Base, base_of
 from cairn.journal.rows.codec import GENESIS, Row
 from cairn.journal.rows.store import MemoryStore, Store

@@ -54,7 +54,7 @@ def held(connection: sa.Connection) -> Lease | None:
 
 
 def raised(connection: sa.Connection, by: str) -> int | None:
-    """Raise the token, after the commits that have read it, and return it; None if there is none."""
+    """Raise the token, once no commit has read it, and return it; None if there is none."""
     change = sa.update(table).values(token=table.c.token + 1, holder=by).returning(table.c.token)
     token = connection.execute(change).scalar_one_or_none()
     return int(token) if token is not None else None

@@ -47,6 +47,7 @@ from cairn.journal.nodes import schema_of
 from cairn.journal.rows import lease, postgres
 from cairn.journal.rows.base import Base
 from cairn.journal.rows.codec import COLUMNS, GENESIS, Row, opened, shown
+from cairn.journal.rows.lease import Lease
 from cairn.journal.rows.removal import REMOVED_ROWS, Replaced
 from cairn.journal.rows.sealing import KeyRing
 
@@ -309,11 +310,7 @@ class SqlStore:
                 f"{self._place} has lost its lease, which another program removed. Start again."
             )
         if found.token != self._token:
-            raise LeaseLost(
-                f"{self._place} was taken over by {found.holder} (lease {found.token}; this "
-                f"server's was {self._token}), so this server may not write to it any more. What "
-                "it had committed before is in the journal."
-            )
+            raise self._lost(found)
 
     def _lasting(self, step: Callable[[], T]) -> T:
         """
@@ -323,7 +320,32 @@ class SqlStore:
         try:
             return step()
         except StoreLost:
-            return step()
+            try:
+                return step()
+            except StoreUnready:
+                raise
+            except StoreError as error:
+                # It may have lost its connection because it was taken over.
+                raise self._taken_over() or error from error
+
+    def _taken_over(self) -> LeaseLost | None:
+        """Why this writer's lease is lost, over a connection without the lock; None if it is not."""
+        if self._token is None:
+            return None
+        connection = postgres.unlocked(self._connection.engine.url)
+        try:
+            with _errors(self._place, "read"), connection.begin():
+                found = lease.held(connection)
+        finally:
+            _let_go(connection)
+        return self._lost(found) if found is not None and found.token != self._token else None
+
+    def _lost(self, found: Lease) -> LeaseLost:
+        return LeaseLost(
+            f"{self._place} was taken over by {found.holder} (lease {found.token}; this server's "
+            f"was {self._token}), so this server may not write to it any more. What it had "
+            "committed before is in the journal."
+        )
 
     def _commit(self, rows: Sequence[Row]) -> None:
         with self._writing("write to"):

@@ -136,9 +136,7 @@ def journal_options(command: Decorated) -> Decorated:
     return data_dir_option(journal(node(command)))
 
 
-def check_node(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> str | None:
+def check_node(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Refuse a name that no node may have."""
     if value is not None and not is_node_name(value):
         raise click.BadParameter(
