@@ -329,7 +329,7 @@ class SqlStore:
                 raise self._taken_over() or error from error
 
     def _taken_over(self) -> LeaseLost | None:
-        """Why this writer's lease is lost, over a connection without the lock; None if it is not."""
+        """Why the lease is lost, looked up without the lock; None if it is not."""
         if self._token is None:
             return None
         connection = postgres.unlocked(self._connection.engine.url)
