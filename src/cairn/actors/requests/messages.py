@@ -342,6 +342,7 @@ class ServerFacts:
         model_context_tokens: the model's own context, if the memory for sessions limits
             ``context_tokens``; else 0.
         shadow_share: the share of answers that are computed again in idle time.
+        node: the name of the server in its fleet; None if it is alone.
     """
 
     model: str
@@ -366,6 +367,7 @@ class ServerFacts:
     min_cache_tokens: int = 0
     model_context_tokens: int = 0
     shadow_share: float = 0.0
+    node: str | None = None
 
 
 @attrs.frozen(kw_only=True)
