@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from cairn_pebble.openings import (
+from cairn_pebble.first_chat.openings import (
     asked_in_one_chat,
     find_loop,
     normalised,

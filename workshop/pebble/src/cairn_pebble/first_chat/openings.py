@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -60,6 +61,16 @@ def normalised(text: str) -> str:
     return " ".join(_WORD.findall(text.casefold())) or "".join(text.split())
 
 
+@cache
+def _judged() -> frozenset[str]:
+    return frozenset(normalised(opening.text) for opening in read_openings())
+
+
+def is_opening(text: str) -> bool:
+    """Whether a text is one of the openings, which no training text may be."""
+    return normalised(text) in _judged()
+
+
 def find_loop(text: str, opening: str = "") -> str | None:
     """Returns what repeats in an answer, by the rubric's rules 1 to 3, or None."""
     words = _WORD.findall(text.casefold())
@@ -93,5 +104,5 @@ def _opening(kind: dict[str, Any], number: int, item: str | dict[str, str]) -> O
 
 def _document() -> dict[str, Any]:
     return tomllib.loads(
-        files("cairn_pebble").joinpath("openings.toml").read_text(encoding="utf-8")
+        files("cairn_pebble.first_chat").joinpath("openings.toml").read_text(encoding="utf-8")
     )
