@@ -62,7 +62,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@touch $@
 
 serve: env ## run the server; ARGS="..." for options of `ops serve`
-	@$(BIN)/ops serve $(ARGS)
+	@CAIRN_PROGRAM=./cairn $(BIN)/ops serve $(ARGS)
 
 # Sets LD_PRELOAD to a BLAS whose bits depend on shape, unless it is set (LD_PRELOAD= preloads none).
 # Without such a BLAS, the tests of bit-identity prove nothing, and `why` is set to the reason.

@@ -126,6 +126,7 @@ def create_app(
     keys: Keys | None = None,
     cors: Collection[str] = (),
     streams: StreamLimits | None = None,
+    tool: str = "ops",
 ) -> CairnApp:
     """
     The application over a server.
@@ -141,6 +142,7 @@ def create_app(
         cors: origins whose pages may call the server and read its answers.
         streams: how many live streams may be open; by default as many as fit this process's
             descriptors.
+        tool: how the operator calls `ops`, for commands that pages show.
     """
     app = CairnApp(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES_MAX
@@ -366,7 +368,7 @@ def create_app(
     async def describe_all() -> Response:
         return json_response(openapi.description(with_keys=keys is not None))
 
-    explorer.add_explorer(app, server, service, keys, logins, live)
+    explorer.add_explorer(app, server, service, keys, logins, live, tool)
 
     @app.after_request
     async def close_unread(response: Response) -> Response:

@@ -51,7 +51,7 @@ async def test_a_single_page_is_not_delayed(autojump_clock: object) -> None:
     assert now == began[-1]
 
 
-def test_each_tenant_has_a_replay() -> None:
+async def test_each_tenant_has_a_replay() -> None:
     """One tenant cannot take those of all; there is a limit for all together."""
     shares = PageShares()
     assert shares.begin_replay("alice")

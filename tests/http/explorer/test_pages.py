@@ -477,7 +477,7 @@ async def hostile_objects(attack: str) -> list[str]:
     )
     shared: dict[str, Any] = {
         "facts": attrs.evolve(FACTS, model=attack),
-        **dict.fromkeys(("base", "state", "tenant"), attack),
+        **dict.fromkeys(("base", "state", "tenant", "tool"), attack),
         **dict.fromkeys(("of_all", "with_keys", "others", "logged_in", "texts"), True),
         "path": "/explorer/session",
         "bug_count": 1,

@@ -83,6 +83,7 @@ def add_explorer(
     keys: Keys | None,
     logins: Logins,
     streams: LiveStreams,
+    tool: str,
 ) -> None:
     """
     Add the pages.
@@ -92,6 +93,7 @@ def add_explorer(
         keys: the API keys of callers, which say whose sessions a caller may see.
         logins: of browsers, which send a cookie in the place of a key.
         streams: those that are open.
+        tool: how the operator calls `ops`.
     """
     pages, feed = Blueprint(NAME, __name__), Feed(server)
 
@@ -124,6 +126,7 @@ def add_explorer(
             tenant=g.tenant,
             texts=flag(request.args, "texts"),
             path=request.path,
+            tool=tool,
             **values,
         )
 

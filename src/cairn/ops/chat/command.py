@@ -42,6 +42,7 @@ from cairn.ops.serve.api_keys import api_key_option
 
 _INTERRUPTED = 130
 _STDIN = "-"
+_UNTIL_THEN = "the chat does not begin before"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -160,7 +161,7 @@ def chat(
                     at_hand = None if over or model else server_at_hand(api_key, report)
                     server = at_hand or server_over(data_dir, model, api_key, report)
             if isinstance(server, OwnServer):
-                ready_model(server.chosen)
+                ready_model(server.chosen, until_then=_UNTIL_THEN)
         except KeyboardInterrupt:
             screen.note("Stopped before the chat began.")
             context.exit(_INTERRUPTED)

@@ -381,7 +381,7 @@ class Dialog:
     def _restart(self, server: OwnServer, model: str) -> bool:
         """Restart the chat's own server with another model. If that fails, with the one before."""
         with self._screen.until_interrupt(interrupt):
-            ready_model(model)
+            ready_model(model, until_then="the chat goes on after that")
         before, server.chosen = server.chosen, model
         self._stop(server)
         try:

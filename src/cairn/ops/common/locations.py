@@ -197,7 +197,7 @@ def options_of(data_dir: Path, journal: str | None = None) -> str:
     return " ".join([words[0], *map(shlex.quote, words[1:])])
 
 
-def bytes_on_disk(url: str) -> tuple[int, int] | tuple[()]:
+def bytes_on_disk(url: str) -> tuple[int, ...]:
     """The sizes of the journal's file and of its write-ahead log; empty for a database server."""
     from cairn.journal.rows.store_sql import sqlite_path
 
@@ -205,8 +205,7 @@ def bytes_on_disk(url: str) -> tuple[int, int] | tuple[()]:
         return ()
     path = sqlite_path(url)
     log = path.with_name(f"{path.name}-wal")
-    size, of_log = (file.stat().st_size if file.exists() else 0 for file in (path, log))
-    return size, of_log
+    return tuple(file.stat().st_size if file.exists() else 0 for file in (path, log))
 
 
 @attrs.frozen

@@ -295,6 +295,7 @@ async def _serve(
                 strict_model_names=options["strict_model_names"],
                 keys=keys,
                 cors=options["cors"],
+                tool=program("ops"),
             )
             grace_s = settings.limits.drain_s + _LAST_WORDS_S
             ended = trio.Event()
