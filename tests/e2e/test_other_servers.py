@@ -6,6 +6,7 @@ fields that other servers take, addresses that only others have, and Ollama's AP
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.support.subprocess_server import DEADLINE_S, Serving, assistant, even
 Body = dict[str, Any]
 
 MAX_TOKENS = 12
+LATER_LAYER = re.compile(r"model\.layers\.[1-9]")
 GAP = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 COLOUR: Body = {
     "type": "object",
@@ -36,19 +38,21 @@ CHAT, TEXTS, MESSAGES, RESPONSES = (
 
 
 def make_infill_model(directory: Path) -> Path:
-    """The random model, with the tokens by which models for code fill a gap."""
+    """The first layer of the random model, with the tokens by which models for code fill a gap."""
     make_random_model(directory)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.add_special_tokens(list(GAP))
     tokenizer.save(str(directory / "tokenizer.json"))
     weights = load_file(str(directory / "model.safetensors"))
+    weights = {name: one for name, one in weights.items() if not LATER_LAYER.match(name)}
     rows = weights["model.embed_tokens.weight"]
     # Their rows are those of other tokens, so that they are likely neither more nor less.
     grown = rows.repeat([1] * (len(rows) - 1) + [1 + len(GAP)], axis=0)
     weights["model.embed_tokens.weight"] = grown
     save_file(weights, str(directory / "model.safetensors"), metadata={"format": "mlx"})
     config = json.loads((directory / "config.json").read_text("utf-8"))
-    (directory / "config.json").write_text(json.dumps(config | {"vocab_size": len(grown)}))
+    config |= {"vocab_size": len(grown), "num_hidden_layers": 1}
+    (directory / "config.json").write_text(json.dumps(config), "utf-8")
     return directory
 
 
