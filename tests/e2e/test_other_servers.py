@@ -23,6 +23,7 @@ from tests.support.subprocess_server import DEADLINE_S, Serving, assistant, even
 
 Body = dict[str, Any]
 
+BLOCK = 16
 MAX_TOKENS = 12
 LATER_LAYER = re.compile(r"model\.layers\.[1-9]")
 GAP = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
@@ -62,7 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("others")
     with servers(folder, make_infill_model(folder / "model")) as start:
         yield start(
-            *("--block-tokens", 16, "--heartbeat", 0.05, "--max-tokens", MAX_TOKENS),
+            *("--block-tokens", BLOCK, "--heartbeat", 0.05, "--max-tokens", MAX_TOKENS),
             *("--min-cache-tokens", 0),
         )
 
@@ -98,6 +99,11 @@ def ollama(server: Serving, *messages: Body, **fields: Any) -> Any:
     options = {"temperature": 0, **fields.pop("options", {})}
     asked = {"stream": False, "think": False, "options": options, **fields}
     return post(server, "/api/chat", messages=list(messages), **asked)
+
+
+def whole_blocks(tokens: int) -> int:
+    """How many of the tokens are in whole blocks, which are reused on every machine."""
+    return (tokens - 1) // BLOCK * BLOCK
 
 
 # --- values --------------------------------------------------------------------------------------
@@ -197,7 +203,7 @@ def test_an_answer_that_the_client_began_is_continued(server: Serving):
     server.wait_idle()
     later = chat(server, begun[0], assistant(f"The stone lies{words[0]}"), user("And then?"))
     assert "continuation" == later["cairn"]["path"]
-    assert later["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(tokens) - 1
+    assert later["usage"]["prompt_tokens_details"]["cached_tokens"] >= whole_blocks(len(tokens))
 
 
 # --- completions ---------------------------------------------------------------------------------
@@ -350,17 +356,14 @@ def test_a_conversation_of_ollamas_continues_its_session(server: Serving):
         assert "ignored: options.num_ctx" == response.headers["x-cairn-warning"]
         assert ("continuation" if turn else "new_session") == cairn["path"]
         assert known <= cairn["reused_tokens"] <= last["prompt_eval_count"]
-        known = last["prompt_eval_count"] - 1
+        known = whole_blocks(last["prompt_eval_count"])
         sessions.add(cairn["session"])
         talk.append(assistant(text))
         server.wait_idle()
     assert 1 == len(sessions)
     later = chat(server, *talk, user("Thanks."))
     assert (later["cairn"]["session"], "continuation") == (*sessions, later["cairn"]["path"])
-    (received,) = {
-        event.protocol for event in server.events(ev.RequestReceived, session=f"{cairn['session']}")
-    } - {"openai.chat"}
-    assert "ollama.chat" == received
+    assert "ollama.chat" in {event.protocol for event in server.events(ev.RequestReceived)}
 
 
 def test_an_answer_of_ollamas_is_that_of_chat_completions(server: Serving):
@@ -374,7 +377,8 @@ def test_an_answer_of_ollamas_is_that_of_chat_completions(server: Serving):
     thought = chat(server, user("What is a cairn?"), enable_thinking=True)
     message = ollama(server, user("What is a cairn?"), think=True)["message"]
     ours = thought["choices"][0]["message"]
-    assert ours["reasoning_content"] == message["thinking"]
+    assert ours["content"] == message["content"]
+    assert ours.get("reasoning_content") == message.get("thinking")
 
 
 def test_formats_and_tools_of_ollamas(server: Serving):
@@ -384,7 +388,7 @@ def test_formats_and_tools_of_ollamas(server: Serving):
     assert {"c"} == set(json.loads(found["message"]["content"]))
     options = {"temperature": 0, "num_predict": 40, "stop": ["}"]}
     any_object = ollama(server, user("Which?"), format="json", options=options)
-    assert any_object["message"]["content"].startswith("{")
+    assert any_object["message"]["content"].lstrip().startswith("{")
     tool = {"type": "function", "function": {"name": "paint", "parameters": COLOUR}}
     plain = ollama(server, user("Paint"))["prompt_eval_count"]
     offered = ollama(server, user("Paint"), tools=[tool])["prompt_eval_count"]
@@ -420,12 +424,12 @@ def test_a_model_is_unloaded_and_loaded_by_ollamas_clients(server: Serving):
     server.wait_idle()
     assert "unload" == post(server, "/api/chat", model=name, keep_alive=0)["done_reason"]
 
-    def is_(state: str) -> bool:
+    def has(state: str) -> bool:
         return state == server.health()["models"][0]["state"]
 
-    eventually(lambda: is_("not_loaded"))
+    eventually(lambda: has("not_loaded"))
     assert "load" == post(server, "/api/generate", model=name)["done_reason"]
-    eventually(lambda: is_("loaded"))
+    eventually(lambda: has("loaded"))
     assert ollama(server, user("Are you there?"))["message"]["content"]
 
 
