@@ -37,6 +37,8 @@ from cairn.http.completions import errors as completions_errors
 from cairn.http.completions.answers import TextAnswer, TextStream
 from cairn.http.completions.prompts import InTurn, with_echoes
 from cairn.http.completions.request import read_text_request
+from cairn.http.embeddings import errors as embeddings_errors
+from cairn.http.embeddings.request import embedding_list, read_embeddings_request
 from cairn.http.explorer import routes as explorer
 from cairn.http.explorer.login import Logins, has_key
 from cairn.http.health import health, starting_health
@@ -46,7 +48,7 @@ from cairn.http.messages.objects import TokenCount
 from cairn.http.messages.request import read_count_request, read_messages_request
 from cairn.http.metrics.latencies import Generating, Timed
 from cairn.http.metrics.registry import MetricsByTenant
-from cairn.http.models import listed, model_list, model_object, named_model
+from cairn.http.models import check_answers, listed, model_list, model_object, named_model
 from cairn.http.ollama import errors as ollama_errors
 from cairn.http.ollama.routes import add_ollama_routes
 from cairn.http.openapi import document as openapi
@@ -69,7 +71,7 @@ from cairn.http.tokens.request import (
 )
 from cairn.http.wire.checks import BODY_BYTES_MAX, ClientError
 from cairn.http.wire.clients import client_name
-from cairn.http.wire.errors import ErrorAnswer, describe
+from cairn.http.wire.errors import ErrorAnswer, describe, request_header
 from cairn.http.wire.not_found import meant_by, nothing_at
 from cairn.http.wire.parameters import Ignored, ReadRequest
 from cairn.http.wire.traceparent import read_traceparent
@@ -177,6 +179,7 @@ def create_app(
         return body, {name.lower(): value for name, value in request.headers.items()}
 
     def check_model(name: str) -> None:
+        check_answers(name, server.models)
         if strict_model_names and name:
             listed(name, server.models)
 
@@ -216,6 +219,14 @@ def create_app(
     async def completions() -> Response:
         read = await with_echoes(await asked_of(read_text_request), service())
         return await answered(read, TextAnswer, TextStream)
+
+    @app.post(embeddings_errors.ADDRESS)
+    async def embeddings() -> Response:
+        body, _ = await body_of()
+        read = read_embeddings_request(body, ignored, server.models)
+        found = await service().embed(read.command)
+        headers = {**request_header(found.request), **warning_of(read.ignored)}
+        return json_response(embedding_list(found, read), headers=headers)
 
     @app.post(responses_errors.ADDRESS)
     async def responses() -> Response:
@@ -301,7 +312,15 @@ def create_app(
     def operators_model(name: str) -> ListedModel:
         """A served model that the caller may have loaded and unloaded."""
         check_operator()
-        return listed(name, server.models)
+        found = listed(name, server.models)
+        if found.embeds is not None:
+            raise ClientError(
+                f"{found.facts.model!r} is an embedding model, which stays loaded as long as the "
+                "server runs",
+                param="model",
+                code="wrong_kind_of_model",
+            )
+        return found
 
     @app.post("/v1/models/<path:name>/load")
     async def load_model(name: str) -> Response:
@@ -472,7 +491,7 @@ def _describe_at(path: str, error: Exception) -> ErrorAnswer:
         return messages_errors.messages_error(error)
     if ollama_errors.is_ours(path):
         return ollama_errors.ollama_error(error)
-    for protocol in (responses_errors, completions_errors):
+    for protocol in (responses_errors, completions_errors, embeddings_errors):
         if path == protocol.ADDRESS or path.startswith(f"{protocol.ADDRESS}/"):
             return describe(error, protocol.PLACES)
     return describe(error)

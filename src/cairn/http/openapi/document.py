@@ -23,6 +23,9 @@ from cairn.http.chat_completions.objects import ChatCompletion
 from cairn.http.completions import errors as completions_errors
 from cairn.http.completions import request as completions_request
 from cairn.http.completions.objects import TextCompletion
+from cairn.http.embeddings import errors as embeddings_errors
+from cairn.http.embeddings import request as embeddings_request
+from cairn.http.embeddings.objects import EmbeddingList
 from cairn.http.health import Health, HealthWithoutKey, StartingHealth
 from cairn.http.messages import errors as messages_errors
 from cairn.http.messages import request as messages_request
@@ -197,6 +200,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         body=messages_request.RequestBody,
         example=_HELLO,
         answer=TokenCount,
+    ),
+    ("POST", embeddings_errors.ADDRESS): Operation(
+        summary="The vectors of texts, by an embedding model.",
+        body=embeddings_request.EmbeddingsBody,
+        example={"input": ["The path goes", "up the hill"]},
+        answer=EmbeddingList,
     ),
     ("POST", "/tokenize"): Operation(
         summary="The tokens of a text or a conversation.",
