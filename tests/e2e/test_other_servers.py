@@ -437,7 +437,7 @@ def test_a_model_is_unloaded_and_loaded_by_ollamas_clients(server: Serving):
     ("path", "body", "status", "words"),
     [
         ("pull", {"model": "llama3.2"}, 404, "cairn pull"),
-        ("embed", {"model": "any", "input": "x"}, 404, "no embeddings"),
+        ("embed", {"model": "any", "input": "x"}, 404, "no embedding model"),
         ("show", {"model": "llama3.2"}, 404, "'llama3.2' is not served"),
         ("chat", {"messages": [{**user("x"), "images": ["AAAA"]}]}, 400, "only text"),
         ("generate", {"prompt": "x", "template": "{{ .Prompt }}"}, 400, "template"),

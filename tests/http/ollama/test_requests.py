@@ -134,9 +134,7 @@ async def test_messages():
         Message(role="system", content="Be brief."),
         Message(role="user", content=f"Look{IMAGE}"),
         Message(role="assistant", content="", reasoning="Hm", tool_calls=(made,)),
-        Message(
-            role="tool", content=f"sunny{IMAGE}", name="look", tool_call_id="call00000"
-        ),
+        Message(role="tool", content=f"sunny{IMAGE}", name="look", tool_call_id="call00000"),
         Message(role="user", content="And?"),
     ) == found.conversation.messages
     assert (("look",), False) == (
