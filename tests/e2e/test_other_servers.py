@@ -181,10 +181,7 @@ def test_objects_of_calls_are_closed(server: Serving):
 
 
 def test_an_answer_that_the_client_began_is_continued(server: Serving):
-    """
-    All protocols continue the same text with the same words, the prompt ends with it, and the next
-    turn continues the session.
-    """
+    """All protocols continue the same text with the same words, and the prompt ends with it."""
     begun = [user("Tell me of the pass."), assistant("The stone lies")]
     asked = {"continue_final_message": True, "add_generation_prompt": False}
     whole = chat(server, *begun, **asked)
@@ -198,12 +195,20 @@ def test_an_answer_that_the_client_began_is_continued(server: Serving):
     assert len(tokens) == whole["usage"]["prompt_tokens"] == by_ollama["prompt_eval_count"]
     prompt = post(server, "/detokenize", tokens=tokens)["content"]
     assert prompt.endswith("The stone lies")
-    anew = chat(server, *begun)
-    assert len(tokens) < anew["usage"]["prompt_tokens"]
+    again = chat(server, *begun)
+    assert len(tokens) < again["usage"]["prompt_tokens"]
+
+
+def test_the_turn_after_it_continues_the_session(server: Serving):
+    """What the client began and what was written are one message then."""
+    begun = [user("Tell me of the hut."), assistant("The hut stands")]
+    first = chat(server, *begun, continue_final_message=True)
     server.wait_idle()
-    later = chat(server, begun[0], assistant(f"The stone lies{words[0]}"), user("And then?"))
-    assert "continuation" == later["cairn"]["path"]
-    assert later["usage"]["prompt_tokens_details"]["cached_tokens"] >= whole_blocks(len(tokens))
+    joined = assistant(f"{begun[1]['content']}{said(first)}")
+    later = chat(server, begun[0], joined, user("And then?"))
+    cairn, usage = later["cairn"], first["usage"]
+    assert (first["cairn"]["session"], "continuation") == (cairn["session"], cairn["path"])
+    assert cairn["reused_tokens"] >= whole_blocks(usage["prompt_tokens"])
 
 
 # --- completions ---------------------------------------------------------------------------------
