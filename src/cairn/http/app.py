@@ -304,16 +304,12 @@ def create_app(
     async def model(name: str) -> Response:
         return json_response(model_object(listed(name, server.models)))
 
-    def check_operator() -> None:
-        """Refuse callers that may not have models loaded and unloaded."""
+    def operators_model(name: str) -> ListedModel:
+        """A served model that the caller may have loaded and unloaded."""
         if not sees_all(g.tenant, keys):
             raise ClientError(
                 "only the operator's key may do this", code="operator_only", status=403
             )
-
-    def operators_model(name: str) -> ListedModel:
-        """A served model that the caller may have loaded and unloaded."""
-        check_operator()
         found = listed(name, server.models)
         if found.embeds is not None:
             raise ClientError(
@@ -344,7 +340,7 @@ def create_app(
         ignored,
         body_of=body_of,
         check_model=check_model,
-        check_operator=check_operator,
+        operators_model=operators_model,
         answered=answered,
     )
 

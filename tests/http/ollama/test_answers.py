@@ -12,6 +12,8 @@ from cairn.actors.errors import Broken, ModelBusy
 from cairn.actors.models.size import ModelSize
 from cairn.actors.requests.messages import Delta
 from cairn.engine.answer.parts import Called, Calling, Said, Thought
+from cairn.engine.contract import EmbedderFacts
+from cairn.engine.model.embedding_files import Matryoshka
 from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
 from cairn.http.ollama.models import API_VERSION
@@ -270,3 +272,79 @@ async def test_only_the_operator_has_models_loaded():
     response = await client.get("/api/tags")
     assert 401 == response.status_code
     assert "key" in json.loads(await response.get_data(as_text=True))["error"]
+
+
+# --- embeddings --------------------------------------------------------------------------------
+
+
+EMBEDS = EmbedderFacts(
+    name="vectors",
+    fingerprint="e" * 16,
+    dimensions=256,
+    matryoshka=Matryoshka(),
+    context_tokens=32,
+    vocabulary_tokens=100,
+    pass_tokens=4,
+    dtype="float32",
+    memory_bytes=1000,
+)
+MADE = {"request": "req-1", "fingerprint": "e" * 16}
+
+
+def with_vectors() -> FakeService:
+    """A service with an embedding model."""
+    service = FakeService()
+    service.embeds = EMBEDS
+    return service
+
+
+async def test_vectors_of_texts():
+    """In their order, with the tokens that were computed; what has no effect is reported."""
+    service = with_vectors()
+    fields = {"model": "vectors:latest", "input": ["a", "b"], "truncate": True}
+    assert (
+        200,
+        {
+            "model": "vectors",
+            "embeddings": [[0.0, 0.5], [1.0, 0.5]],
+            "prompt_eval_count": 7,
+            "cairn": {**MADE, "ignored": ["truncate"]},
+        },
+    ) == await asked(service, "post", "embed", **fields)
+    (command,) = service.embedded
+    assert ("vectors", ("a", "b")) == (command.model, command.inputs)
+
+
+async def test_the_vector_of_a_text():
+    """For older clients: one text, under another name."""
+    expected = {"embedding": [0.0, 0.5], "cairn": MADE}
+    assert (200, expected) == await asked(with_vectors(), "post", "embeddings", prompt="a")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("embed", {}, "input"),
+        ("embed", {"input": 1}, "input"),
+        ("embeddings", {}, "prompt"),
+        ("embeddings", {"prompt": [1]}, "prompt"),
+    ],
+)
+async def test_texts_that_cannot_be_used(path: str, fields: Any, param: str):
+    """They are refused in Ollama's form, with the field."""
+    status, found = await asked(with_vectors(), "post", path, **fields)
+    assert (400, param) == (status, found["param"])
+    assert param in found["error"]
+
+
+async def test_an_embedding_model_embeds_and_stays():
+    """It says so, answers nothing, and is not unloaded."""
+    service = with_vectors()
+    tagged = (await asked(service, "get", "tags"))[1]["models"][-1]
+    assert ("vectors", ["embedding"]) == (tagged["name"], tagged["capabilities"])
+    shown = (await asked(service, "post", "show", model="vectors"))[1]["model_info"]
+    assert (32, 256) == (shown["mlx.context_length"], shown["mlx.embedding_length"])
+    for fields in (CHAT, {"keep_alive": 0}):
+        status, found = await asked(service, "post", "chat", model="vectors", **fields)
+        assert (400, "wrong_kind_of_model") == (status, found["code"])
+    assert [] == service.loads

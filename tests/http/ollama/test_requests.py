@@ -129,12 +129,12 @@ async def test_messages():
     ]
     found, ignored = await chat(messages=talk, tools=[TOOL])
     assert found.conversation is not None
-    made = {"id": "", "type": "function", **call}
+    made = {"id": "call00000", "type": "function", **call}
     assert (
         Message(role="system", content="Be brief."),
         Message(role="user", content=f"Look{IMAGE}"),
         Message(role="assistant", content="", reasoning="Hm", tool_calls=(made,)),
-        Message(role="tool", content=f"sunny{IMAGE}", name="look"),
+        Message(role="tool", content=f"sunny{IMAGE}", name="look", tool_call_id="call00000"),
         Message(role="user", content="And?"),
     ) == found.conversation.messages
     assert (("look",), False) == (
@@ -142,6 +142,29 @@ async def test_messages():
         found.conversation.continued,
     )
     assert ["messages.images"] == ignored
+
+
+async def test_calls_and_results_without_ids():
+    """Each call gets one, and each result that of the first call without a result."""
+    function = {"name": "look", "arguments": {}}
+    talk = [
+        *HELLO,
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {"function": function},
+                {"id": "mine", "function": function},
+                {"function": function},
+            ],
+        },
+        {"role": "tool", "content": "b", "tool_call_id": "mine"},
+        *({"role": "tool", "content": text} for text in ("a", "c", "of none")),
+    ]
+    found, _ = await chat(messages=talk)
+    assert found.conversation is not None
+    _, said, *results = found.conversation.messages
+    assert ["call00000", "mine", "call00002"] == [call["id"] for call in said.tool_calls]
+    assert ["mine", "call00000", "call00002", None] == [one.tool_call_id for one in results]
 
 
 async def test_an_answer_that_the_client_began():

@@ -27,6 +27,7 @@ from cairn.http.wire.errors import ErrorEnvelope
 from cairn.journal.tenants import LOCAL
 from tests.http.agents.fake_agents import TURN
 from tests.http.fake_service import ACCEPTED, DELTAS, FINISHED, FakeService
+from tests.http.ollama.test_answers import EMBEDS
 
 pytestmark = pytest.mark.trio
 
@@ -194,6 +195,8 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "ma
         ("POST", "/v1/models/{name}/unload", "/v1/models/cairn/small-1/unload", None, TEXT),
         ("POST", "/api/chat", "/api/chat", {**HELLO, "stream": False}, SPOKEN),
         ("POST", "/api/generate", "/api/generate", {"prompt": "a", "stream": False}, SPOKEN),
+        ("POST", "/api/embed", "/api/embed", {"input": ["a"]}, TEXT),
+        ("POST", "/api/embeddings", "/api/embeddings", {"prompt": "a"}, TEXT),
         ("POST", "/api/show", "/api/show", {"model": "cairn/small-1"}, TEXT),
         ("GET", "/api/tags", "/api/tags", None, TEXT),
         ("GET", "/api/ps", "/api/ps", None, TEXT),
@@ -211,6 +214,7 @@ async def test_an_answer_is_as_described(
     service = FakeService(script)
     service.turns[LOCAL, "r1"] = KEPT
     service.agents.have("notes", TURN)
+    service.embeds = EMBEDS
     client = create_app(service).test_client()
     data = None if body is None else json.dumps(body)
     response = await getattr(client, method.lower())(path, data=data)

@@ -5,6 +5,7 @@ conversation may switch between the two.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -37,6 +38,7 @@ def read_messages(wire: Sequence[WireMessage]) -> tuple[tuple[Message, ...], boo
         ClientError: one of them cannot be used.
     """
     messages = [_as_chat(message) for message in wire]
+    _name_calls(messages)
     first = answered([message.role for message in messages])
     for index, message in enumerate(wire):
         if index >= first and messages[index].role != "tool":
@@ -76,3 +78,20 @@ def _as_chat(wire: WireMessage) -> chat.WireMessage:
         tool_calls=wire.tool_calls,
         tool_call_id=wire.tool_call_id,
     )
+
+
+def _name_calls(messages: Sequence[chat.WireMessage]) -> None:
+    """
+    Give ids to calls without one, and to results, in order. Some clients drop the ids that they
+    were sent, and some templates need them. Changes the messages.
+    """
+    count, unanswered = 0, deque[str]()
+    for message in messages:
+        for call in message.tool_calls or ():
+            call.id = call.id or f"call{count:05}"
+            count += 1
+            unanswered.append(call.id)
+        if message.role == "tool" and not message.tool_call_id and unanswered:
+            message.tool_call_id = unanswered[0]
+        if message.tool_call_id in unanswered:
+            unanswered.remove(message.tool_call_id)

@@ -15,8 +15,6 @@ ADDRESS: Final = "/api"
 
 _PLACES = FormatPlaces(answer="format", schema="format")
 
-_NO_EMBEDDINGS: Final = "this server computes no embeddings; use another one for them"
-
 INSTEAD: Final = MappingProxyType(
     {
         "pull": "models are downloaded by `cairn pull NAME` on the server's machine, and served by "
@@ -25,8 +23,6 @@ INSTEAD: Final = MappingProxyType(
         "create": "models are not made here; name one and its settings in the server's models file",
         "copy": "a model gets further names in the server's models file (`aliases`)",
         "delete": "models are removed by `cairn rm NAME` on the server's machine",
-        "embed": _NO_EMBEDDINGS,
-        "embeddings": _NO_EMBEDDINGS,
     }
 )
 """What to do instead, by the last part of an address of Ollama's that is not here."""

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from cairn.actors.models.size import ModelSize
-from cairn.actors.requests.messages import ListedModel, ServerFacts
+from cairn.actors.requests.messages import ListedModel
 from cairn.http.models import listed
 from cairn.http.ollama.objects import (
     OllamaDetails,
@@ -80,9 +80,9 @@ def all_models(models: Sequence[ListedModel], sizes: Mapping[str, ModelSize]) ->
                 size=_bytes_of(facts.model, sizes),
                 digest=_digest(facts.model),
                 details=_details(),
-                capabilities=_capabilities(facts),
+                capabilities=_capabilities(model),
             )
-            for facts in (one.facts for one in models)
+            for model, facts in ((one, one.facts) for one in models)
         ]
     )
 
@@ -101,9 +101,9 @@ def loaded_models(
                 details=_details(),
                 expires_at=_NEVER,
                 size_vram=_bytes_of(facts.model, sizes),
-                context_length=facts.context_tokens,
+                context_length=_context_tokens(model),
             )
-            for facts in (one.facts for one in models if one.state == "loaded")
+            for model, facts in ((one, one.facts) for one in models if one.state == "loaded")
         ]
     )
 
@@ -112,7 +112,7 @@ def model_facts(model: ListedModel) -> OllamaModelFacts:
     """What is known of a model."""
     facts = model.facts
     defaults = {
-        "num_ctx": facts.context_tokens,
+        "num_ctx": _context_tokens(model),
         "num_predict": facts.default_max_tokens,
         "temperature": facts.defaults.temperature,
         "top_p": facts.defaults.top_p,
@@ -120,17 +120,20 @@ def model_facts(model: ListedModel) -> OllamaModelFacts:
         "min_p": facts.defaults.min_p,
         "repeat_penalty": facts.defaults.repetition_penalty,
     }
+    info: dict[str, str | int] = {
+        "general.architecture": _FORMAT,
+        "general.basename": facts.model,
+        f"{_FORMAT}.context_length": _context_tokens(model),
+    }
+    if model.embeds is not None:
+        info[f"{_FORMAT}.embedding_length"] = model.embeds.dimensions
     return OllamaModelFacts(
         modelfile=f"FROM {facts.model}\n",
         parameters="\n".join(f"{name} {value}" for name, value in defaults.items()),
         template="",
         details=_details(),
-        model_info={
-            "general.architecture": _FORMAT,
-            "general.basename": facts.model,
-            f"{_FORMAT}.context_length": facts.context_tokens,
-        },
-        capabilities=_capabilities(facts),
+        model_info=info,
+        capabilities=_capabilities(model),
         modified_at=at(facts.started_s),
     )
 
@@ -150,6 +153,13 @@ def _details() -> OllamaDetails:
     return OllamaDetails(format=_FORMAT, family=_FORMAT, families=[_FORMAT])
 
 
-def _capabilities(facts: ServerFacts) -> list[str]:
+def _context_tokens(model: ListedModel) -> int:
+    return model.facts.context_tokens if model.embeds is None else model.embeds.context_tokens
+
+
+def _capabilities(model: ListedModel) -> list[str]:
+    if model.embeds is not None:
+        return ["embedding"]
+    facts = model.facts
     found = {"thinking": bool(facts.switches), "insert": facts.infill is not None}
     return ["completion", "tools", *(name for name, has in found.items() if has)]

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from cairn.http.embeddings.objects import EmbeddingCairn
 from cairn.http.wire.checks import JsonObject
 from cairn.http.wire.sent import CairnObject, Sent
 
@@ -147,3 +148,19 @@ class OllamaModelFacts(Sent, kw_only=True):
     model_info: dict[str, str | int]
     capabilities: list[str]
     modified_at: str
+
+
+class OllamaEmbeddings(Sent, kw_only=True):
+    """The vectors of texts."""
+
+    model: str
+    embeddings: list[list[float]]
+    prompt_eval_count: int
+    cairn: EmbeddingCairn
+
+
+class OllamaEmbedding(Sent, kw_only=True):
+    """The vector of a text."""
+
+    embedding: list[float]
+    cairn: EmbeddingCairn

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
 
 from quart import Quart, Response
 
-from cairn.actors.requests.messages import ServerFacts
+from cairn.actors.requests.messages import Embedded, ListedModel, ServerFacts
 from cairn.http.adapter import AnswerBuilder, StreamBuilder, json_response
+from cairn.http.embeddings.request import EmbeddingsRequest
 from cairn.http.ollama.answers import (
     ChatAnswer,
     ChatStream,
@@ -16,6 +17,12 @@ from cairn.http.ollama.answers import (
     TextStream,
     chat_piece,
     text_piece,
+)
+from cairn.http.ollama.embeddings import (
+    read_embed_request,
+    read_prompt_request,
+    vector,
+    vectors,
 )
 from cairn.http.ollama.errors import ADDRESS
 from cairn.http.ollama.models import (
@@ -31,10 +38,13 @@ from cairn.http.ollama.objects import OllamaVersion, Piece
 from cairn.http.ollama.request import Preload, read_chat_request, read_generate_request
 from cairn.http.service import Server, Service
 from cairn.http.wire.checks import JsonObject
+from cairn.http.wire.errors import request_header
 from cairn.http.wire.json import decode_object
 from cairn.http.wire.parameters import Ignored, ReadRequest
+from cairn.http.wire.warned import warning_of
 
 Reader = Callable[[JsonObject, Mapping[str, str], Ignored, ServerFacts], ReadRequest | Preload]
+EmbedReader = Callable[[JsonObject, Ignored, Sequence[ListedModel]], EmbeddingsRequest]
 Answered = Callable[
     [
         ReadRequest,
@@ -53,7 +63,7 @@ def add_ollama_routes(
     *,
     body_of: Callable[[], Awaitable[tuple[bytes, Mapping[str, str]]]],
     check_model: Callable[[str], None],
-    check_operator: Callable[[], None],
+    operators_model: Callable[[str], ListedModel],
     answered: Answered,
 ) -> None:
     """
@@ -63,24 +73,36 @@ def add_ollama_routes(
         service: the server as the caller sees it.
         body_of: reads the body of the current request, with its headers.
         check_model: refuses names of models that are not served.
-        check_operator: refuses callers that may not have models loaded and unloaded.
+        operators_model: a model by its name, which the caller may have loaded and unloaded.
         answered: serves a request and returns its answer, whole or as a stream.
     """
 
     async def asked_of(read: Reader) -> tuple[JsonObject, ReadRequest | Preload]:
-        body, headers = await body_of()
-        fields = decode_object(body)
+        fields, headers = await fields_of()
         name = fields.get("model")
-        if isinstance(name, str):
-            fields["model"] = name = served_name(name, server.models)
         facts = service().facts_of(name if isinstance(name, str) else "")
         return fields, read(fields, headers, ignored, facts)
+
+    async def fields_of() -> tuple[JsonObject, Mapping[str, str]]:
+        """The fields of a body, with the name of the model as it is served."""
+        body, headers = await body_of()
+        fields = decode_object(body)
+        if isinstance(name := fields.get("model"), str):
+            fields["model"] = served_name(name, server.models)
+        return fields, headers
+
+    async def embedded(read: EmbedReader) -> tuple[Embedded, EmbeddingsRequest, dict[str, str]]:
+        """The vectors of a request, with the headers of its answer."""
+        fields, _ = await fields_of()
+        asked = read(fields, ignored, server.models)
+        found = await service().embed(asked.command)
+        return found, asked, {**request_header(found.request), **warning_of(asked.ignored)}
 
     def preloaded(fields: JsonObject, asked: Preload, piece: Callable[..., Piece]) -> Response:
         """Have a model loaded in its turn, or unloaded."""
         model = named(fields, server.models)
         if asked.unload != (model.state == "not_loaded"):
-            check_operator()
+            operators_model(model.facts.model)
             if asked.unload:
                 server.unload_model()
             else:
@@ -109,6 +131,16 @@ def add_ollama_routes(
             return preloaded(fields, asked, text_piece)
         check_model(asked.command.requested_model)
         return await answered(asked, TextAnswer, TextStream)
+
+    @app.post(f"{ADDRESS}/embed")
+    async def ollama_embed() -> Response:
+        found, asked, headers = await embedded(read_embed_request)
+        return json_response(vectors(found, asked), headers=headers)
+
+    @app.post(f"{ADDRESS}/embeddings")
+    async def ollama_embeddings() -> Response:
+        found, asked, headers = await embedded(read_prompt_request)
+        return json_response(vector(found, asked), headers=headers)
 
     @app.post(f"{ADDRESS}/show")
     async def ollama_show() -> Response:

@@ -31,11 +31,14 @@ from cairn.http.messages import errors as messages_errors
 from cairn.http.messages import request as messages_request
 from cairn.http.messages.objects import MessageObject, MessagesErrorEnvelope, TokenCount
 from cairn.http.models import ModelList, ModelObject
+from cairn.http.ollama import embeddings as ollama_embeddings
 from cairn.http.ollama import errors as ollama_errors
 from cairn.http.ollama import request as ollama_request
 from cairn.http.ollama.answers import LINES
 from cairn.http.ollama.objects import (
     OllamaChat,
+    OllamaEmbedding,
+    OllamaEmbeddings,
     OllamaErrorEnvelope,
     OllamaLoadedModels,
     OllamaModelFacts,
@@ -343,6 +346,18 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         answer=OllamaText,
         streams=True,
         lines=True,
+    ),
+    ("POST", f"{ollama_errors.ADDRESS}/embed"): Operation(
+        summary="The vectors of texts, as Ollama has them.",
+        body=ollama_embeddings.EmbedBody,
+        example={"input": ["The path goes"]},
+        answer=OllamaEmbeddings,
+    ),
+    ("POST", f"{ollama_errors.ADDRESS}/embeddings"): Operation(
+        summary="The vector of a text, as older clients of Ollama's ask for it.",
+        body=ollama_embeddings.EmbeddingsBody,
+        example={"prompt": "The path goes"},
+        answer=OllamaEmbedding,
     ),
     ("POST", f"{ollama_errors.ADDRESS}/show"): Operation(
         summary="Facts about a served model, as Ollama has them.",
