@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from cairn.actors import looking
-from cairn.actors.looking import READ_TEXTS
+from cairn.actors.looking import READ_TEXTS, NothingThere
 from cairn.actors.server import Server
 from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
