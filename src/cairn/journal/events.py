@@ -275,6 +275,21 @@ class LossAccepted(Event):
 
 
 @attrs.frozen(kw_only=True)
+class NodeTakenOver(Event):
+    """
+    An operator had the journal of a node taken over: the writer before can commit nothing more.
+
+    Attributes:
+        token: of the lease from then on, which each commit compares with its own.
+        by: who did that.
+    """
+
+    kind: ClassVar[str] = "node_taken_over"
+    token: int = natural()
+    by: str
+
+
+@attrs.frozen(kw_only=True)
 class JournalStalled(Event):
     """
     The journal could not be written for a time. Requests that were open ended without their answer,
@@ -337,6 +352,29 @@ class RequestRejected(Event):
     tenant: str
     status: int
     code: str
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddingsComputed(Event):
+    """
+    The vectors of a request for embeddings are complete. It uses no session, no slab and no block.
+
+    Attributes:
+        model: the name that clients see.
+        fingerprint: covers everything that can change a bit of a vector.
+        inputs: how many texts.
+        tokens: measured: in the passes over them, with those that the tokenizer adds.
+        duration_us: measured: of these passes.
+    """
+
+    kind: ClassVar[str] = "embeddings_computed"
+    request: str
+    tenant: str
+    model: str
+    fingerprint: str
+    inputs: int = natural()
+    tokens: int = natural()
+    duration_us: int = natural()
 
 
 @attrs.frozen(kw_only=True)
@@ -1264,10 +1302,12 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     ModelLoadFailed,
     OperatorActed,
     LossAccepted,
+    NodeTakenOver,
     JournalStalled,
     JournalPruned,
     SessionForgotten,
     RequestRejected,
+    EmbeddingsComputed,
     SessionOpened,
     RequestReceived,
     PrefixJoined,

@@ -96,6 +96,10 @@ COMMANDS = {
         "cairn.ops.journal.migrate:migrate",
         "Create a journal, or bring its schema up to date.",
     ),
+    "takeover": (
+        "cairn.ops.fleet.takeover:takeover",
+        "Take NODE over from a server that hangs, or whose machine does not answer.",
+    ),
     "journal": (
         "cairn.ops.journal.command:journal",
         "Show the journal's size and growth, and prune it.",

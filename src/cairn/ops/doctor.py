@@ -258,10 +258,11 @@ def check_models(path: Path) -> Found:
         )
     sizes = [
         (one, weights_bytes(Path(one.directory), Path(one.adapter) if one.adapter else None))
-        for one in found.entries
+        for one in (*found.entries, *found.embeddings)
     ]
     names = ", ".join(
-        f"{one.name} ({size_text(size)}{', the default' if one is found.default else ''})"
+        f"{one.name} ({size_text(size)}{', the default' if one is found.default else ''}"
+        f"{', for embeddings' if one.embeddings else ''})"
         for one, size in sizes
     )
     return Found("ok", names)

@@ -26,7 +26,7 @@ from cairn.http.explorer.login import COOKIE, LOGIN_S, Logins
 from cairn.http.explorer.pages import asset, page, redirected, with_policy
 from cairn.http.explorer.shown import agent_of
 from cairn.http.health import shared_objects
-from cairn.http.models import listed, model_list
+from cairn.http.models import answering, listed, model_list
 from cairn.http.openapi import document as openapi
 from cairn.http.server.connection import OwningRequest
 from cairn.http.server.live_streams import LiveStreams
@@ -159,7 +159,7 @@ def add_explorer(
             before=data[-1].position if more else None,
             which=which,
             states=[*map(str, SessionState), "closed"],
-            models=[one.facts.model for one in server.models],
+            models=[one.facts.model for one in answering(server.models)],
         )
 
     @pages.get(f"{PREFIX}/session")
@@ -279,7 +279,7 @@ def add_explorer(
 
     @pages.get(f"{PREFIX}/models")
     async def models() -> Response:
-        known = server.models
+        known = answering(server.models)
         return shown(
             "models.html",
             models=model_list(known).data,
@@ -290,7 +290,7 @@ def add_explorer(
     @pages.post(f"{PREFIX}/models/load")
     async def load_model() -> Response:
         fields = await operators_form()
-        server.load_model(listed(fields.get("model", ""), server.models).facts.model)
+        server.load_model(listed(fields.get("model", ""), answering(server.models)).facts.model)
         return redirected(f"{PREFIX}/models")
 
     @pages.post(f"{PREFIX}/models/unload")

@@ -472,7 +472,7 @@ class Dialog:
         """
         stored = [one.agent_id for one in self._stored()]
         if name is None:
-            others = (one for one in stored if one.startswith(PREFIX))
+            others = (one for one in stored if PREFIX in one)
             last = next((one for one in others if one != self._conversation.agent), None)
             if last is None:
                 raise Unreadable("There is no earlier chat on this server.")
@@ -482,7 +482,7 @@ class Dialog:
         numbers = list(map(str, range(1, len(self._listed) + 1)))
         if name in numbers:
             return self._listed[numbers.index(name)]
-        near = [one for one in stored if one.startswith((name, f"{PREFIX}{name}"))]
+        near = [one for one in stored if one.startswith(name) or f"{PREFIX}{name}" in one]
         if len(near) == 1:
             return near[0]
         if near:

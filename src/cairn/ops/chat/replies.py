@@ -126,9 +126,10 @@ class StoredTurns(msgspec.Struct):
 
 
 class ModelState(msgspec.Struct):
-    """Whether a model is loaded."""
+    """Whether a model is loaded, and what it is for."""
 
     state: str
+    kind: str = "chat"
     aliases: tuple[str, ...] = ()
     context_tokens: int | None = None
 

@@ -61,10 +61,13 @@ def _settings(
     facts = server.facts
     journal = options["journal"] or (options["data_dir"] / "journal.db").absolute()
     answers = f"{counted(facts.decode_rows, 'answer')} at once{decode_text(facts.decode_shapes)}"
-    names = ", ".join(listed.facts.model for listed in server.models) + "; one in memory at a time"
+    answer = [one.facts.model for one in server.models if one.embeds is None]
+    embed = [one.facts.model for one in server.models if one.embeds is not None]
+    names = ", ".join(answer) + "; one in memory at a time"
     disk = size_text(server.statistics().disk_bytes_total)
     yield from (
-        *([f"  models       {names}"] if len(server.models) > 1 else []),
+        *([f"  models       {names}"] if len(answer) > 1 else []),
+        *([f"  embeddings   {', '.join(embed)}"] if embed else []),
         f"  fingerprint  {facts.fingerprint}",
         *([f"  adapter      {options['adapter']}"] if options["adapter"] else []),
         f"  weights      {facts.dtype}",

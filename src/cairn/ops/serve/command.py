@@ -16,7 +16,7 @@ from cairn.engine.machine.disk import BUDGET_MAX, TOKENS
 from cairn.engine.ttl import seconds_of
 from cairn.http.access.cors import read_origin
 from cairn.ops.common.completions import complete_model
-from cairn.ops.common.locations import example, usual_data_dir
+from cairn.ops.common.locations import check_node, example, usual_data_dir
 from cairn.ops.common.program import program_name
 from cairn.ops.serve.api_keys import KEYS_VARIABLE
 from cairn.ops.serve.configured import (
@@ -389,6 +389,14 @@ _CHECKS = "Checks and debugging"
     group=_JOURNAL,
     metavar="URL",
     help="A database URL for the journal. Default: SQLite in the data directory.",
+)
+@_option(
+    "--node",
+    group=_JOURNAL,
+    metavar="NAME",
+    callback=check_node,
+    help="The name of this server in a fleet, such as n1: its journal is in the schema node_n1 of "
+    "the PostgreSQL database that --journal names, and ids of responses and agents begin with n1.",
 )
 @_option(
     "--checkpoints",

@@ -51,6 +51,7 @@ from cairn.journal.rows.store_sql import SqlStore, migrate, sqlite_path, strange
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import (
+    journal_of,
     log_path,
     options_of,
     self_tests_folder,
@@ -91,6 +92,7 @@ def run(options: dict[str, Any]) -> None:
         Unreadable: the options cannot be used, or the server cannot continue.
     """
     use_one_heap()
+    options["journal"] = journal_of(options["journal"], options["node"])
     models = read_models_option(options)
     if models is None:
         ready = ready_model(options["model"], accept_tight=options["accept_tight_memory"])
@@ -305,7 +307,14 @@ async def _serve(
             else:
                 choices, default = choices_of(models, settings), models.default.name
                 booting = booted_models(
-                    choices, default, store, secret, progress, starting, heads=heads
+                    choices,
+                    default,
+                    store,
+                    secret,
+                    progress,
+                    starting,
+                    heads=heads,
+                    embedding_models=models.embeddings,
                 )
             async with tracing(os.environ) as traces, booting as server:
                 shown.close()
@@ -403,6 +412,7 @@ def settings_of(options: dict[str, Any], data_dir: Path, sealed: KeyFile | None 
             slab_idle_s=options["slab_idle"],
             ttl_s=options["ttl"],
         ),
+        node=options["node"],
         on_record={
             name: value
             for name, value in options.items()
