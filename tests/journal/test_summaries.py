@@ -18,7 +18,7 @@ from cairn.journal.summaries import (
     first_words,
 )
 from tests.journal.model import TAPES, Driver, played, profile
-from tests.journal.test_paths import FOLLOWED, PARTS, started, talk
+from tests.journal.test_paths import FOLLOWED, PARTS, PATHS, path_of, started, talk
 from tests.support.journals import Builder, healthy
 
 
@@ -277,6 +277,30 @@ def test_removed_blocks() -> None:
     )
     found.see(recorded_of(driver, pruned))
     assert [1000 + REMOVED_MAX + 4] == [one.row for one in found.removed]
+
+
+@pytest.mark.parametrize(
+    ("case", "named", "cause"),
+    [
+        ("nothing is left", "evicted", "evicted"),
+        ("after a restart", "lost", "lost"),
+        ("all of it expired", "expired", None),
+        ("all of it expired, and its session was closed", "expired", None),
+        ("the session works", None, None),
+    ],
+)
+def test_what_took_blocks_away(case: str, named: str | None, cause: str | None) -> None:
+    """A turn whose blocks are gone has the last row that took blocks away since."""
+    driver = started()
+    path = path_of(driver, PATHS[case][0](driver))
+    found = folded(driver.recorded)
+    (turn,) = found.turns(path.session, found.turn_count(path.session) - 1, 99)
+    rows = {name: at for name, at in attrs.asdict(turn.losses).items() if at}
+    assert ([named] if named is not None else []) == list(rows)
+    for at in rows.values():
+        kind = next(one.event.kind for one in driver.recorded if one.position == at)
+        assert kind in ("block_evicted", "block_file_removed", "server_lost", "server_stopped")
+    assert cause == turn.losses.cause
 
 
 def test_first_words() -> None:

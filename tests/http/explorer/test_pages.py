@@ -142,7 +142,7 @@ async def test_a_session() -> None:
         assert "<del>14:05</del>" in text
         assert "<ins>14:06</ins>" in text
         assert '<strong class="warn">clock</strong>' in text
-        assert "`14:05` became `14:06`" in text
+        assert "<code>14:05</code> became <code>14:06</code>" in text
         assert 'class="bar-computed"' in text
         assert "to first token" in text
         assert "tok/s" in text

@@ -125,10 +125,9 @@ def chat(
 
     Connects to the server at the default address or, if there is none, to the one that uses the
     data directory, on any port. With --data-dir, only the directory decides. Waits for a server
-    that is starting. If no server is
-    running, one is started for the chat and stopped with it. A line after each answer shows the
-    path that the server chose, how many prompt tokens were reused, the time to the first token and
-    the tokens per second. /help lists the commands of the chat.
+    that is starting. If no server is running, one is started for the chat and stopped with it. A
+    line after each answer shows the path that the server chose, how many prompt tokens were reused,
+    the time to the first token and the tokens per second. /help lists the commands of the chat.
 
     The server stores each chat, as an agent whose name begins with chat-. --continue and --resume
     go on with one.
@@ -158,7 +157,8 @@ def chat(
                 if url is not None:
                     server = server_named(url, api_key, report)
                 else:
-                    at_hand = None if over or model else server_at_hand(api_key, report)
+                    is_own = over or model is not None
+                    at_hand = None if is_own else server_at_hand(api_key, report)
                     server = at_hand or server_over(data_dir, model, api_key, report)
             if isinstance(server, OwnServer):
                 ready_model(server.chosen, until_then=_UNTIL_THEN)
