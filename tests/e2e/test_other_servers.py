@@ -388,7 +388,7 @@ def test_an_answer_of_ollamas_is_that_of_chat_completions(server: Serving):
 
 def test_formats_and_tools_of_ollamas(server: Serving):
     """A format constrains the answer; tools are in the prompt, and calls and results come back."""
-    options = {"temperature": 3, "seed": 2, "num_predict": 40}
+    options: Body = {"temperature": 3, "seed": 2, "num_predict": 40}
     found = ollama(server, user("Which?"), format=COLOUR, options=options)
     assert {"c"} == set(json.loads(found["message"]["content"]))
     options = {"temperature": 0, "num_predict": 40, "stop": ["}"]}
@@ -398,7 +398,7 @@ def test_formats_and_tools_of_ollamas(server: Serving):
     plain = ollama(server, user("Paint"))["prompt_eval_count"]
     offered = ollama(server, user("Paint"), tools=[tool])["prompt_eval_count"]
     call = {"function": {"name": "paint", "arguments": {"c": "red"}}}
-    talk = [
+    talk: list[Body] = [
         user("Paint"),
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "done", "tool_name": "paint"},

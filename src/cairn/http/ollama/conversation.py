@@ -93,5 +93,5 @@ def _name_calls(messages: Sequence[chat.WireMessage]) -> None:
             unanswered.append(call.id)
         if message.role == "tool" and not message.tool_call_id and unanswered:
             message.tool_call_id = unanswered[0]
-        if message.tool_call_id in unanswered:
-            unanswered.remove(message.tool_call_id)
+        if (answers := message.tool_call_id) is not None and answers in unanswered:
+            unanswered.remove(answers)

@@ -272,7 +272,7 @@ def _sampled(wire: OllamaFields, options: Options, facts: ServerFacts) -> Common
     try:
         return parameters.common(_Sampled(**shared, **given), facts)
     except ClientError as error:
-        if error.param not in _OPTIONS:
+        if error.param is None or error.param not in _OPTIONS:
             raise
         where = f"options.{_OPTIONS[error.param]}"
         message = f"{where}{error.message.removeprefix(error.param)}"
