@@ -140,6 +140,7 @@ class World:
         self.tested: ev.SelfTestFinished | None = None
         self.unstable_accepted = False
         self.lost: dict[str, int] = {}
+        self.lease = 1
         self.turns: dict[str, dict[str, Any]] = {}
         self.agents: dict[str, dict[str, Any]] = {}
         # key of a block to the last two uses of it or of a chain that ended with it
@@ -197,6 +198,7 @@ class World:
             "turns": self.turns,
             "turns_pruned": False,
             "lost": self.lost,
+            "lease": self.lease,
             "agents": self.agents,
         }
 
@@ -263,6 +265,9 @@ class World:
     def _operator_acted(self, event: ev.OperatorActed) -> None:
         if event.action == "accept_unstable":
             self.unstable_accepted = True
+
+    def _node_taken_over(self, event: ev.NodeTakenOver) -> None:
+        self.lease = event.token
 
     def _loss_accepted(self, event: ev.LossAccepted) -> None:
         for head in event.heads:
@@ -2459,6 +2464,8 @@ class Driver:
             if kind == "unloaded":
                 self.load_model(fingerprint)
             else:
+                if kind == "lost":
+                    self.propose(ev.NodeTakenOver(token=self.state.lease + 1, by="operator"))
                 self.start(fingerprint)
         elif move == 30 and self._crashes and self.state.sessions:
             self.crash(self.tape.one_of(sorted(self.state.sessions)))

@@ -327,6 +327,7 @@ def _facts_of(
         min_cache_tokens=model.min_cache_tokens if model is not None else 0,
         model_context_tokens=facts.model_context_tokens,
         shadow_share=_shadow_share(settings, started),
+        node=settings.node,
     )
 
 

@@ -9,6 +9,7 @@ import uuid
 
 import cairn
 from cairn.journal.ledger import Clock
+from cairn.journal.nodes import on_node
 
 
 def wall_clock_us() -> int:
@@ -19,6 +20,16 @@ def wall_clock_us() -> int:
 def new_id() -> str:
     """A fresh unique id."""
     return str(uuid.uuid4())
+
+
+def request_id(node: str | None) -> str:
+    """
+    A fresh id of a request, which those of responses are made of.
+
+    Args:
+        node: which serves it; None for a server that is alone.
+    """
+    return on_node(node, new_id())
 
 
 def clock() -> Clock:

@@ -67,6 +67,7 @@ class Settings:
         accept_unstable: serve even if the self-test fails.
         accept_tight: load a model even if it may not fit in memory.
         beside_bytes: what embedding models hold of the memory.
+        node: the name of the server in its fleet; None if it is alone.
         on_record: the settings that go into the journal.
     """
 
@@ -101,6 +102,7 @@ class Settings:
     accept_tight: bool = False
     beside_bytes: int = 0
     limits: Limits = attrs.field(factory=Limits)
+    node: str | None = None
     on_record: Mapping[str, object] = attrs.field(factory=dict)
 
 

@@ -49,6 +49,8 @@ from cairn.http.messages.request import read_count_request, read_messages_reques
 from cairn.http.metrics.latencies import Generating, Timed
 from cairn.http.metrics.registry import MetricsByTenant
 from cairn.http.models import check_answers, listed, model_list, model_object, named_model
+from cairn.http.ollama import errors as ollama_errors
+from cairn.http.ollama.routes import add_ollama_routes
 from cairn.http.openapi import document as openapi
 from cairn.http.responses import errors as responses_errors
 from cairn.http.responses.answers import ResponsesAnswer, ResponsesStream
@@ -124,6 +126,7 @@ def create_app(
     keys: Keys | None = None,
     cors: Collection[str] = (),
     streams: StreamLimits | None = None,
+    tool: str = "ops",
 ) -> CairnApp:
     """
     The application over a server.
@@ -139,6 +142,7 @@ def create_app(
         cors: origins whose pages may call the server and read its answers.
         streams: how many live streams may be open; by default as many as fit this process's
             descriptors.
+        tool: how the operator calls `ops`, for commands that pages show.
     """
     app = CairnApp(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES_MAX
@@ -329,6 +333,17 @@ def create_app(
             server.unload_model()
         return json_response(model_object(listed(asked.facts.model, server.models)))
 
+    add_ollama_routes(
+        app,
+        server,
+        service,
+        ignored,
+        body_of=body_of,
+        check_model=check_model,
+        operators_model=operators_model,
+        answered=answered,
+    )
+
     @app.get("/health")
     async def get_health() -> Response:
         try:
@@ -349,7 +364,7 @@ def create_app(
     async def describe_all() -> Response:
         return json_response(openapi.description(with_keys=keys is not None))
 
-    explorer.add_explorer(app, server, service, keys, logins, live)
+    explorer.add_explorer(app, server, service, keys, logins, live, tool)
 
     @app.after_request
     async def close_unread(response: Response) -> Response:
@@ -472,6 +487,8 @@ def _describe_at(path: str, error: Exception) -> ErrorAnswer:
     """The answer to an error, in the protocol of an address."""
     if messages_errors.is_ours(path):
         return messages_errors.messages_error(error)
+    if ollama_errors.is_ours(path):
+        return ollama_errors.ollama_error(error)
     for protocol in (responses_errors, completions_errors, embeddings_errors):
         if path == protocol.ADDRESS or path.startswith(f"{protocol.ADDRESS}/"):
             return describe(error, protocol.PLACES)
@@ -484,7 +501,8 @@ def _error(error: Exception) -> ErrorAnswer:
     path, address, is_nowhere = asked.path, {}, isinstance(error, NotFound)
     if isinstance(error, NotFound):
         meant = meant_by(path, current_app.url_map)
-        error, path = nothing_at(path, meant), meant or path
+        error = ollama_errors.not_here(path) or nothing_at(path, meant)
+        path = meant or path
     answer = _describe_at(path, error)
     shown = _without_keys(asked.path) if is_nowhere or answer.status == 401 else asked.path
     write = log.info

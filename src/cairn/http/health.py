@@ -79,6 +79,7 @@ class Health(Sent, kw_only=True):
     status: Status
     model: str
     fingerprint: str
+    node: str | UnsetType = UNSET
     context_tokens: int
     block_tokens: int
     contexts: list[ContextUseObject]
@@ -137,6 +138,7 @@ def health(
         status=status,
         model=facts.model,
         fingerprint=facts.fingerprint,
+        node=UNSET if facts.node is None else facts.node,
         context_tokens=facts.context_tokens,
         block_tokens=facts.block_tokens,
         contexts=[

@@ -6,6 +6,7 @@ The errors of the journal, by whose fault they are::
       |- UnknownEvent      the operator's: the journal was written by a newer Cairn
       |- StoreError        the world's: the database cannot be opened, read or written
       |    |- HeadMoved    another writer's: it appended, so this one must stop
+      |    |- LeaseLost    the operator's: the journal was taken over, so this writer must stop
       |    |- StoreUnready  the world's: not now; the same append may be tried again
       |         |- StoreFull    there is no room
       |         |- StoreLocked  another program has locked it
@@ -49,6 +50,10 @@ class StoreError(JournalError):
 
 class HeadMoved(StoreError):
     """The store's last row is not the one that this writer wrote. The rows were not appended."""
+
+
+class LeaseLost(StoreError):
+    """An operator had the journal taken over from this writer. The rows were not appended."""
 
 
 class StoreUnready(StoreError):

@@ -275,6 +275,21 @@ class LossAccepted(Event):
 
 
 @attrs.frozen(kw_only=True)
+class NodeTakenOver(Event):
+    """
+    An operator had the journal of a node taken over: the writer before can commit nothing more.
+
+    Attributes:
+        token: of the lease from then on, which each commit compares with its own.
+        by: who did that.
+    """
+
+    kind: ClassVar[str] = "node_taken_over"
+    token: int = natural()
+    by: str
+
+
+@attrs.frozen(kw_only=True)
 class JournalStalled(Event):
     """
     The journal could not be written for a time. Requests that were open ended without their answer,
@@ -1287,6 +1302,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     ModelLoadFailed,
     OperatorActed,
     LossAccepted,
+    NodeTakenOver,
     JournalStalled,
     JournalPruned,
     SessionForgotten,

@@ -244,6 +244,11 @@ def _of_the_server(state: State, event: ev.Event) -> Iterator[Illegal]:
             yield "a server started while another was running", None, state.boot
         case ev.ServerStopped() | ev.ServerLost() if state.boot != event.boot:
             yield "a run ended that had not started", state.boot, event.boot
+        case ev.NodeTakenOver():
+            if state.boot is not None:
+                yield "a node was taken over during a run", "the run's end", state.boot
+            if event.token <= state.lease:
+                yield "a lease was taken twice", f"> {state.lease}", event.token
         case ev.ModelLoaded():
             if state.model is not None:
                 yield "a model was loaded beside another", None, state.model.name

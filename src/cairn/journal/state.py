@@ -450,6 +450,7 @@ class State:
         time_us: the latest time on a row, in microseconds since 1970. It never goes back, even if
             the clock does. TTLs are counted from it; no decision depends on it.
         boot: the run of the server that has the journal open; None between runs.
+        lease: the token of the writer that may commit, on PostgreSQL.
         streams: last sequence number of each stream.
         model: what is loaded in this run of the server.
         tips: tip of a chain to the sessions whose last request had this chain. Named sessions are
@@ -486,6 +487,7 @@ class State:
     position: int = 0
     time_us: int = 0
     boot: str | None = None
+    lease: int = 1
     model: Model | None = None
     streams: Map[str, int] = Map()
     sessions: Map[SessionId, Session] = Map()
@@ -599,6 +601,8 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return attrs.evolve(state, agents=state.agents.delete(named))
         case ev.LossAccepted(heads=heads):
             return attrs.evolve(state, lost=state.lost.update(dict.fromkeys(heads, state.position)))
+        case ev.NodeTakenOver(token=token):
+            return attrs.evolve(state, lease=token)
         case (
             ev.JournalStalled()
             | ev.RequestRejected()

@@ -152,6 +152,15 @@ def test_directories_are_checked(tmp_path: Path):
     assert ["a"] == [entry.name for entry in read_models(path).entries]
 
 
+@pytest.mark.parametrize("named", ["mlx-community/Qwen3-4B-4bit", "qwen3-4b"])
+def test_a_name_of_a_hub_is_no_path(tmp_path: Path, named: str):
+    """The sentence says what to do for one."""
+    path = tmp_path / "models.toml"
+    path.write_text(f'[models.a]\npath = "{named}"\n', "utf-8")
+    with pytest.raises(ModelsFault, match=r"There is no model directory .*`cairn pull NAME`"):
+        read_models(path)
+
+
 def test_all_faults_are_reported(tmp_path: Path):
     """One line for each table, whether the table or its directory is wrong."""
     path = tmp_path / "models.toml"

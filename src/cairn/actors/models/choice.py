@@ -60,4 +60,5 @@ def first_facts(choice: Choice, started_s: int) -> ServerFacts:
         switches=metadata.switches,
         infill=metadata.infill,
         min_cache_tokens=settings.min_cache_tokens,
+        node=settings.node,
     )

@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from cairn.actors.agents.agents import StoredAgents
-from cairn.actors.clock import new_id, wall_clock_us
+from cairn.actors.clock import new_id, request_id, wall_clock_us
 from cairn.actors.errors import (
     Broken,
     QueueFull,
@@ -124,7 +124,7 @@ class ModelServer:
             RefusalError: on entering, if the request is refused; from the iteration, if it ends
                 without an answer.
         """
-        context = RequestContext(new_id(), tenant, self._limits)
+        context = RequestContext(request_id(self.facts.node), tenant, self._limits)
         tickets: Sequence[Ticket] = ()
         try:
             tickets = await unless_dead(self.take(command, context))
@@ -156,7 +156,7 @@ class ModelServer:
         first = made(context.request, prepared[0])
         tickets = [first]
         for choice, other in enumerate(prepared[1:], start=1):
-            tickets.append(made(new_id(), other, choice=choice, first=first))
+            tickets.append(made(request_id(self.facts.node), other, choice=choice, first=first))
         self._tickets.update((ticket.id, ticket) for ticket in tickets)
         self.activity.arrive(len(tickets))
         return tickets

@@ -36,7 +36,7 @@ import attrs
 import structlog
 import trio
 
-from cairn.actors.clock import new_id, wall_clock_us
+from cairn.actors.clock import request_id, wall_clock_us
 from cairn.actors.errors import ModelBusy, RefusalError, Stopping
 from cairn.actors.models.choice import Choice, first_facts, not_loaded
 from cairn.actors.models.load import Run, load, unload
@@ -108,6 +108,7 @@ class Models:
         }
         self._default = first
         self._limits = first.settings.limits
+        self._node = first.settings.node
         self._started_s = wall_clock_us() // 1_000_000
         self._facts = {
             name: first_facts(choice, self._started_s) for name, choice in self._choices.items()
@@ -250,7 +251,7 @@ class Models:
             async with server.generate(command, tenant) as replies:
                 yield replies
             return
-        context = RequestContext(new_id(), tenant, self._limits)
+        context = RequestContext(request_id(self._node), tenant, self._limits)
         waiter = None
         try:
             await self._admission.check_bugs()

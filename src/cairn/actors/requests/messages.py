@@ -306,12 +306,14 @@ class ForgottenSession:
         rows: how many rows of the journal had its texts; 0 if it was forgotten before.
         blocks: how many blocks only it had, which are removed.
         same_text: the other sessions that have the same beginning, or quote a few words of it.
+        still_readable: where texts or token ids of it can be read all the same, a phrase each.
     """
 
     session: str
     rows: int = 0
     blocks: int = 0
     same_text: tuple[str, ...] = ()
+    still_readable: tuple[str, ...] = ()
 
 
 Reply = Accepted | Waiting | Delta | Finished
@@ -340,6 +342,7 @@ class ServerFacts:
         model_context_tokens: the model's own context, if the memory for sessions limits
             ``context_tokens``; else 0.
         shadow_share: the share of answers that are computed again in idle time.
+        node: the name of the server in its fleet; None if it is alone.
     """
 
     model: str
@@ -364,6 +367,7 @@ class ServerFacts:
     min_cache_tokens: int = 0
     model_context_tokens: int = 0
     shadow_share: float = 0.0
+    node: str | None = None
 
 
 @attrs.frozen(kw_only=True)

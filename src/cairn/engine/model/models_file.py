@@ -263,9 +263,21 @@ def entry_fault(entry: ModelEntry) -> str | None:
         fault = builtin_fault()
     else:
         fault = directory_fault(entry.directory)
+        if fault is not None and not _exists(entry.directory):
+            fault += (
+                " A models file names directories, and no models of a hub: `cairn pull NAME` "
+                "downloads one, and prints its directory."
+            )
     if fault is None and entry.adapter is not None:
         fault = adapter_fault(entry.adapter)
     return fault
+
+
+def _exists(directory: str) -> bool:
+    try:
+        return Path(directory).exists()
+    except OSError:
+        return True  # it is said that it cannot be read
 
 
 def read_metadata(entry: ModelEntry) -> ModelMetadata:

@@ -36,6 +36,7 @@ from cairn.http.wire.checks import MESSAGES_MAX, ClientError, JsonObject, check_
 from cairn.http.wire.json import decode_object, encode, to_struct
 from cairn.http.wire.parameters import INT64_MAX, Ignored, integer
 from cairn.journal.agents import NAME_MAX, is_agent_name, session_of
+from cairn.journal.nodes import on_node
 
 ADDRESS = "/v1/agents"
 PROTOCOL = "cairn.agents"
@@ -95,9 +96,14 @@ class Fork:
 # --- from the wire -------------------------------------------------------------------------------
 
 
-def read_new_agent(body: bytes, ignored: Ignored) -> tuple[NewAgent, tuple[str, ...]]:
+def read_new_agent(
+    body: bytes, ignored: Ignored, node: str | None = None
+) -> tuple[NewAgent, tuple[str, ...]]:
     """
     The agent that a body describes, and the fields that are ignored.
+
+    Args:
+        node: with whose name that of the agent begins; None if the server is in no fleet.
 
     Raises:
         ClientError: the body cannot be used.
@@ -105,7 +111,7 @@ def read_new_agent(body: bytes, ignored: Ignored) -> tuple[NewAgent, tuple[str, 
     fields = decode_object(body)
     wire = to_struct(fields, NewAgentBody)
     new = NewAgent(
-        name=_name(wire.agent_id),
+        name=_name(wire.agent_id, node),
         model=parameters.model_name(wire.model),
         # A template would render an empty one too.
         system=wire.system_prompt or None,
@@ -118,9 +124,12 @@ def read_new_agent(body: bytes, ignored: Ignored) -> tuple[NewAgent, tuple[str, 
     return new, ignored.report(parameters.unknown(fields, known), known, aliases)
 
 
-def read_fork(body: bytes) -> Fork:
+def read_fork(body: bytes, node: str | None = None) -> Fork:
     """
     The fork that a body describes. It may be empty.
+
+    Args:
+        node: as for ``read_new_agent``.
 
     Raises:
         ClientError: the body cannot be used.
@@ -135,7 +144,7 @@ def read_fork(body: bytes) -> Fork:
             f"unknown field {other}: a fork accepts only {' and '.join(known)}. Nothing was forked",
             param=other,
         )
-    return Fork(name=_name(wire.agent_id), turn=integer("turn", wire.turn, 0, INT64_MAX))
+    return Fork(name=_name(wire.agent_id, node), turn=integer("turn", wire.turn, 0, INT64_MAX))
 
 
 def read_generate_request(
@@ -200,16 +209,17 @@ def read_generate_request(
     return attrs.evolve(asked, command=command, ignored=tuple(reported))
 
 
-def _name(wire: str | None) -> str:
+def _name(wire: str | None, node: str | None) -> str:
     if wire is None:
-        return f"agent-{uuid.uuid4().hex[:12]}"
-    if not is_agent_name(wire):
+        return on_node(node, f"agent-{uuid.uuid4().hex[:12]}")
+    name = on_node(node, wire)
+    if not (is_agent_name(wire) and is_agent_name(name)):
         raise ClientError(
-            f"agent_id must be 1 to {NAME_MAX} letters (a to z), digits, or any of . _ - and begin "
-            "with a letter or a digit",
+            f"agent_id must be 1 to {NAME_MAX - len(on_node(node, ''))} letters (a to z), digits, "
+            "or any of . _ - and begin with a letter or a digit",
             param="agent_id",
         )
-    return wire
+    return name
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -246,6 +256,18 @@ async def look_up_turns(name: str, service: Service) -> AgentTurns:
     held = await look_up_history(name, service)
     data = [_turn_object(number, turn) for number, turn in enumerate(held.turns, 1)]
     return AgentTurns(agent_id=name, data=data)
+
+
+async def look_up_last_turns(
+    name: str, service: Service, before: int | None, most: int
+) -> list[AgentTurn]:
+    """
+    Some turns, see ``AgentService.last_turns``. Raises as ``look_up_history``.
+    """
+    found = await service.agents.last_turns(name, before, most)
+    if found is None:
+        raise not_found(name)
+    return [_turn_object(number, turn) for number, turn in found]
 
 
 async def delete(name: str, service: Service) -> DeletedAgent:

@@ -36,7 +36,7 @@ def add_agent_routes(
     @app.post(agents.ADDRESS)
     async def create_agent() -> Response:
         body, _ = await body_of()
-        new, passed_over = agents.read_new_agent(body, ignored)
+        new, passed_over = agents.read_new_agent(body, ignored, service().facts.node)
         check_model(new.model)
         made = await service().agents.create(new)
         return json_response(agents.agent_object(made, service().facts_of(made.model), passed_over))
@@ -60,7 +60,8 @@ def add_agent_routes(
     @app.post(f"{agents.ADDRESS}/<name>/fork")
     async def fork_agent(name: str) -> Response:
         body, _ = await body_of()
-        made = await agents.fork(name, agents.read_fork(body), service())
+        new = agents.read_fork(body, service().facts.node)
+        made = await agents.fork(name, new, service())
         return json_response(agents.agent_object(made, service().facts_of(made.model)))
 
     @app.post(f"{agents.ADDRESS}/<name>/generate")

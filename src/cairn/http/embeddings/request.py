@@ -19,7 +19,7 @@ from cairn.http.embeddings.objects import (
 )
 from cairn.http.models import embedding_model
 from cairn.http.wire import parameters
-from cairn.http.wire.checks import ClientError, check_count, check_known, missing
+from cairn.http.wire.checks import ClientError, JsonObject, check_count, check_known, missing
 from cairn.http.wire.json import decode_object, to_struct
 from cairn.http.wire.parameters import Ignored, model_name
 from cairn.http.wire.suggestions import slip_for
@@ -67,7 +67,13 @@ def read_embeddings_request(
     Raises:
         ClientError: it cannot be used.
     """
-    fields = decode_object(body)
+    return embeddings_request(decode_object(body), ignored, models)
+
+
+def embeddings_request(
+    fields: JsonObject, ignored: Ignored, models: Sequence[ListedModel]
+) -> EmbeddingsRequest:
+    """As ``read_embeddings_request``, for the fields of a body."""
     wire = to_struct(fields, EmbeddingsBody)
     known = EmbeddingsBody.__struct_fields__
     if wire.input is None:

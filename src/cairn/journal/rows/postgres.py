@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from cairn.journal.errors import StoreError, StoreLost
+from cairn.journal.nodes import SCHEMA_PREFIX, is_node_name
 
 CLAIM_TRIES = 50
 """
@@ -39,6 +40,13 @@ _SESSION = (
     "SET tcp_keepalives_count = 3",
     "SET tcp_user_timeout = 60000",
 )
+_END_MS = 10_000
+_END_WRITERS = sa.text("""
+SELECT CASE WHEN pg_terminate_backend(pid, :wait_ms) THEN pid END
+FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid()
+AND classid = :upper AND objid = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+""")
 _HOLDER = """
 SELECT coalesce(string_agg(format(
     'process %%s of the database server%%s', pid, ', connected from ' || host(client_addr)
@@ -50,27 +58,29 @@ WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s AND data
 
 
 def connected(
-    url: sa.URL, place: str, *, read_only: bool, wait_s: float, is_synced: bool
+    url: sa.URL, place: str, *, read_only: bool, may_create: bool, wait_s: float, is_synced: bool
 ) -> sa.Connection:
     """
     A connection to a database. One that may write has the lock of the journal.
 
     Args:
         place: of the journal, for people.
+        may_create: whether to create the schema of a node. Any other schema must exist.
         wait_s: how long it waits for another process's lock, in seconds.
         is_synced: whether a commit waits for the disk, if the database's own setting says so.
     """
-    asked = {name: value for name, value in _CONNECT.items() if name not in url.query}
-    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=asked)
     if read_only:
-        return engine.connect().execution_options(postgresql_readonly=True)
+        return unlocked(url).execution_options(postgresql_readonly=True)
 
+    engine = _engine(url)
     own = set[int]()  # the processes of earlier connections
 
     # SQLAlchemy replaces a lost connection by itself, and calls this for each.
     @sa.event.listens_for(engine, "connect")
     def claimed(raw: Any, _: object) -> None:
         try:
+            if may_create:
+                _create_schema_of_node(raw)
             _claim(raw, place, own, wait_s, is_synced)
         except BaseException:
             raw.close()
@@ -78,6 +88,36 @@ def connected(
         own.add(raw.info.backend_pid)
 
     return engine.connect()
+
+
+def unlocked(url: sa.URL) -> sa.Connection:
+    """A connection without the lock of the journal. It must not change the journal's rows."""
+    return _engine(url).connect()
+
+
+def end_writers(connection: sa.Connection) -> list[int]:
+    """
+    End all connections that have the lock of a journal, and wait until they have ended.
+
+    Returns:
+        The processes of the database server that they had.
+    """
+    found = connection.execute(_END_WRITERS, {"upper": _LOCKS, "wait_ms": _END_MS})
+    return [process for (process,) in found if process is not None]
+
+
+def _engine(url: sa.URL) -> sa.Engine:
+    asked = {name: value for name, value in _CONNECT.items() if name not in url.query}
+    return sa.create_engine(url, poolclass=sa.NullPool, connect_args=asked)
+
+
+def _create_schema_of_node(raw: Any) -> None:
+    with raw.cursor() as cursor:
+        cursor.execute("SHOW search_path")
+        (path,) = cursor.fetchone()
+        if path.startswith(SCHEMA_PREFIX) and is_node_name(path.removeprefix(SCHEMA_PREFIX)):
+            cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {path}")
+        raw.commit()
 
 
 def _claim(raw: Any, place: str, own: set[int], wait_s: float, is_synced: bool) -> None:

@@ -1,6 +1,6 @@
 """
 Rows in a database: SQLite by default, PostgreSQL by URL. What is PostgreSQL's alone is in
-``postgres``; no other module uses SQLAlchemy.
+``postgres`` and ``lease``; no other module uses SQLAlchemy.
 
 Rules of this module:
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import sqlite3
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -35,15 +36,18 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, NoSuchModuleError, SQLAlc
 
 from cairn.journal.errors import (
     HeadMoved,
+    LeaseLost,
     StoreError,
     StoreFull,
     StoreLocked,
     StoreLost,
     StoreUnready,
 )
-from cairn.journal.rows import postgres
+from cairn.journal.nodes import schema_of
+from cairn.journal.rows import lease, postgres
 from cairn.journal.rows.base import Base
 from cairn.journal.rows.codec import COLUMNS, GENESIS, Row, opened, shown
+from cairn.journal.rows.lease import Lease
 from cairn.journal.rows.removal import REMOVED_ROWS, Replaced
 from cairn.journal.rows.sealing import KeyRing
 
@@ -155,6 +159,29 @@ def sqlite_path(url: str) -> Path:
     return path
 
 
+def node_url(url: str, node: str) -> str:
+    """
+    The URL of a node's journal: its schema in the database of the fleet.
+
+    Raises:
+        StoreError: the database is not PostgreSQL, or the URL names a schema.
+    """
+    parsed = _parsed(url)
+    if parsed.get_backend_name() != "postgresql":
+        raise StoreError(
+            f"{_place(parsed)} cannot have the journal of a node, because the nodes of a fleet "
+            "share a PostgreSQL database. Write --journal postgresql://user@host/name."
+        )
+    given = parsed.query.get("options", "")
+    options = given if isinstance(given, str) else " ".join(given)
+    if "search_path" in options:
+        raise StoreError(
+            f"{_place(parsed)} names a schema, and so does --node {node}. Omit one of them."
+        )
+    chosen = f"{options} -csearch_path={schema_of(node)}".strip()
+    return parsed.update_query_dict({"options": chosen}).render_as_string(hide_password=False)
+
+
 class SqlStore:
     """
     The rows of a journal in a database. See ``store.Store``.
@@ -168,8 +195,10 @@ class SqlStore:
         place: str,
         file: Path | None,
         keys: KeyRing | None = None,
+        token: int | None = None,
     ) -> None:
         self._connection = connection
+        self._token = token  # of the lease; None for a reader, and on SQLite
         self._keys = keys
         self._place = place
         self._file = file
@@ -210,7 +239,20 @@ class SqlStore:
         if revision != REVISION:
             raise StoreError(_other_revision(place, revision))
         connection = _connected(parsed, mode="ro" if read_only else "rw", sync=sync)
-        return cls(connection, place, path, keys)
+        token = None
+        if path is None and not read_only:
+            try:
+                with _errors(place, "write to"), connection.begin():
+                    token = lease.taken(connection, _this_process())
+            except BaseException:
+                _let_go(connection)
+                raise
+        return cls(connection, place, path, keys, token)
+
+    @property
+    def token(self) -> int | None:
+        """Of the lease of a writer on PostgreSQL; None if there is none."""
+        return self._token
 
     @property
     def place(self) -> str:
@@ -246,6 +288,30 @@ class SqlStore:
             raise StoreError(strange_words(self._place, faults))
         self._schema_version = version
 
+    @contextmanager
+    def _writing(self, doing: str, make_room: str = _MAKE_ROOM) -> Iterator[None]:
+        """A transaction of the writer. See ``_errors``."""
+        try:
+            with _errors(self._place, doing, make_room), self._connection.begin():
+                self._require_own_schema()
+                self._require_lease()
+                yield
+        except LeaseLost:
+            self.close()  # with the lock, which whoever took the journal over may wait for
+            raise
+
+    def _require_lease(self) -> None:
+        """Refuse to write if the journal was taken over, and keep that out until the commit."""
+        if self._token is None:
+            return
+        found = lease.held(self._connection)
+        if found is None:
+            raise StoreError(
+                f"{self._place} has lost its lease, which another program removed. Start again."
+            )
+        if found.token != self._token:
+            raise self._lost(found)
+
     def _lasting(self, step: Callable[[], T]) -> T:
         """
         A step that may be done again. If the connection was lost, perhaps long ago, it is done over
@@ -254,11 +320,35 @@ class SqlStore:
         try:
             return step()
         except StoreLost:
-            return step()
+            try:
+                return step()
+            except StoreUnready:
+                raise
+            except StoreError as error:
+                # It may have lost its connection because it was taken over.
+                raise self._taken_over() or error from error
+
+    def _taken_over(self) -> LeaseLost | None:
+        """Why the lease is lost, looked up without the lock; None if it is not."""
+        if self._token is None:
+            return None
+        connection = postgres.unlocked(self._connection.engine.url)
+        try:
+            with _errors(self._place, "read"), connection.begin():
+                found = lease.held(connection)
+        finally:
+            _let_go(connection)
+        return self._lost(found) if found is not None and found.token != self._token else None
+
+    def _lost(self, found: Lease) -> LeaseLost:
+        return LeaseLost(
+            f"{self._place} was taken over by {found.holder} (lease {found.token}; this server's "
+            f"was {self._token}), so this server may not write to it any more. What it had "
+            "committed before is in the journal."
+        )
 
     def _commit(self, rows: Sequence[Row]) -> None:
-        with _errors(self._place, "write to"), self._connection.begin():
-            self._require_own_schema()
+        with self._writing("write to"):
             self._append(rows)
 
     def _append(self, rows: Sequence[Row]) -> None:
@@ -290,8 +380,7 @@ class SqlStore:
 
     def _cut(self, base: Base, rows: Sequence[Row]) -> None:
         ends = sa.select(_events.c.hash).where(_events.c.position == base.position)
-        with _errors(self._place, "prune", _MAKE_MORE_ROOM), self._connection.begin():
-            self._require_own_schema()
+        with self._writing("prune", _MAKE_MORE_ROOM):
             if self._is_cut(base, rows):
                 return  # by an earlier try, whose end was not reported
             if self._connection.execute(ends).scalar_one_or_none() != base.head:
@@ -323,8 +412,7 @@ class SqlStore:
             yield end - first + 1
 
     def _remove(self, first: int, last: int) -> None:
-        with _errors(self._place, "prune", _MAKE_MORE_ROOM), self._connection.begin():
-            self._require_own_schema()
+        with self._writing("prune", _MAKE_MORE_ROOM):
             query = sa.delete(_events).where(_events.c.position.between(first, last))
             self._connection.execute(query)
 
@@ -609,6 +697,44 @@ def migrate(url: str) -> str | None:
     return before
 
 
+def take_over(url: str, by: str) -> tuple[int, list[int]]:
+    """
+    Take a journal on PostgreSQL over: its writer, wherever it is, can commit nothing any more.
+    Appends no row.
+
+    Args:
+        by: who does that, for people.
+
+    Returns:
+        The new token of the lease, and the processes of the database server whose connections were
+        ended.
+
+    Raises:
+        StoreError: there is no such journal, or it cannot be reached.
+    """
+    parsed = _parsed(url)
+    place = _place(parsed)
+    if parsed.get_backend_name() != "postgresql":
+        raise StoreError(f"{place} is not on PostgreSQL, so it has no lease.")
+    if (revision := schema_revision(url)) != REVISION:
+        raise StoreError(_other_revision(place, revision))
+    with _errors(place, "take over"):
+        connection = postgres.unlocked(parsed)
+        try:
+            with connection.begin():
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(BUSY_S * 1000)}")
+                # First, because a process that hangs in the middle of a commit keeps the token.
+                ended = postgres.end_writers(connection)
+                token = lease.raised(connection, by)
+            with connection.begin():
+                ended += postgres.end_writers(connection)  # which connected meanwhile
+        finally:
+            _let_go(connection)
+    if token is None:
+        raise StoreError(f"{place} was never served, so there is nothing to take over.")
+    return token, ended
+
+
 def schema_revision(url: str) -> str | None:
     """
     The revision of a journal's schema; None if there is no journal yet. Changes nothing: opens an
@@ -701,6 +827,11 @@ def _known_by(path: Path | None) -> tuple[int, int] | None:
     return of.st_dev, of.st_ino
 
 
+def _this_process() -> str:
+    """The holder of a lease, for people."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
 def _place(url: sa.URL) -> str:
     """Where a journal is, for people; never shows a password."""
     path = _file(url)
@@ -714,7 +845,12 @@ def _connected(url: sa.URL, *, mode: str, sync: Sync = "full") -> sa.Connection:
         if path is None:
             with _errors(place, "connect to"):
                 return postgres.connected(
-                    url, place, read_only=mode == "ro", wait_s=BUSY_S, is_synced=sync == "full"
+                    url,
+                    place,
+                    read_only=mode == "ro",
+                    may_create=mode == "rwc",
+                    wait_s=BUSY_S,
+                    is_synced=sync == "full",
                 )
         with _errors(place, "open"):
             try:
@@ -834,8 +970,10 @@ def _column_faults(
 
 
 def _postgres_faults(connection: sa.Connection) -> list[tuple[str, str]]:
-    faults = [(part, _STRANGE) for part in postgres.strange_parts(connection, metadata.tables)]
-    for table in metadata.tables.values():
+    tables = [*metadata.tables.values(), lease.table]
+    names = [table.name for table in tables]
+    faults = [(part, _STRANGE) for part in postgres.strange_parts(connection, names)]
+    for table in tables:
         faults += _column_faults(table.name, *postgres.columns(connection, table))
     return faults
 

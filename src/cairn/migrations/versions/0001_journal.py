@@ -8,7 +8,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Make both tables. There is no way down: a journal is never rewritten."""
+    """Make the tables. There is no way down: a journal is never rewritten."""
     big = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
     op.create_table(
         "events",
@@ -25,6 +25,14 @@ def upgrade() -> None:
         sa.Column("previous_hash", sa.Text, nullable=False),
         sa.Column("hash", sa.Text, nullable=False),
     )
+    # Who may commit, see `journal/rows/lease.py`. SQLite's journals are locked by a file instead.
+    if op.get_bind().dialect.name == "postgresql":
+        op.create_table(
+            "lease",
+            sa.Column("node", sa.Text, primary_key=True),
+            sa.Column("token", sa.BigInteger, nullable=False),
+            sa.Column("holder", sa.Text, nullable=False),
+        )
     # What replaces the rows that were pruned: one row at most.
     op.create_table(
         "bases",

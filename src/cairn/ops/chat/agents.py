@@ -71,16 +71,17 @@ class Agents:
         finally:
             self._is_cut = False
 
-    def create(self, name: str, system: str | None, *, persist: bool) -> None:
-        """Create an agent."""
+    def create(self, name: str, system: str | None, *, persist: bool) -> str:
+        """Create an agent. Returns its name: one on a node of a fleet begins with the node's."""
         body: dict[str, Any] = {"agent_id": name, "persist": persist}
         if system is not None:
             body["system_prompt"] = system
-        self._call("POST", _ADDRESS, Agent, body)
+        return self._call("POST", _ADDRESS, Agent, body).agent_id
 
-    def fork(self, name: str, new: str, turn: int) -> None:
-        """Create an agent from the first turns of another."""
-        self._call("POST", f"{path_of(name)}/fork", Agent, {"agent_id": new, "turn": turn})
+    def fork(self, name: str, new: str, turn: int) -> str:
+        """Create an agent from the first turns of another. Returns its name, as ``create``."""
+        body = {"agent_id": new, "turn": turn}
+        return self._call("POST", f"{path_of(name)}/fork", Agent, body).agent_id
 
     def delete(self, name: str) -> None:
         """Delete an agent."""

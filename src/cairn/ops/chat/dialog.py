@@ -299,7 +299,8 @@ class Dialog:
 
     def _why(self, _: str) -> bool:
         if self._explanation is None:
-            return self._complain("There is no answer yet to explain.")
+            self._screen.complain("There is no answer yet to explain.")
+            return True  # nothing that comes through a pipe after this depends on it
         return self._note(harmless(self._explanation))
 
     def _save(self, text: str) -> bool:
@@ -380,7 +381,7 @@ class Dialog:
     def _restart(self, server: OwnServer, model: str) -> bool:
         """Restart the chat's own server with another model. If that fails, with the one before."""
         with self._screen.until_interrupt(interrupt):
-            ready_model(model)
+            ready_model(model, until_then="the chat goes on after that")
         before, server.chosen = server.chosen, model
         self._stop(server)
         try:
@@ -471,7 +472,7 @@ class Dialog:
         """
         stored = [one.agent_id for one in self._stored()]
         if name is None:
-            others = (one for one in stored if one.startswith(PREFIX))
+            others = (one for one in stored if PREFIX in one)
             last = next((one for one in others if one != self._conversation.agent), None)
             if last is None:
                 raise Unreadable("There is no earlier chat on this server.")
@@ -481,7 +482,7 @@ class Dialog:
         numbers = list(map(str, range(1, len(self._listed) + 1)))
         if name in numbers:
             return self._listed[numbers.index(name)]
-        near = [one for one in stored if one.startswith((name, f"{PREFIX}{name}"))]
+        near = [one for one in stored if one.startswith(name) or f"{PREFIX}{name}" in one]
         if len(near) == 1:
             return near[0]
         if near:

@@ -74,6 +74,8 @@ class StartingUp(msgspec.Struct):
 
     status: Literal["starting"]
     step: str
+    done: int = 0
+    total: int = 0
 
 
 class KeyRequired(msgspec.Struct):

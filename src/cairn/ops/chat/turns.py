@@ -174,10 +174,11 @@ class Turns:
         name = f"{PREFIX}{uuid.uuid4().hex[:8]}"
         self._made[name] = 0  # before it exists: a call that is stopped may have created it
         if asked.agent is None:
-            self.agents.create(name, asked.system, persist=self._stores)
+            made = self.agents.create(name, asked.system, persist=self._stores)
         else:
-            self.agents.fork(asked.agent, name, len(asked.ends))
-        return asked.in_agent(name)
+            made = self.agents.fork(asked.agent, name, len(asked.ends))
+        self._made[made] = self._made.pop(name)
+        return asked.in_agent(made)
 
     def _body(self, asked: Conversation) -> dict[str, Any]:
         return {

@@ -20,6 +20,7 @@ import click
 
 from cairn.engine.machine.cache import cache_folder
 from cairn.journal.errors import StoreError
+from cairn.journal.nodes import NODE_MAX, is_node_name
 from cairn.journal.tenants import session_name
 from cairn.ops.common.config_file import read_config
 from cairn.ops.common.output import progress
@@ -45,6 +46,7 @@ KEYS_NAME = "keys.json"
 
 _STDIN = Path("-")
 _KEYS = "cairn.keys"
+_NODE = "cairn.node"
 _GZIP = b"\x1f\x8b"
 _SQLITE = b"SQLite format 3\0"
 
@@ -112,14 +114,65 @@ def data_dir_option(command: Decorated) -> Decorated:
 
 
 def journal_options(command: Decorated) -> Decorated:
-    """The options ``--data-dir`` and ``--journal``."""
-    option = click.option(
+    """
+    The options ``--data-dir``, ``--journal`` and ``--node``. The command gets the first two: the
+    URL of a journal has the schema of its node.
+    """
+    journal = click.option(
         "--journal",
         metavar="URL",
+        callback=_with_node,
         help="The journal, if it is not journal.db in the data directory: a database URL, or "
         "the path of an SQLite file.",
     )
-    return data_dir_option(option(command))
+    node = click.option(
+        "--node",
+        metavar="NAME",
+        is_eager=True,  # the journal depends on it
+        expose_value=False,
+        callback=_keep_node,
+        help="The node of a fleet whose journal it is, in the database that --journal names.",
+    )
+    return data_dir_option(journal(node(command)))
+
+
+def check_node(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse a name that no node may have."""
+    if value is not None and not is_node_name(value):
+        raise click.BadParameter(
+            f"{value!r} is not the name of a node; write 1 to {NODE_MAX} lower-case letters and "
+            "digits, beginning with a letter: n1.",
+            context,
+            parameter,
+        )
+    return value
+
+
+def _keep_node(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    context.meta[_NODE] = check_node(context, parameter, value)
+
+
+def _with_node(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
+    return journal_of(value, context.meta.get(_NODE))
+
+
+def journal_of(journal: str | None, node: str | None) -> str | None:
+    """
+    The option ``--journal`` with the schema of a node.
+
+    Raises:
+        click.UsageError: there is no database of a fleet.
+    """
+    if node is None:
+        return journal
+    if journal is None or "://" not in journal:
+        raise click.UsageError(
+            f"--node {node} needs the PostgreSQL database of the fleet: add --journal "
+            "postgresql://user@host/name."
+        )
+    from cairn.journal.rows.store_sql import node_url
+
+    return node_url(journal, node)
 
 
 def file_argument(command: Decorated) -> Decorated:

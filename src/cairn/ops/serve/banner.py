@@ -13,7 +13,7 @@ from cairn.engine.sampling import Sampling
 from cairn.journal.cache.windows import SinkWindow
 from cairn.ops.common.locations import log_path, options_of
 from cairn.ops.common.output import counted, size_text
-from cairn.ops.common.passes import decode_text, drafts_text, prefill_text
+from cairn.ops.common.passes import TEST_AGAIN, decode_text, drafts_text, prefill_text, was_busy
 from cairn.ops.common.program import program
 
 CHECK_COSTS = (1, 5)
@@ -25,7 +25,8 @@ reused more. See docs/how-to/shadow-check.md.
 
 def greet(url: str, server: Server, options: dict[str, Any], exporters: Sequence[str] = ()) -> None:
     """
-    Print where the server is, in six lines; with the option ``--verbose`` also its settings.
+    Print where the server is, in six lines; with the option ``--verbose`` also its settings. If
+    the self-test ran out of time, one line more says what that costs.
 
     Args:
         exporters: of traces; none if they are off.
@@ -39,6 +40,10 @@ def greet(url: str, server: Server, options: dict[str, Any], exporters: Sequence
         f"  Anthropic  base URL {url}{_key_words(options)}",
         f"  log        {log_path(options['data_dir']).absolute()}",
     ]
+    facts = server.facts
+    if was_busy(facts.row_class_reason):
+        prefill = prefill_text(facts.row_class, facts.row_class_reason)
+        lines.append(f"  warning    {prefill}: {TEST_AGAIN}")
     if options["verbose"]:
         lines += _settings(server, options, exporters)
     print("\n".join(lines), flush=True)

@@ -1,0 +1,43 @@
+"""
+The nodes of a fleet: servers that share a database, each with a journal of its own in a schema.
+
+What a client may name later, such as a response or an agent, carries the name of its node, so that
+a router finds the node that has it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+SCHEMA_PREFIX: Final = "node_"
+"""How the schemas of nodes begin."""
+
+NODE_MAX: Final = 16
+
+_NAME = re.compile(r"[a-z][a-z0-9]*")
+_APART: Final = "."  # in no name of a node, and in no id that the server makes
+
+
+def is_node_name(name: str) -> bool:
+    """
+    Whether a node may have this name, which becomes part of a schema's name, of ids and of URLs.
+    """
+    return len(name) <= NODE_MAX and _NAME.fullmatch(name) is not None
+
+
+def schema_of(node: str) -> str:
+    """The schema with the journal of a node."""
+    return f"{SCHEMA_PREFIX}{node}"
+
+
+def on_node(node: str | None, name: str) -> str:
+    """
+    An id that carries the name of its node, as it is if it carries that already.
+
+    Args:
+        node: None for a server that is alone.
+    """
+    if node is None or name.startswith(f"{node}{_APART}"):
+        return name
+    return f"{node}{_APART}{name}"

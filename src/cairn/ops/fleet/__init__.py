@@ -1,0 +1,1 @@
+"""The commands for a fleet: servers whose journals are in one database."""

@@ -1,0 +1,108 @@
+"""
+``ops takeover``: takes the journal of a node over from a server that cannot be stopped.
+
+First the lease, so that the old server can commit nothing from then on, wherever it is and however
+it hangs; then its connection, which has the lock; then the journal says so. If the last step is
+missing, the same command finishes, with a higher token.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from cairn.actors.clock import clock
+from cairn.journal import events as ev
+from cairn.journal.errors import StoreError
+from cairn.journal.ledger import Ledger
+from cairn.journal.replay import Replay
+from cairn.ops.common.locations import check_node, example, journal_of
+from cairn.ops.common.output import counted, progress
+
+if TYPE_CHECKING:
+    from cairn.journal.rows.store_sql import SqlStore
+
+
+def _node(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    return check_node(context, parameter, value) or value
+
+
+@click.command(epilog=example("ops takeover n1 --journal postgresql://cairn@db/cairn"))
+@click.argument("node", callback=_node)
+@click.option(
+    "--journal",
+    metavar="URL",
+    required=True,
+    help="The PostgreSQL database of the fleet.",
+)
+@click.option("--by", metavar="NAME", help="Who does this, for the journal. Default: USER@HOST.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def takeover(node: str, journal: str, by: str | None, yes: bool) -> None:
+    """
+    Take NODE over from a server that hangs, or whose machine does not answer.
+
+    From then on that server can commit nothing, and no client gets another token from it: it stops
+    when it next writes. Its connection to the database is ended, and `node_taken_over` is appended
+    to the journal of NODE. Then start the node elsewhere, with its data directory (`keys.db`,
+    `journal-key`, `secret`): it continues from what was committed, and its agents go on.
+
+    A server that can be stopped needs no takeover. Nothing takes a node over by itself.
+
+    \b
+    Exit code
+      0  done
+      2  refused, or not finished; the output says which
+    """
+    from cairn.journal.rows.store_sql import SqlStore, take_over
+
+    url = journal_of(journal, node)
+    assert url is not None
+    if not yes:
+        click.confirm(f"The server of {node}, if it runs, will stop. Take it over?", abort=True)
+    named = by or _this_user()
+    token, ended = take_over(url, named)
+    if ended:
+        click.echo(f"ended {counted(len(ended), 'connection')} of the server of {node}")
+    with closing(SqlStore.open(url)) as store:
+        _record(store, node, named)
+    click.echo(
+        f"{node} is taken over: lease {store.token or token}. Start it with `ops serve --node "
+        f"{node}` and its data directory."
+    )
+
+
+def _record(store: SqlStore, node: str, by: str) -> None:
+    """Append the takeover, and the end of the run that was under way."""
+    position, _ = store.head()
+    fold = Replay(store.base())
+    for row in progress(store.read(), f"reading the journal of {node}", position):
+        fold.feed(row)
+    report = fold.report()
+    broken = [found for found in report.findings if not found.recorded]
+    if broken:
+        raise StoreError(
+            f"The server of {node} can commit nothing any more, but its journal failed "
+            f"verification at row {broken[0].position}, so the takeover is not on record. Run `ops "
+            f"verify --node {node}`."
+        )
+    assert store.token is not None
+    events: list[ev.Event] = []
+    if report.state.boot is not None:
+        events.append(ev.ServerLost(boot=report.state.boot))
+    events.append(ev.NodeTakenOver(token=store.token, by=by))
+    outcome = Ledger(clock(), state=report.state, head=report.head).propose(events)
+    if outcome.bug is not None:
+        raise StoreError(f"The takeover of {node} cannot be recorded: {outcome.bug.message}.")
+    store.append(outcome.rows)
+
+
+def _this_user() -> str:
+    user = str(os.getuid())
+    with suppress(KeyError, OSError):  # a user without a name
+        user = getpass.getuser()
+    return f"{user}@{socket.gethostname()}"

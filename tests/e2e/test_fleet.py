@@ -1,0 +1,237 @@
+"""Nodes of a fleet: each has a journal of its own in one database, and is taken over on purpose."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cairn.journal import events as ev
+from tests.e2e.test_startup import refusal
+from tests.support.fleet import Fleet
+from tests.support.haproxy import installed, running_haproxy
+from tests.support.postgres import Postgres
+from tests.support.subprocess_server import (
+    Listener,
+    Serving,
+    ask,
+    assistant,
+    eventually,
+    run_ops,
+    started,
+    user,
+)
+
+
+@pytest.fixture
+def fleet(postgres: Postgres, tmp_path: Path, model_directory: Path) -> Fleet:
+    """A fleet with an empty database, of which no node runs."""
+    return Fleet(postgres.new_database(), tmp_path, ("--model", model_directory))
+
+
+def call(server: Serving, method: str, path: str, **body: object) -> httpx.Response:
+    """Call a server, and return its answer."""
+    return httpx.request(method, f"{server.url}{path}", json=body or None, timeout=60)
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "N1", "1n", "n-1", "n1;", "a" * 17, "nö"])
+def test_a_name_that_no_node_may_have(name: str, tmp_path: Path):
+    """It is refused by the server and by other commands, with an example of one that it may."""
+    code, _, err = run_ops("serve", "--data-dir", tmp_path / "home", "--node", name)
+    assert (2, True) == (code, "lower-case letters and digits" in err), err
+    code, _, err = run_ops("verify", "--data-dir", tmp_path / "home", "--node", name)
+    assert (2, True) == (code, "lower-case letters and digits" in err), err
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_node_needs_the_database_of_a_fleet(tmp_path: Path, fleet: Fleet):
+    """A node without one, on SQLite, or with a schema in the URL, is refused, and makes nothing."""
+    home = ("--data-dir", tmp_path / "home", "--node", "n1")
+    assert "add --journal postgresql://user@host/name" in refusal(*home)
+    assert "needs the PostgreSQL database" in refusal(*home, "--journal", tmp_path / "file.db")
+    sqlite = f"sqlite:///{tmp_path / 'file.db'}"
+    assert "share a PostgreSQL database" in refusal(*home, "--journal", sqlite)
+    schema = f"{fleet.url}&options=-csearch_path%3Dmine"
+    assert "names a schema, and so does --node n1" in refusal(*home, "--journal", schema)
+    assert not (tmp_path / "home").exists()
+    assert not (tmp_path / "file.db").exists()
+
+
+def test_two_nodes_in_one_database(fleet: Fleet):
+    """
+    Each has its own journal, which names it. What they answer has equal bits, and its ids carry the
+    name of the node.
+    """
+    with fleet.node("n1") as one, fleet.node("n2") as two:
+        hello = {"messages": [user("Hello")], "max_tokens": 4}
+        first, second = one.post(**hello).json(), two.post(**hello).json()
+        assert first["choices"] == second["choices"]
+        assert first["id"].startswith("chatcmpl-n1.")
+        assert second["id"].startswith("chatcmpl-n2.")
+        assert ("n1", "n2") == (one.health()["node"], two.health()["node"])
+
+        stored = call(one, "POST", "/v1/responses", model="any", input="Hello").json()
+        assert stored["id"].startswith("resp_n1.")
+        more = {"model": "any", "input": "Hello", "previous_response_id": stored["id"]}
+        assert 200 == call(one, "POST", "/v1/responses", **more).status_code
+        assert 404 == call(two, "POST", "/v1/responses", **more).status_code
+
+        made = [
+            call(two, "POST", "/v1/agents", **body).json()["agent_id"]
+            for body in ({"persist": True}, {"agent_id": "notes"}, {"agent_id": "n2.more"})
+        ]
+        assert made[0].startswith("n2.agent-")
+        assert ["n2.notes", "n2.more"] == made[1:]
+        fork = call(two, "POST", "/v1/agents/n2.notes/fork", agent_id="other").json()
+        assert "n2.other" == fork["agent_id"]
+        long = call(two, "POST", "/v1/agents", agent_id="a" * 62)
+        assert (400, True) == (long.status_code, "1 to 61 letters" in long.text)
+        one.wait_idle()
+        two.wait_idle()
+        assert (0, 0) == (one.stop(), two.stop())
+    for node in ("n1", "n2"):
+        (begun,) = (one for one in fleet.events(node) if isinstance(one, ev.ServerStarted))
+        assert node == begun.settings["node"]
+    fleet.assert_valid("n1", "n2")
+
+
+def test_a_second_server_of_a_node(fleet: Fleet):
+    """It is refused, and the first one goes on."""
+    with fleet.node("n1") as server:
+        before = ask(server, user("Hello"), max_tokens=4)
+        sentence = refusal(
+            *("--data-dir", fleet.home("n2"), "--journal", fleet.url, "--node", "n1")
+        )
+        assert "Another server or command uses postgresql" in sentence
+        assert before.bits == ask(server, user("Hello"), max_tokens=4).bits
+        server.wait_idle()
+        assert 0 == server.stop()
+    fleet.assert_valid("n1")
+
+
+# --- takeover -------------------------------------------------------------------------------------
+
+
+def test_a_server_that_hangs_is_taken_over(fleet: Fleet, tmp_path: Path, lengthy: Any):
+    """
+    A start is refused as long as the server that hangs has the journal. After a takeover, the node
+    goes on elsewhere with its agents; the server wakes up, sends no token more, and stops with a
+    sentence.
+    """
+    with fleet.node("n1") as old:
+        call(old, "POST", "/v1/agents", agent_id="notes")
+        question = {"messages": [user("Hello! My name is Jordis.")], "max_tokens": 8}
+        assert 200 == call(old, "POST", "/v1/agents/n1.notes/generate", **question).status_code
+        running = Listener(old, **lengthy[0], max_tokens=800).decoding(10)
+        old.signal(signal.SIGSTOP)
+        elsewhere = tmp_path / "elsewhere"
+        shutil.copytree(fleet.home("n1"), elsewhere)
+        where = ("--data-dir", elsewhere, "--journal", fleet.url, "--node", "n1")
+        assert "Another server or command uses postgresql" in refusal(*where)
+
+        code, out, err = run_ops("takeover", "n1", "--journal", fleet.url, "--by", "jo", "--yes")
+        assert (0, True) == (code, "n1 is taken over: lease 2" in out), out + err
+        assert "ended 1 connection of the server of n1" in out
+        with started(elsewhere, *where[2:], *fleet.options) as new:
+            turns = call(new, "GET", "/v1/agents/n1.notes/turns").json()["data"]
+            assert 1 == len(turns)
+            more = {"messages": [user("What is my name?")], "max_tokens": 8}
+            assert 200 == call(new, "POST", "/v1/agents/n1.notes/generate", **more).status_code
+
+            sent = len(running.tokens)
+            old.signal(signal.SIGCONT)
+            assert not running.end().done
+            assert 1 == old.wait()
+            assert "was taken over by" in old.stderr()
+            new.wait_idle()
+            assert 0 == new.stop()
+    events = fleet.events("n1")
+    lost, taken = (
+        next(place for place, one in enumerate(events) if isinstance(one, kind))
+        for kind in (ev.ServerLost, ev.NodeTakenOver)
+    )
+    assert lost + 1 == taken
+    assert ev.NodeTakenOver(token=2, by="jo") == events[taken]
+    released = [one for one in events[:lost] if getattr(one, "request", None) == running.request]
+    assert sent <= sum(getattr(one, "emitted", 0) for one in released)
+    fleet.assert_valid("n1")
+
+
+def test_what_is_not_taken_over(fleet: Fleet, tmp_path: Path):
+    """A node that was never there, or a journal that is no node's; without a yes, nothing is."""
+    code, _, err = run_ops("takeover", "n1", "--journal", fleet.url, "--yes")
+    assert (2, True) == (code, "has no schema yet" in err), err
+    code, _, err = run_ops("takeover", "n1", "--journal", tmp_path / "file.db", "--yes")
+    assert (2, True) == (code, "needs the PostgreSQL database" in err), err
+    code, _, err = run_ops("takeover", "N1", "--journal", fleet.url, "--yes")
+    assert (2, True) == (code, "lower-case letters" in err), err
+    code, _, err = run_ops("takeover", "n1", "--journal", fleet.url)
+    assert (1, True) == (code, "Aborted" in err), err
+
+
+# --- behind a router ------------------------------------------------------------------------------
+
+
+def turn(server: Serving, key: str, *messages: Any) -> tuple[str, Any]:
+    """A turn of a conversation: the node that answered, and what the client got."""
+    answer = server.post(
+        messages=list(messages), session_id=key, max_tokens=8, temperature=0, logprobs=True
+    )
+    assert 200 == answer.status_code, answer.text
+    body = answer.json()
+    return body["id"].removeprefix("chatcmpl-").partition(".")[0], body["choices"]
+
+
+def cold(server: Serving, *messages: Any) -> Any:
+    """What a client gets if nothing is reused."""
+    asked = {"max_tokens": 8, "temperature": 0, "logprobs": True, "cache_prompt": False}
+    return server.post(messages=list(messages), **asked).json()["choices"]
+
+
+@pytest.mark.skipif(not installed(), reason="HAProxy is not installed")
+def test_a_node_that_is_killed(fleet: Fleet, tmp_path: Path, lengthy: Any):
+    """
+    A stream ends without its end; the request again, and the next turns of other conversations, are
+    answered by another node, with the bits of an answer that reuses nothing. A node that is stopped
+    for a moment does no harm after that.
+    """
+    with fleet.node("n1") as one, fleet.node("n2") as two:
+        nodes = {"n1": one, "n2": two}
+        places = {name: "{}:{}".format(*node.address) for name, node in nodes.items()}
+        with running_haproxy(tmp_path, places) as router:
+            hello = user("Hello! My name is Jordis.")
+            first = {key: turn(router, key, hello) for key in ("a", "b", "c", "d")}
+            assert set(nodes) == {node for node, _ in first.values()}
+            more = (hello, assistant(first["a"][1][0]["message"]["content"]), user("And mine?"))
+            for key in ("a", "b"):
+                assert first[key][0] == turn(router, key, *more)[0]
+
+            running = Listener(router, **lengthy[0], max_tokens=400).decoding(10)
+            gone = running.request.partition(".")[0]
+            nodes[gone].kill()
+            assert not running.end().done
+            (left,) = {*nodes} - {gone}
+            again = Listener(router, **lengthy[0], max_tokens=400).decoding(30)
+            assert left == again.request.partition(".")[0]
+            both = min(len(running.tokens), len(again.tokens))
+            assert running.tokens[:both] == again.tokens[:both]
+            again.leave()
+            for key in first:
+                assert (left, cold(nodes[left], *more)) == turn(router, key, *more)
+
+            own = f"{router.url}/v1/agents/{gone}.notes"
+            eventually(lambda: 503 == httpx.get(own, timeout=60).status_code)
+            nodes[left].signal(signal.SIGSTOP)
+            nodes[left].signal(signal.SIGCONT)
+            eventually(lambda: 200 == httpx.get(f"{router.url}/health", timeout=60).status_code)
+            assert left == turn(router, "a", *more)[0]
+            nodes[left].wait_idle()
+            assert 0 == nodes[left].stop()
+    fleet.assert_valid("n1", "n2")

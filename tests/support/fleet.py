@@ -1,0 +1,60 @@
+"""Nodes of a fleet: servers in processes of their own, with one database and one secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+from cairn.journal import events as ev
+from cairn.journal.rows.store_sql import node_url
+from tests.support.subprocess_server import Serving, recorded, run_ops, started
+
+SECRET_BYTES = 32
+
+
+@attrs.frozen
+class Fleet:
+    """
+    A database, and the folder with the data directory of each node.
+
+    Attributes:
+        options: of all nodes.
+    """
+
+    url: str
+    folder: Path
+    options: tuple[object, ...]
+
+    def home(self, node: str) -> Path:
+        """The data directory of a node, with the fleet's secret."""
+        home = self.folder / node
+        if not home.exists():
+            home.mkdir(mode=0o700)
+            (home / "secret").write_bytes(bytes(SECRET_BYTES))
+            (home / "secret").chmod(0o600)
+        return home
+
+    def where(self, node: str) -> tuple[object, ...]:
+        """The options with which a command finds the journal of a node."""
+        return ("--data-dir", self.home(node), "--journal", self.url, "--node", node)
+
+    @contextmanager
+    def node(self, node: str, *options: object) -> Iterator[Serving]:
+        """A node that runs while the context lasts."""
+        own = ("--journal", self.url, "--node", node, *self.options, *options)
+        with started(self.home(node), *own) as server:
+            yield server
+
+    def events(self, node: str) -> list[ev.Event]:
+        """The events of a node's journal."""
+        found = recorded(self.home(node), node_url(self.url, node))
+        return [one.event for one in found]
+
+    def assert_valid(self, *nodes: str) -> None:
+        """Assert that `ops verify` finds the journals of these nodes sound."""
+        for node in nodes:
+            code, out, err = run_ops("verify", *self.where(node))
+            assert (0, True) == (code, "broken: 0" in out.splitlines()), out + err
