@@ -119,6 +119,7 @@ async def test_models():
         "display_name": FACTS.model,
         "created_at": f"{datetime.fromtimestamp(FACTS.started_s, UTC):%Y-%m-%dT%H:%M:%SZ}",
         "cairn": {
+            "kind": "chat",
             "state": "loaded",
             "waiting": 0,
             "aliases": [],
@@ -146,6 +147,7 @@ async def test_several_models():
     assert (200, body["data"][0]) == await get(service, "/v1/models/gpt-4o")
     assert (200, body["data"][1]) == await get(service, "/v1/models/other")
     assert {
+        "kind": "chat",
         "state": "not_loaded",
         "waiting": 1,
         "aliases": [],
@@ -295,7 +297,7 @@ async def test_a_base_url_with_another_v1(path: str, meant: str, fault: str):
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1", "/v1/v1", "/v1/embeddings", "/v1/v1/embeddings", "/v2/models", "/nothing"]
+    "path", ["/v1", "/v1/v1", "/v1/rerank", "/v1/v1/rerank", "/v2/models", "/nothing"]
 )
 async def test_nothing_at_an_address(path: str):
     """If no /v1 would help, the error names the requested address and where to look."""

@@ -67,8 +67,13 @@ def test_embeddings_are_never_ahead_of_an_answer(decoded_last: bool) -> None:
     """Whatever an answer waits for goes first; only work of idle time waits for them."""
     embeds = Waiting(embeds=5, idle=1, decoded_last=decoded_last)
     assert JobKind.EMBED is next_job(embeds)
-    for kind in ("calls", "copies", "prefills", "decoding"):
-        assert JobKind.EMBED is not next_job(attrs.evolve(embeds, **{kind: 1}))
+    for beside in (
+        attrs.evolve(embeds, calls=1),
+        attrs.evolve(embeds, copies=1),
+        attrs.evolve(embeds, prefills=1),
+        attrs.evolve(embeds, decoding=1),
+    ):
+        assert JobKind.EMBED is not next_job(beside)
 
 
 def test_between_two_decode_passes_one_part_of_a_copy_runs() -> None:

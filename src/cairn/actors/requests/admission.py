@@ -25,6 +25,9 @@ Admission: whether a request is admitted; and the list of all places where a req
 13. For the journal, because a reply leaves after its events are committed:
     ``requests/replies.py`` and ``threads/writer.py``.
 
+A request for embeddings waits at places 2 and 13, and between them for its turn and for all
+answers in flight: ``models/embeddings.py``.
+
 Before all of them, a request that continues stored turns waits until these are read from the
 journal: ``agents/stored_turns.py``.
 
