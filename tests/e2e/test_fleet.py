@@ -81,7 +81,7 @@ def test_two_nodes_in_one_database(fleet: Fleet):
         assert stored["id"].startswith("resp_n1.")
         more = {"model": "any", "input": "Hello", "previous_response_id": stored["id"]}
         assert 200 == call(one, "POST", "/v1/responses", **more).status_code
-        assert "not found" in call(two, "POST", "/v1/responses", **more).text
+        assert "previous_response_not_found" in call(two, "POST", "/v1/responses", **more).text
 
         made = [
             call(two, "POST", "/v1/agents", **body).json()["agent_id"]
