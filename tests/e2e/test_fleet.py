@@ -164,18 +164,6 @@ def test_a_server_that_hangs_is_taken_over(fleet: Fleet, tmp_path: Path, lengthy
     fleet.assert_valid("n1")
 
 
-def test_what_is_not_taken_over(fleet: Fleet, tmp_path: Path):
-    """A node that was never there, or a journal that is no node's; without a yes, nothing is."""
-    code, _, err = run_ops("takeover", "n1", "--journal", fleet.url, "--yes")
-    assert (2, True) == (code, "has no schema yet" in err), err
-    code, _, err = run_ops("takeover", "n1", "--journal", tmp_path / "file.db", "--yes")
-    assert (2, True) == (code, "needs the PostgreSQL database" in err), err
-    code, _, err = run_ops("takeover", "N1", "--journal", fleet.url, "--yes")
-    assert (2, True) == (code, "lower-case letters" in err), err
-    code, _, err = run_ops("takeover", "n1", "--journal", fleet.url)
-    assert (1, True) == (code, "Aborted" in err), err
-
-
 # --- the database ---------------------------------------------------------------------------------
 
 
