@@ -62,7 +62,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@touch $@
 
 serve: env ## run the server; ARGS="..." for options of `ops serve`
-	@$(BIN)/ops serve $(ARGS)
+	@CAIRN_PROGRAM=./cairn $(BIN)/ops serve $(ARGS)
 
 # Sets LD_PRELOAD to a BLAS whose bits depend on shape, unless it is set (LD_PRELOAD= preloads none).
 # Without such a BLAS, the tests of bit-identity prove nothing, and `why` is set to the reason.
@@ -102,6 +102,7 @@ quick: env ## test journal, http and actors in 30 seconds, on the fake engine, w
 # excluded, and why. PostgreSQL has to be installed: the store is run on it, too.
 PURE := src/cairn/journal/*,src/cairn/http/chat_completions/*,src/cairn/http/completions/*,$\
 src/cairn/http/messages/*,src/cairn/http/responses/*,src/cairn/http/agents/*,$\
+src/cairn/http/ollama/*,$\
 src/cairn/engine/answer/*,src/cairn/engine/prompt/*,src/cairn/engine/contract.py,$\
 src/cairn/engine/errors.py,src/cairn/engine/growth.py,src/cairn/engine/json_text.py,$\
 src/cairn/engine/names.py,src/cairn/engine/reports.py,src/cairn/engine/sampling.py,$\

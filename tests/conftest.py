@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # The servers that tests start do not read the configuration file of their user.
 os.environ["CAIRN_CONFIG"] = os.devnull
+# No test connects to another machine, and each HTTP client would read all certificates of this one.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.devnull
 # A shell makes its background jobs ignore these signals, and so does `nohup`. The tests and the
 # processes that they start would inherit this, and Ctrl-C would not reach them.
 for _number, _usual in (

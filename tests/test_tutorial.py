@@ -161,7 +161,9 @@ class Terminal:
     def _serve(self, step: Step) -> str:
         # `make serve` without the setup, which was already done for these tests.
         assert "make serve\n" == step.commands
-        self._server, self._server_end = self._start(f"exec ./ops serve --port {self._port}")
+        self._server, self._server_end = self._start(
+            f"CAIRN_PROGRAM=./cairn exec ./ops serve --port {self._port}"
+        )
         shown = ""
         for piece in _read(self._server_end, DEADLINE_S):
             shown += piece

@@ -207,6 +207,8 @@ def main(path, notes=None, public_key=None):
         print(f"{path} cannot be read: {error}")
         return 2
     print("\n".join([*faults, f"head: {head}", f"broken: {len(faults)}"]))
+    if excerpt:
+        print("not checked: whether rows of other sessions were changed or removed (an excerpt)")
     return 1 if faults else 3 if excerpt else 0
 
 

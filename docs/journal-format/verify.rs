@@ -293,5 +293,8 @@ fn main() {
     }
     println!("head: {}:{}", done.position, done.head);
     println!("broken: {}", done.faults.len());
+    if done.excerpt {
+        println!("not checked: whether rows of other sessions were changed or removed (an excerpt)");
+    }
     exit(if !done.faults.is_empty() { 1 } else if done.excerpt { 3 } else { 0 });
 }

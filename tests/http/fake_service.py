@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +18,8 @@ from cairn.actors.requests.messages import (
     Accepted,
     ContextUse,
     Delta,
+    Embed,
+    Embedded,
     Finished,
     Generate,
     ListedModel,
@@ -30,6 +33,7 @@ from cairn.actors.requests.messages import (
 )
 from cairn.actors.threads.pages import PageShares
 from cairn.engine.answer.parts import AnswerPart, Said
+from cairn.engine.contract import EmbedderFacts
 from cairn.http.service import SessionService
 from cairn.journal.events import Event, Recorded
 from cairn.journal.state import EMPTY
@@ -145,12 +149,16 @@ class FakeService:
         used: how much of the context conversations have filled, by tenant.
         aliases: of the model that is loaded.
         others: models that are not loaded, by name.
+        embeds: facts about an embedding model, if there is one.
+        embedded: the requests for embeddings.
     """
 
     def __init__(self, *scripts: Sequence[Step], refusal: Exception | None = None) -> None:
         self.facts = FACTS
         self.aliases: tuple[str, ...] = ()
         self.others: dict[str, ServerFacts] = {}
+        self.embeds: EmbedderFacts | None = None
+        self.embedded: list[Embed] = []
         self.figures = STATISTICS
         self.scripts = deque(scripts or [ANSWER])
         self.refusal = refusal
@@ -188,7 +196,14 @@ class FakeService:
             )
             for name, facts in self.others.items()
         )
-        return (first, *others)
+        embeds = self.embeds
+        if embeds is None:
+            return (first, *others)
+        facts = attrs.evolve(FACTS, model=embeds.name, vocabulary_tokens=embeds.vocabulary_tokens)
+        listed = ListedModel(
+            aliases=("small",), state="loaded", waiting=0, facts=facts, embeds=embeds
+        )
+        return (first, *others, listed)
 
     def load_model(self, name: str) -> None:
         """Note it."""
@@ -312,6 +327,22 @@ class FakeTenantService:
             elif isinstance(reply, Finished) and keep is not None and keep.agent is not None:
                 self._server.agents.store(self._tenant, keep, tuple(parts), reply)
             yield reply
+
+    async def embed(self, command: Embed) -> Embedded:
+        """For each input a vector of its place and 0.5."""
+        server = self._server
+        server.embedded.append(command)
+        server.tenants.append(self._tenant)
+        await trio.lowlevel.checkpoint()
+        if server.refusal is not None:
+            raise server.refusal
+        return Embedded(
+            request="req-1",
+            model=command.model,
+            fingerprint="e" * 16,
+            vectors=tuple(array("f", (n, 0.5)).tobytes() for n in range(len(command.inputs))),
+            tokens=7,
+        )
 
     async def count(self, command: Generate) -> int:
         """The token count that was set."""

@@ -276,6 +276,7 @@ class World:
     def _request_rejected(self, event: ev.Event) -> None:
         pass
 
+    _embeddings_computed = _request_rejected
     _shadow_skipped = _request_rejected
     _journal_pruned = _request_rejected
     _journal_stalled = _request_rejected
@@ -1504,6 +1505,17 @@ class Driver:
         if not self._admitted(name, talk):
             self.propose(
                 ev.RequestRejected(request="-", tenant=talk.tenant, status=529, code="busy")
+            )
+            self.propose(
+                ev.EmbeddingsComputed(
+                    request="-",
+                    tenant=talk.tenant,
+                    model="-",
+                    fingerprint="-",
+                    inputs=1,
+                    tokens=2,
+                    duration_us=3,
+                )
             )
             return None
         if self.tape.below(4) < 3:

@@ -11,6 +11,7 @@ import pytest
 
 from cairn.journal import explanations, paths
 from cairn.journal.explanations import QUOTED, Explanation, explain, short
+from cairn.journal.losses import Cause
 from tests.journal.model import Driver
 from tests.journal.test_paths import (
     FOLLOWED,
@@ -42,6 +43,7 @@ def explained(
         attrs.evolve(path, diverged_from=was, diverged_text=now),
         block_tokens=model.block_tokens,
         min_cache_tokens=model.min_cache_tokens,
+        grain=model.grain,
     )
 
 
@@ -213,7 +215,7 @@ def test_how_much_was_reused() -> None:
         ),
         (
             {"reason": "cold_start", "nearest": "s1", "min_cache_tokens": 400},
-            "could be reused; prompts of fewer than 400 tokens are not cached",
+            "could be reused; prompts of fewer than 400 tokens are too short to be cached",
         ),
         (
             {"reason": "cold_start", "nearest": None, "reused_tokens": 4},
@@ -221,13 +223,13 @@ def test_how_much_was_reused() -> None:
         ),
         ({"reason": "cold_start", "nearest": None}, "no stored one begins like it"),
         (
-            {"reason": "shorter_history", "nearest": "s1", "min_cache_tokens": 400},
-            "a session of its own; prompts of fewer than 400 tokens are not cached",
+            {"reason": "shorter_history", "nearest": "s0", "min_cache_tokens": 400},
+            "a session of its own; prompts of fewer than 400 tokens are too short",
         ),
         (
             {
                 "reason": "shorter_history",
-                "nearest": "s1",
+                "nearest": "s0",
                 "min_cache_tokens": 400,
                 "reused_tokens": 4,
             },
@@ -247,6 +249,9 @@ def sentence(
     was: str | None = None,
     now: str | None = None,
     min_cache_tokens: int = 0,
+    base_tokens: int = 0,
+    grain: int = 1,
+    cause: Cause | None = None,
     **of: Any,
 ) -> Explanation:
     """The explanation of a made-up path."""
@@ -255,17 +260,53 @@ def sentence(
     request = driver.state.session(path.session).request
     assert request is not None
     return explain(
-        attrs.evolve(request.ask, session_name=session_name, thoughts=thoughts),
+        attrs.evolve(
+            request.ask, session_name=session_name, thoughts=thoughts, base_tokens=base_tokens
+        ),
         attrs.evolve(path, diverged_from=was, diverged_text=now, **of),
         block_tokens=64,
         min_cache_tokens=min_cache_tokens,
+        grain=grain,
+        cause=cause,
     )
 
 
 def test_a_continuation_of_less_than_a_block() -> None:
     """It says that there is nothing to reuse yet, and not that anything is wrong."""
     found = sentence(path="continuation", reason=None)
-    assert "of which nothing is there yet to reuse: whole blocks of 64 tokens are" in found.text
+    assert "It continues session s1, of which nothing is stored that could be reused." in found.text
+
+
+def test_a_continuation_that_is_too_short() -> None:
+    """It is called so if the prompt before was, and only then."""
+    found = sentence(path="continuation", reason=None, min_cache_tokens=400, base_tokens=9)
+    assert "could be reused; prompts of fewer than 400 tokens are too short to be" in found.because
+    assert "A smaller `--min-cache-tokens` caches shorter prompts." == found.advice
+    found = sentence(path="continuation", reason=None, min_cache_tokens=9, base_tokens=9)
+    assert "too short" not in found.text
+
+
+WHOLE = "this model reuses whole blocks of 64 tokens only"
+
+
+@pytest.mark.parametrize(
+    ("of", "is_so"),
+    [
+        ({"path": "continuation", "reason": None, "base_tokens": 9}, True),
+        ({"path": "continuation", "reason": None, "base_tokens": 0}, False),
+        ({"reason": "cold_start", "nearest": "s1"}, True),
+        ({"reason": "cold_start", "nearest": "s1", "min_cache_tokens": 400}, False),
+        ({"reason": "cold_start", "nearest": "s1", "reused_tokens": 4}, False),
+        ({"reason": "cold_start", "nearest": None}, False),
+        ({"reason": "diverged", "nearest": "s1", "diverged_token": 5}, True),
+        ({"reason": "diverged", "nearest": "s1", "diverged_token": 0}, False),
+        ({"reason": "session_busy", "nearest": "s1"}, False),
+    ],
+)
+def test_reuse_in_whole_blocks(of: dict[str, Any], is_so: bool) -> None:
+    """Where a model is reused in whole blocks, the sentence says so if that cost tokens."""
+    assert is_so == (WHOLE in sentence(grain=64, **of).reused)
+    assert WHOLE not in sentence(grain=1, **of).reused
 
 
 def test_a_continuation_that_is_rendered_differently() -> None:
@@ -284,6 +325,50 @@ def test_a_part_of_a_block_and_what_was_prewarmed() -> None:
         "64 copied from sealed blocks and 6 copied from a part of a block, 3 of them prewarmed;"
         in found.reused
     )
+
+
+@pytest.mark.parametrize(
+    ("cause", "says", "says_not"),
+    [
+        ("evicted", "blocks were evicted to make room. Give the server more room", " lost "),
+        ("lost", "blocks were lost with the server's memory when it restarted", "evicted"),
+        (None, "were evicted to make room, or were lost", "nothing"),
+    ],
+)
+def test_blocks_that_are_gone(cause: Cause | None, says: str, says_not: str) -> None:
+    """What happened to them is named, and what helps against it."""
+    found = sentence(reason="evicted", nearest="s0", cause=cause).text
+    assert says in found
+    assert says_not not in found
+
+
+def test_what_is_quoted() -> None:
+    """Control tokens are left out beside words, and backticks do not end what is quoted."""
+    found = sentence(was="a one<|im_end|>", now="a `two`<|im_end|>", **DIVERGED)
+    assert "`one` became `'two'`" in found.because
+    found = sentence(was="a <|im_end|>", now="a b", **DIVERGED)
+    assert "`<|im_end|>` became `b`" in found.because
+
+
+def test_a_named_session_of_another_model() -> None:
+    """It is that session: it continues no other one, and no new one is made."""
+    found = sentence(reason="fingerprint_changed", nearest="s1", session_name="s1")
+    assert "Session s1 is the one that another model" in found.because
+    assert "starts again with this model." in found.because
+    assert "continues" not in found.because
+    found = sentence(reason="fingerprint_changed", nearest="s0")
+    assert "It continues session s0, which another model" in found.because
+
+
+def test_a_named_session_with_less_of_its_history() -> None:
+    """It goes on from there, and gets no session of its own."""
+    found = sentence(
+        reason="shorter_history", nearest="s1", session_name="s1", min_cache_tokens=400
+    )
+    assert "too short" in found.because
+    found = sentence(reason="shorter_history", nearest="s1", session_name="s1", reused_tokens=4)
+    assert "has, or its last request once more, and the session goes on from here." in found.because
+    assert "of its own" not in found.because
 
 
 def test_a_named_session_that_is_new() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import attrs
 import pytest
+from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
@@ -18,6 +19,7 @@ from cairn.journal.rows.base import histories_of
 from cairn.journal.rows.codec import Row, decode, opened
 from cairn.journal.rows.sealing import subject_of
 from cairn.journal.rows.store import MemoryStore
+from cairn.journal.state import Fault, State
 from cairn.journal.turns import Turns
 from tests.support.journals import NOTES, conversation, healthy, speaking, stored, tampered
 
@@ -231,3 +233,38 @@ def test_stored_turns_are_looked_up_no_more():
     left = {request for request in sessions if turns.held(request) is not None}
     assert left == {request for request in held if sessions[request] != session}
     assert left != held
+
+
+def test_where_it_can_still_be_read():
+    """A base has token ids of it, other sessions its words, and bugs what they quote."""
+    store = MemoryStore(sealed(speaking().rows))
+    (keys, backup) = found_in(store.rows, NOTES).traces.still_readable(State())
+    assert "--with-keys" in keys
+    assert "backup" in backup
+    prepared(store).commit(store)
+    rows = list(store.read())
+    traces = find(NOTES, rows, rows, store.base()).traces
+    assert "in the base of a prune" in traces.still_readable(State())[2]
+    fault = Fault(event=violated("another"), position=1)
+    of_others = attrs.evolve(State(), faults=Map({"b": fault}))
+    assert "bugs of the server or of other sessions" in traces.still_readable(of_others)[-1]
+    own = attrs.evolve(State(), faults=Map({"b": attrs.evolve(fault, event=violated(NOTES))}))
+    assert traces.still_readable(State()) == traces.still_readable(own)
+
+
+def violated(session: str) -> ev.InvariantViolated:
+    """A violation in a session."""
+    return ev.InvariantViolated(
+        bug_id="b",
+        invariant="INV-1",
+        at_position=1,
+        session=session,
+        of_session=None,
+        request=None,
+        fingerprint=None,
+        cairn_version="test",
+        message="-",
+        expected="-",
+        actual="-",
+        trace="",
+    )

@@ -79,6 +79,15 @@ UNBOUND: dict[str, dict[str, str]] = {
         "status": "of a request that no other row has",
         "code": "of a request that no other row has",
     },
+    "embeddings_computed": {
+        "request": "of a request that no other row has",
+        "tenant": "of a request that no other row has",
+        "model": _OPERATOR,
+        "fingerprint": "of a model that no other row has",
+        "inputs": _CLIENT,
+        "tokens": "a measurement that no other row has",
+        "duration_us": _CLOCK,
+    },
     "session_opened": {
         "group": _CLIENT,
         "named": "that it is named by its client, who names it again later",

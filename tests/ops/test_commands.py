@@ -616,6 +616,16 @@ def self_test(**fields: Any) -> ev.SelfTestFinished:
             ),
         ),
         (
+            self_test(row_class=(), row_class_reason="the search took longer than 180 s"),
+            Found(
+                "warn",
+                "reuse in whole blocks (the search took longer than 180 s); decoding in passes of "
+                "2 or 4 rows; speculation: drafts from prompt and answer, with the same bits",
+                "the machine was too busy at the self-test; once it is idle, start the server "
+                "again with --test-again",
+            ),
+        ),
+        (
             self_test(passed=False, findings={"warm_equals_cold": False, "rows": True}),
             Found(
                 "fail",

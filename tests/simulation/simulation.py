@@ -26,6 +26,7 @@ import trio.testing
 
 import cairn
 from cairn.actors import boot as boot_module
+from cairn.actors import clock as clock_module
 from cairn.actors import journal_start as journal_start_module
 from cairn.actors import snapshots as snapshots_module
 from cairn.actors.agents import agents as agents_module
@@ -299,7 +300,7 @@ def _outside(random: Random, clock: trio.testing.MockClock) -> Iterator[None]:
         (boot_module, "new_id", new_id),
         (boot_module, "wall_clock_us", now_us),
         (agents_module, "wall_clock_us", now_us),
-        (swap_module, "new_id", new_id),
+        (clock_module, "new_id", new_id),
         (swap_module, "wall_clock_us", now_us),
         (model_server_module, "new_id", new_id),
         (model_server_module, "wall_clock_us", now_us),

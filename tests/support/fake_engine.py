@@ -6,6 +6,8 @@ token for each character.
 
 from __future__ import annotations
 
+import threading
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,17 @@ from typing import Any
 import attrs
 
 from cairn.actors.boot import Settings
-from cairn.engine.contract import Engine, ModelTokenizer, StartedEngine
+from cairn.engine.contract import (
+    Embedder,
+    EmbedderFacts,
+    EmbedReport,
+    Engine,
+    ModelTokenizer,
+    StartedEngine,
+)
 from cairn.engine.errors import EngineFault, GrammarDeadEnd
 from cairn.engine.machine.memory import Budgets
+from cairn.engine.model.embedding_files import Matryoshka
 from cairn.engine.reports import (
     DecodeRow,
     Drawn,
@@ -407,6 +417,55 @@ class FakeTokenizer(ModelTokenizer):
 
     def finalize(self) -> None:
         pass
+
+
+class FakeEmbedder(Embedder):
+    """
+    An embedding model whose states are made of the ids of a text.
+
+    Attributes:
+        passes: the first id of each pass, in order.
+        held: set in a pass; ``go`` has to be set before it ends.
+        fails: raised in the next pass, if set.
+    """
+
+    def __init__(self, name: str = "vectors") -> None:
+        self.facts = EmbedderFacts(
+            name=name,
+            fingerprint=fingerprint_of({"model": name}),
+            dimensions=3,
+            matryoshka=Matryoshka(lengths=(2,)),
+            context_tokens=32,
+            vocabulary_tokens=128,
+            pass_tokens=4,
+            dtype="float32",
+            memory_bytes=1000,
+        )
+        self.tokenizer = FakeTokenizer()
+        self.passes: list[int] = []
+        self.held, self.go = threading.Event(), threading.Event()
+        self.go.set()
+        self.fails: Exception | None = None
+        self._ids: tuple[int, ...] = ()
+
+    def run_pass(self, ids: Sequence[int], start: int) -> EmbedReport:
+        self.held.set()
+        assert self.go.wait(60)
+        if self.fails is not None:
+            raise self.fails
+        if tuple(ids[:start]) != (self._ids if start else ()):
+            raise EngineFault(f"no pass begins at {start}")
+        self.passes.append(ids[start])
+        self._ids = tuple(ids[: start + self.facts.pass_tokens])
+        complete = len(self._ids) == len(ids)
+        return EmbedReport(
+            tokens=len(self._ids) - start,
+            vector=array("f", (ids[0], ids[-1], len(ids))).tobytes() if complete else None,
+            duration_us=1,
+        )
+
+    def drop(self) -> None:
+        self._ids = ()
 
 
 def started(settings: Settings, *_: Any) -> StartedEngine:

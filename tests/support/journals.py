@@ -718,6 +718,15 @@ def stored() -> list[Row]:
             reason="disk_full", error="full", rows_waiting=1, requests_refused=2, duration_us=3
         ),
         ev.RequestRejected(request="r5", tenant=TENANT, status=400, code="too_long"),
+        ev.EmbeddingsComputed(
+            request="r6",
+            tenant=TENANT,
+            model="minilm",
+            fingerprint="e" * 64,
+            inputs=2,
+            tokens=9,
+            duration_us=4,
+        ),
         ev.ModelUnloaded(fingerprint=FINGERPRINT, reason="-", active_bytes=7),
     )
     made.stop()

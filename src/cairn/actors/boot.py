@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import attrs
 import structlog
 import trio
 
@@ -25,6 +26,13 @@ from cairn.actors.journal_start import read_journal as read_journal
 from cairn.actors.journal_start import start_journal
 from cairn.actors.memory import Memory
 from cairn.actors.models.choice import Choice
+from cairn.actors.models.embeddings import (
+    Embeddings,
+    LoadedEmbedder,
+    StartEmbedder,
+    embedder_on_mlx,
+    load_embedders,
+)
 from cairn.actors.models.load import Run, StartEngine, load, start_on_mlx
 from cairn.actors.models.model_server import ModelServer
 from cairn.actors.models.startup import StartGivenUp as StartGivenUp
@@ -116,28 +124,47 @@ async def booted_models(
     starting: Starting | None = None,
     start_engine: StartEngine = start_on_mlx,
     heads: HeadKeeper | None = None,
+    embedding_models: Sequence[ModelEntry] = (),
+    start_embedder: StartEmbedder = embedder_on_mlx,
 ) -> AsyncIterator[Server]:
     """
-    Run a server over several models, as ``booted``. The default model is loaded first.
+    Run a server over several models, as ``booted``. The embedding models are loaded first, then the
+    default model.
 
     Args:
         choices: their settings differ only in those that can be set for each model.
         default: the name of one of them.
+        embedding_models: stay loaded beside the model that answers.
+        start_embedder: loads one of them, on the engine's thread.
     """
-    chosen = next(choice for choice in choices if choice.name == default)
+    settings = next(choice for choice in choices if choice.name == default).settings
     starting = starting or Starting()
-    async with _run(chosen.settings, store, secret, progress, starting, start_engine, heads) as run:
+    async with _run(settings, store, secret, progress, starting, start_engine, heads) as run:
+        async with _recording_failure(run, starting):
+            with starting.lasts(run.engine.abandon):
+                embedders = await load_embedders(run, embedding_models, start_embedder)
+        beside = sum(one.embedder.facts.memory_bytes for one in embedders)
+        choices = [
+            attrs.evolve(one, settings=attrs.evolve(one.settings, beside_bytes=beside))
+            for one in choices
+        ]
+        chosen = next(choice for choice in choices if choice.name == default)
         first = await _first(run, chosen.settings, starting)
-        async with _serving(run, choices, chosen, first) as server:
+        async with _serving(run, choices, chosen, first, embedders) as server:
             yield server
 
 
 @contextlib.asynccontextmanager
 async def _serving(
-    run: Run, choices: Sequence[Choice], loaded: Choice, over_it: ModelServer
+    run: Run,
+    choices: Sequence[Choice],
+    loaded: Choice,
+    over_it: ModelServer,
+    embedders: Sequence[LoadedEmbedder] = (),
 ) -> AsyncIterator[Server]:
     """Run a server while the context lasts; leaving it drains the server."""
-    server = Server(run, Models(run, choices, loaded, over_it, model_server))
+    embeddings = Embeddings(run, embedders, loaded.settings.limits)
+    server = Server(run, Models(run, choices, loaded, over_it, model_server), embeddings)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run)
         yield server
@@ -472,12 +499,19 @@ def _is_on_record(accepted: ev.LossAccepted, state: State) -> bool:
 async def _first(run: Run, settings: Settings, starting: Starting) -> ModelServer:
     """The server over the first model of a run."""
     sequencer, writer = run.sequencer, run.writer
-    try:
+    async with _recording_failure(run, starting):
         # There is no cache yet that an abandoned thread could change.
         with starting.lasts(run.engine.abandon):
             started = await load(run, settings)
         await writer.wait_committed(sequencer.state.position)
         return await model_server(run, settings, started)
+
+
+@contextlib.asynccontextmanager
+async def _recording_failure(run: Run, starting: Starting) -> AsyncIterator[None]:
+    """Load what a run serves; if that fails, record its stop."""
+    try:
+        yield
     except CannotRecord as stalled:
         raise BootRefused(_UNRECORDED[stalled.reason]) from stalled
     except Exception as error:

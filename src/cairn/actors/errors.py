@@ -6,6 +6,7 @@ Grouped by whose fault it is, with the status that a client gets::
     RefusalError
       |  the client's: the request cannot be served as it is
       |- PromptTooLong      400  the prompt leaves no room for an answer
+      |- InputTooLong       400  a text to embed, or all of a request, are too long
       |- PromptRefused      400  the template or the tokenizer cannot take the prompt
       |- FormatRefused      400  decoding cannot be constrained to this format
       |- TooManyAnswers     400  more answers than the server ever has places for
@@ -86,6 +87,10 @@ class PromptTooLong(RefusalError):
         )
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
+
+
+class InputTooLong(RefusalError):
+    """A text to embed, or all of a request together, are too long."""
 
 
 class PromptRefused(RefusalError):

@@ -48,8 +48,6 @@ REPLAY_S = 10.0
 REPLAY_ROWS = 200
 """How many rows are replayed at a time; between them others have their turn."""
 
-REPLAYS = trio.CapacityLimiter(1)
-
 Where = Literal["slab", "memory", "disk", "nowhere"]
 
 
@@ -323,6 +321,7 @@ class Looking:
     async def live(self, name: str, after: int) -> AsyncIterator[LiveRows]:
         """
         The rows of a session after one, and then those that are committed, while the context lasts.
+        They end if the session is forgotten or pruned.
 
         Raises:
             NothingThere: there is no such session.
@@ -333,8 +332,19 @@ class Looking:
             await self.note_texts(summary)
         put, get = trio.open_memory_channel[int](LIVE_MAX)
 
+        rows = LiveRows(self, name, after, get)
+
         def see(recorded: ev.Recorded) -> None:
-            if recorded.stream == f"session/{name}":
+            match recorded.event:
+                case ev.SessionForgotten(of_session=session):
+                    rows.gone = rows.gone or session == name
+                case ev.JournalPruned():
+                    rows.gone = rows.gone or self._summaries.session(name) is None
+                case _:
+                    pass
+            if rows.gone:
+                put.close()
+            elif recorded.stream == f"session/{name}":
                 try:
                     put.send_nowait(recorded.position)
                 except trio.WouldBlock:
@@ -343,7 +353,7 @@ class Looking:
                     pass  # it was closed, or its reader has left
 
         with self._writer.followed(), self._writer.observed_by(see), put, get:
-            yield LiveRows(self, name, after, get)
+            yield rows
 
     # --- checks --------------------------------------------------------------------------------
 
@@ -371,7 +381,7 @@ class Looking:
     async def replay(self, name: str) -> ReplayView:
         """
         Replay the journal up to a session's last row, as far as the time allows: each check and
-        each path decision is made again. One replay runs at a time.
+        each path decision is made again. One replay of a tenant runs at a time.
 
         Raises:
             NothingThere: there is no such session.
@@ -380,9 +390,7 @@ class Looking:
         self._found(name)
         rows = self._summaries.rows_before(name, sys.maxsize, 1)
         last, read, replaying = rows[-1], 0, SessionReplaying(name)
-        try:
-            REPLAYS.acquire_nowait()
-        except trio.WouldBlock:
+        if not self._pages.begin_replay(self.tenant):
             why = "another replay runs; try again in a moment"
             return ReplayView(found=None, read=0, last=last, why=why)
         try:
@@ -403,7 +411,7 @@ class Looking:
         except (DamagedRow, UnknownEvent) as error:
             return ReplayView(found=None, read=read, last=last, why=str(error))
         finally:
-            REPLAYS.release()
+            self._pages.end_replay(self.tenant)
         return ReplayView(found=replaying.result(), read=read, last=last, why="")
 
     # --- the cache and the bugs ----------------------------------------------------------------
@@ -596,7 +604,12 @@ class Looking:
 
 
 class LiveRows:
-    """The rows of a session, as they are committed."""
+    """
+    The rows of a session, as they are committed.
+
+    Attributes:
+        gone: whether the session was forgotten, or its rows were pruned.
+    """
 
     def __init__(
         self, looking: Looking, name: str, after: int, committed: trio.MemoryReceiveChannel[int]
@@ -611,11 +624,12 @@ class LiveRows:
         self._last = after
         self._committed = committed
         self._behind = True
+        self.gone = False
 
     async def next(self) -> list[dict[str, Any]]:
         """
-        The next rows, at least one. None are left if the reader was too slow: it may begin again
-        after the last one. A cancelled call loses nothing.
+        The next rows, at least one. None are left if the session is ``gone``, or if the reader was
+        too slow: it may begin again after the last one. A cancelled call loses nothing.
         """
         if not self._behind:
             try:
@@ -624,9 +638,13 @@ class LiveRows:
             except trio.EndOfChannel:
                 return []
         # All that is there, in one look-up: several rows come with each commit.
-        found, self._behind = await self._looking.events(
-            self._name, after=self._last, most=PAGE_MAX
-        )
+        try:
+            found, self._behind = await self._looking.events(
+                self._name, after=self._last, most=PAGE_MAX
+            )
+        except NothingThere:
+            self.gone = True
+            return []
         self._last = found[-1]["position"] if found else self._last
         return found or await self.next()
 
@@ -683,6 +701,8 @@ def _turn(
                 selected,
                 block_tokens=summary.block_tokens,
                 min_cache_tokens=summary.min_cache_tokens,
+                grain=summary.grain,
+                cause=counts.losses.cause,
             ),
         )
     return attrs.evolve(view, end=_end(ended))

@@ -44,6 +44,16 @@ class RequestLog:
                     status=event.status,
                     code=event.code,
                 )
+            case ev.EmbeddingsComputed():
+                log.info(
+                    "embeddings",
+                    request=event.request,
+                    tenant=event.tenant,
+                    model=event.model,
+                    inputs=event.inputs,
+                    tokens=event.tokens,
+                    computed_ms=event.duration_us // 1000,
+                )
             case ev.InvariantViolated():
                 log.error(
                     "invariant violated",

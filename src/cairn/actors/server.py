@@ -19,6 +19,8 @@ from cairn.actors.looking import Looking
 from cairn.actors.request_log import Follower
 from cairn.actors.requests.messages import (
     ContextUse,
+    Embed,
+    Embedded,
     Generate,
     ListedModel,
     PromptTokens,
@@ -32,6 +34,7 @@ from cairn.actors.statistics import contexts
 from cairn.journal.events import Recorded
 
 if TYPE_CHECKING:
+    from cairn.actors.models.embeddings import Embeddings
     from cairn.actors.models.load import Run
     from cairn.actors.models.model_server import ModelServer
     from cairn.actors.models.size import ModelSize
@@ -41,14 +44,15 @@ if TYPE_CHECKING:
 class Server:
     """A server over its models. Runs until it is drained."""
 
-    def __init__(self, run: Run, models: Models) -> None:
+    def __init__(self, run: Run, models: Models, embeddings: Embeddings) -> None:
         self._run = run
         self._models = models
+        self._embeddings = embeddings
         self._forgetting = Forgetting(run, models)
 
     def for_tenant(self, tenant: str) -> TenantServer:
         """The server as one tenant sees it."""
-        return TenantServer(self._run, self._models, self._forgetting, tenant)
+        return TenantServer(self._run, self._models, self._embeddings, self._forgetting, tenant)
 
     @property
     def facts(self) -> ServerFacts:
@@ -58,7 +62,7 @@ class Server:
     @property
     def models(self) -> tuple[ListedModel, ...]:
         """The models that a request may name."""
-        return self._models.listed
+        return (*self._models.listed, *self._embeddings.listed)
 
     @property
     def loaded(self) -> ModelServer:
@@ -104,7 +108,9 @@ class Server:
         the limit. On return all of it is in the journal, and the blocks in memory are in files.
         """
         self._forgetting.close()
-        await self._models.drain()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._embeddings.drain)
+            await self._models.drain()
 
 
 @attrs.frozen
@@ -113,6 +119,7 @@ class TenantServer:
 
     _run: Run
     _models: Models
+    _embeddings: Embeddings
     _forgetting: Forgetting
     _tenant: str
 
@@ -124,7 +131,7 @@ class TenantServer:
     @property
     def models(self) -> tuple[ListedModel, ...]:
         """The models that a request may name."""
-        return self._models.listed
+        return (*self._models.listed, *self._embeddings.listed)
 
     @property
     def agents(self) -> TenantAgents:
@@ -189,6 +196,16 @@ class TenantServer:
                 without an answer.
         """
         return self._models.generate(command, self._tenant)
+
+    async def embed(self, command: Embed) -> Embedded:
+        """
+        The vectors of texts, by an embedding model. Leaving early cancels the request.
+
+        Raises:
+            LookupError: there is no embedding model of this name.
+            RefusalError: the request is refused, or ended without an answer.
+        """
+        return await self._embeddings.embed(command, self._tenant)
 
     async def count(self, command: Generate) -> int:
         """The number of tokens of a prompt. As ``tokens``."""

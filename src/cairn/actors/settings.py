@@ -66,6 +66,7 @@ class Settings:
         test_again: run the self-test whatever earlier starts have found.
         accept_unstable: serve even if the self-test fails.
         accept_tight: load a model even if it may not fit in memory.
+        beside_bytes: what embedding models hold of the memory.
         node: the name of the server in its fleet; None if it is alone.
         on_record: the settings that go into the journal.
     """
@@ -99,6 +100,7 @@ class Settings:
     test_again: bool = False
     accept_unstable: bool = False
     accept_tight: bool = False
+    beside_bytes: int = 0
     limits: Limits = attrs.field(factory=Limits)
     node: str | None = None
     on_record: Mapping[str, object] = attrs.field(factory=dict)

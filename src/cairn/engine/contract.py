@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cairn.engine.machine.memory import Budgets
+    from cairn.engine.model.embedding_files import Matryoshka
     from cairn.engine.reports import (
         DecodeRow,
         DrawSpec,
@@ -378,6 +379,77 @@ class ModelTokenizer(Tokenizer, Protocol):
     @property
     def detokenizer(self) -> Detokenizer:
         """A new streaming detokenizer."""
+
+
+@attrs.frozen(kw_only=True)
+class EmbedderFacts:
+    """
+    Facts about an embedding model that is loaded.
+
+    Attributes:
+        name: what clients see.
+        fingerprint: covers everything that can change a bit of a vector.
+        dimensions: the length of a vector.
+        matryoshka: to which lengths vectors may be cut.
+        context_tokens: the longest text.
+        vocabulary_tokens: token ids are below it.
+        pass_tokens: the most tokens of a pass.
+        dtype: in which it computes, and why, for people.
+        memory_bytes: of its weights, and of the caches of the longest text.
+    """
+
+    name: str
+    fingerprint: str
+    dimensions: int
+    matryoshka: Matryoshka
+    context_tokens: int
+    vocabulary_tokens: int
+    pass_tokens: int
+    dtype: str
+    memory_bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class EmbedReport:
+    """
+    What a pass over a text has computed.
+
+    Attributes:
+        tokens: measured: the rows of the pass.
+        vector: the last token's state as little-endian float32, not scaled, if the text is
+            complete; else None.
+        duration_us: of the pass.
+    """
+
+    tokens: int
+    vector: bytes | None
+    duration_us: int
+
+
+class Embedder(Protocol):
+    """
+    An embedding model. One thread alone calls its methods. It has the state of one text at a time.
+    """
+
+    facts: EmbedderFacts
+    tokenizer: Tokenizer
+
+    @abstractmethod
+    def run_pass(self, ids: Sequence[int], start: int) -> EmbedReport:
+        """
+        Compute the next pass over a text. Modifies the state of the text; at 0 a new text begins.
+
+        Args:
+            ids: of the whole text.
+            start: where the pass begins: 0, or where the last one over these ids ended.
+
+        Raises:
+            EngineFault: no pass may begin there, or the vector is not finite.
+        """
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Drop the state of a text that is not complete."""
 
 
 @attrs.frozen(kw_only=True)

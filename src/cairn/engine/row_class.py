@@ -16,6 +16,9 @@ import attrs
 
 from cairn.engine.errors import EngineFault
 
+OUT_OF_TIME = "the search took longer than"
+"""How the reason of a search begins that had no time to find a class, or a cheaper one."""
+
 
 @attrs.frozen(kw_only=True)
 class RowClass:

@@ -37,6 +37,8 @@ from cairn.http.completions import errors as completions_errors
 from cairn.http.completions.answers import TextAnswer, TextStream
 from cairn.http.completions.prompts import InTurn, with_echoes
 from cairn.http.completions.request import read_text_request
+from cairn.http.embeddings import errors as embeddings_errors
+from cairn.http.embeddings.request import embedding_list, read_embeddings_request
 from cairn.http.explorer import routes as explorer
 from cairn.http.explorer.login import Logins, has_key
 from cairn.http.health import health, starting_health
@@ -46,7 +48,9 @@ from cairn.http.messages.objects import TokenCount
 from cairn.http.messages.request import read_count_request, read_messages_request
 from cairn.http.metrics.latencies import Generating, Timed
 from cairn.http.metrics.registry import MetricsByTenant
-from cairn.http.models import listed, model_list, model_object, named_model
+from cairn.http.models import check_answers, listed, model_list, model_object, named_model
+from cairn.http.ollama import errors as ollama_errors
+from cairn.http.ollama.routes import add_ollama_routes
 from cairn.http.openapi import document as openapi
 from cairn.http.responses import errors as responses_errors
 from cairn.http.responses.answers import ResponsesAnswer, ResponsesStream
@@ -67,7 +71,7 @@ from cairn.http.tokens.request import (
 )
 from cairn.http.wire.checks import BODY_BYTES_MAX, ClientError
 from cairn.http.wire.clients import client_name
-from cairn.http.wire.errors import ErrorAnswer, describe
+from cairn.http.wire.errors import ErrorAnswer, describe, request_header
 from cairn.http.wire.not_found import meant_by, nothing_at
 from cairn.http.wire.parameters import Ignored, ReadRequest
 from cairn.http.wire.traceparent import read_traceparent
@@ -122,6 +126,7 @@ def create_app(
     keys: Keys | None = None,
     cors: Collection[str] = (),
     streams: StreamLimits | None = None,
+    tool: str = "ops",
 ) -> CairnApp:
     """
     The application over a server.
@@ -137,6 +142,7 @@ def create_app(
         cors: origins whose pages may call the server and read its answers.
         streams: how many live streams may be open; by default as many as fit this process's
             descriptors.
+        tool: how the operator calls `ops`, for commands that pages show.
     """
     app = CairnApp(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES_MAX
@@ -175,6 +181,7 @@ def create_app(
         return body, {name.lower(): value for name, value in request.headers.items()}
 
     def check_model(name: str) -> None:
+        check_answers(name, server.models)
         if strict_model_names and name:
             listed(name, server.models)
 
@@ -214,6 +221,14 @@ def create_app(
     async def completions() -> Response:
         read = await with_echoes(await asked_of(read_text_request), service())
         return await answered(read, TextAnswer, TextStream)
+
+    @app.post(embeddings_errors.ADDRESS)
+    async def embeddings() -> Response:
+        body, _ = await body_of()
+        read = read_embeddings_request(body, ignored, server.models)
+        found = await service().embed(read.command)
+        headers = {**request_header(found.request), **warning_of(read.ignored)}
+        return json_response(embedding_list(found, read), headers=headers)
 
     @app.post(responses_errors.ADDRESS)
     async def responses() -> Response:
@@ -295,7 +310,15 @@ def create_app(
             raise ClientError(
                 "only the operator's key may do this", code="operator_only", status=403
             )
-        return listed(name, server.models)
+        found = listed(name, server.models)
+        if found.embeds is not None:
+            raise ClientError(
+                f"{found.facts.model!r} is an embedding model, which stays loaded as long as the "
+                "server runs",
+                param="model",
+                code="wrong_kind_of_model",
+            )
+        return found
 
     @app.post("/v1/models/<path:name>/load")
     async def load_model(name: str) -> Response:
@@ -309,6 +332,17 @@ def create_app(
         if asked.state != "not_loaded":
             server.unload_model()
         return json_response(model_object(listed(asked.facts.model, server.models)))
+
+    add_ollama_routes(
+        app,
+        server,
+        service,
+        ignored,
+        body_of=body_of,
+        check_model=check_model,
+        operators_model=operators_model,
+        answered=answered,
+    )
 
     @app.get("/health")
     async def get_health() -> Response:
@@ -330,7 +364,7 @@ def create_app(
     async def describe_all() -> Response:
         return json_response(openapi.description(with_keys=keys is not None))
 
-    explorer.add_explorer(app, server, service, keys, logins, live)
+    explorer.add_explorer(app, server, service, keys, logins, live, tool)
 
     @app.after_request
     async def close_unread(response: Response) -> Response:
@@ -453,7 +487,9 @@ def _describe_at(path: str, error: Exception) -> ErrorAnswer:
     """The answer to an error, in the protocol of an address."""
     if messages_errors.is_ours(path):
         return messages_errors.messages_error(error)
-    for protocol in (responses_errors, completions_errors):
+    if ollama_errors.is_ours(path):
+        return ollama_errors.ollama_error(error)
+    for protocol in (responses_errors, completions_errors, embeddings_errors):
         if path == protocol.ADDRESS or path.startswith(f"{protocol.ADDRESS}/"):
             return describe(error, protocol.PLACES)
     return describe(error)
@@ -465,7 +501,8 @@ def _error(error: Exception) -> ErrorAnswer:
     path, address, is_nowhere = asked.path, {}, isinstance(error, NotFound)
     if isinstance(error, NotFound):
         meant = meant_by(path, current_app.url_map)
-        error, path = nothing_at(path, meant), meant or path
+        error = ollama_errors.not_here(path) or nothing_at(path, meant)
+        path = meant or path
     answer = _describe_at(path, error)
     shown = _without_keys(asked.path) if is_nowhere or answer.status == 401 else asked.path
     write = log.info

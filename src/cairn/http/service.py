@@ -16,6 +16,8 @@ from cairn.actors.looking import Looking
 from cairn.actors.models.size import ModelSize
 from cairn.actors.requests.messages import (
     ContextUse,
+    Embed,
+    Embedded,
     ForgottenSession,
     Generate,
     ListedModel,
@@ -150,6 +152,15 @@ class Service(Protocol):
         Raises:
             RefusalError: on entering, if the request is refused; from the iteration, if it ends
                 before its answer is complete. ``wire/errors.py`` turns it into an HTTP error.
+        """
+
+    async def embed(self, command: Embed) -> Embedded:
+        """
+        The vectors of texts. Leaving early cancels the request.
+
+        Raises:
+            LookupError: there is no embedding model of this name.
+            RefusalError: the request is refused, or ended without an answer.
         """
 
     async def count(self, command: Generate) -> int:

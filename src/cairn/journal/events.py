@@ -355,6 +355,29 @@ class RequestRejected(Event):
 
 
 @attrs.frozen(kw_only=True)
+class EmbeddingsComputed(Event):
+    """
+    The vectors of a request for embeddings are complete. It uses no session, no slab and no block.
+
+    Attributes:
+        model: the name that clients see.
+        fingerprint: covers everything that can change a bit of a vector.
+        inputs: how many texts.
+        tokens: measured: in the passes over them, with those that the tokenizer adds.
+        duration_us: measured: of these passes.
+    """
+
+    kind: ClassVar[str] = "embeddings_computed"
+    request: str
+    tenant: str
+    model: str
+    fingerprint: str
+    inputs: int = natural()
+    tokens: int = natural()
+    duration_us: int = natural()
+
+
+@attrs.frozen(kw_only=True)
 class SessionForgotten(Event):
     """
     An operator had a session forgotten. The keys of its private fields are removed after this, so
@@ -1284,6 +1307,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     JournalPruned,
     SessionForgotten,
     RequestRejected,
+    EmbeddingsComputed,
     SessionOpened,
     RequestReceived,
     PrefixJoined,

@@ -16,6 +16,7 @@ from typing import Literal
 import attrs
 
 from cairn.journal import events as ev
+from cairn.journal.losses import Cause
 from cairn.journal.tenants import session_name
 
 Habit = Literal["clock", "billing_line", "reordered_tools", "dropped_thinking", "moved_cache_hints"]
@@ -43,10 +44,20 @@ _HINTS = re.compile(r"cache_?control|cache_?point|cache_?hint|\bephemeral\b", re
 _THOUGHT = re.compile(r"<\|?/?think|\[/?THINK\]|channel\|>\s*(?:analysis|thought)", re.IGNORECASE)
 _EMPTY_THOUGHT = re.compile(r"<\|?think\|?>\s*<\|?/think|\[THINK\]\s*\[/THINK\]", re.IGNORECASE)
 _THOUGHT_ENDS = re.compile(r"\s*(?:<\|?/think|\[/THINK\])", re.IGNORECASE)
+_MARKER = re.compile(r"<\|[^<>|\s]{1,40}\|>")
 _CONTEXT = 40
 
 _COMPARED = 128
 """The most pieces of a text that are compared, from the first one that differs on."""
+
+_SAME_BEGINNING = (None, "cold_start", "shorter_history", "diverged")
+"""The reasons with which all that is the same could be reused."""
+
+_WHOLE_BLOCKS = (
+    "On this machine this model reuses whole blocks of {} tokens only, and computes the rest that "
+    "is the same again; `ops doctor` says why."
+)
+_SMALLER_LEAST = "A smaller `--min-cache-tokens` caches shorter prompts."
 
 _PARTS = {
     "system_changed": "the system prompt",
@@ -101,22 +112,27 @@ def explain(
     *,
     block_tokens: int,
     min_cache_tokens: int,
+    grain: int,
+    cause: Cause | None = None,
 ) -> Explanation:
     """
     Explain the path of a request.
 
     Args:
-        block_tokens, min_cache_tokens: of the model that served it, see ``events.ModelLoaded``.
+        block_tokens, min_cache_tokens, grain: of the model that served it, see
+            ``events.ModelLoaded``.
+        cause: what happened to blocks that are gone; None if it is not known.
     """
     change = _change(path.diverged_from, path.diverged_text)
     habit = _habit(received, path, change)
-    of_rules = _Rules(received, path, block_tokens, min_cache_tokens, change)
+    of_rules = _Rules(received, path, block_tokens, min_cache_tokens, grain, cause, change)
     because, advice = _REASONS[path.reason](of_rules)
     if habit is not None:
         part = _PARTS.get(path.diverged_part or "", "the conversation")
         advice = _ADVICE[habit].format(part=part)
+    whole_blocks = f" {_WHOLE_BLOCKS.format(block_tokens)}" if of_rules.lost_to_blocks else ""
     return Explanation(
-        reused=_reused(received, path),
+        reused=f"{_reused(received, path)}{whole_blocks}",
         because=because,
         advice=advice,
         habit=habit,
@@ -150,6 +166,8 @@ class _Rules:
     path: ev.PathSelected
     block_tokens: int
     min_cache_tokens: int
+    grain: int
+    cause: Cause | None
     change: _Change | None
 
     @property
@@ -157,12 +175,33 @@ class _Rules:
         return short(self.path.nearest or self.path.session)
 
     @property
+    def is_same_session(self) -> bool:
+        """Whether the session that serves is the one that the request was compared with."""
+        return self.path.nearest == self.path.session
+
+    @property
     def too_few(self) -> str:
         """That the prompt is too short to be cached, if it is."""
-        least = self.min_cache_tokens
-        if self.received.prompt_tokens >= least:
-            return ""
-        return f"; prompts of fewer than {least} tokens are not cached (`--min-cache-tokens`)"
+        return self.not_cached if self.received.prompt_tokens < self.min_cache_tokens else ""
+
+    @property
+    def not_cached(self) -> str:
+        return (
+            f"; prompts of fewer than {self.min_cache_tokens} tokens are too short to be cached "
+            "(`--min-cache-tokens`)"
+        )
+
+    @property
+    def lost_to_blocks(self) -> bool:
+        """Whether more tokens are the same than are reused, because only whole blocks are."""
+        path = self.path
+        if self.grain == 1 or self.too_few or path.reason not in _SAME_BEGINNING:
+            return False
+        if path.diverged_token is not None:
+            return path.diverged_token > path.reused_tokens
+        if path.reason is None:
+            return self.received.base_tokens > path.reused_tokens
+        return path.nearest is not None and not path.reused_tokens
 
     @property
     def made_up_for(self) -> bool:
@@ -226,12 +265,13 @@ def _continued(of: _Rules) -> _Because:
             _of_template(of),
         )
     if not of.path.reused_tokens:
+        short_before = of.received.base_tokens < of.min_cache_tokens
         return (
             (
-                f"It continues session {session}, of which nothing is there yet to reuse: whole "
-                f"blocks of {of.block_tokens} tokens are."
+                f"It continues session {session}, of which nothing is stored that could be reused"
+                f"{of.not_cached if short_before else ''}."
             ),
-            None,
+            _SMALLER_LEAST if short_before else None,
         )
     return f"It continues session {session}.", None
 
@@ -281,6 +321,10 @@ def _cold_start(of: _Rules) -> _Because:
 
 
 def _shorter_history(of: _Rules) -> _Because:
+    if of.is_same_session:  # the client named it
+        rest = "" if of.path.reused_tokens else of.too_few
+        words = "or its last request once more, and the session goes on from here"
+        return f"It is the beginning of what session {of.nearest} has, {words}{rest}.", None
     return (
         (
             f"It is the beginning of session {of.nearest}, or its last request once more, so it "
@@ -302,16 +346,18 @@ def _diverged(of: _Rules) -> _Because:
 
 
 def _evicted(of: _Rules) -> _Because:
-    return (
-        (
-            f"It continues session {of.nearest}, whose blocks were evicted to make room, or were "
-            "lost with the server's memory when it restarted or loaded another model."
-        ),
-        (
-            "Give the server more room: `--blocks-mb`, `--disk-mb` or `--pool-mb`. Files "
-            "(`--disk-mb`) outlast both."
-        ),
-    )
+    evicted = "were evicted to make room"
+    lost = "were lost with the server's memory when it restarted or loaded another model"
+    room = "Give the server more room: `--blocks-mb`, `--disk-mb` or `--pool-mb`."
+    files = "Files (`--disk-mb`) outlast a restart."
+    match of.cause:
+        case "evicted":
+            how, advice = evicted, room
+        case "lost":
+            how, advice = lost, files
+        case None:
+            how, advice = f"{evicted}, or {lost}", f"{room} {files}"
+    return f"It continues session {of.nearest}, whose blocks {how}.", advice
 
 
 def _expired(of: _Rules) -> _Because:
@@ -327,7 +373,7 @@ def _too_short(of: _Rules) -> _Because:
             f"The last prompt of session {of.nearest} was too short to be cached: it had fewer "
             f"than {of.min_cache_tokens} tokens."
         ),
-        "A smaller `--min-cache-tokens` caches shorter prompts.",
+        _SMALLER_LEAST,
     )
 
 
@@ -346,11 +392,14 @@ def _quarantined(of: _Rules) -> _Because:
 
 
 def _fingerprint_changed(of: _Rules) -> _Because:
+    served = "another model, or another version or setting of it, served"
+    if of.is_same_session:  # the client named it
+        begins = f"Session {of.nearest} is the one that {served} before"
+        ends = ", and the session starts again with this model"
+    else:
+        begins, ends = f"It continues session {of.nearest}, which {served}", ""
     return (
-        (
-            f"It continues session {of.nearest}, which another model, or another version or "
-            "setting of it, served: its cache may have other bits, so none of it is used."
-        ),
+        f"{begins}: its cache may have other bits, so none of it is used{ends}.",
         "Name the same model in all requests of a conversation.",
     )
 
@@ -441,6 +490,8 @@ def _became(change: _Change | None) -> str:
 
 def _quoted(text: str) -> str:
     text = text.strip()
+    text = _MARKER.sub("", text).strip() or text  # a person wrote the rest
+    text = text.replace("`", "'")  # they enclose it
     return f"`{text if len(text) <= QUOTED else text[:QUOTED] + '…'}`"
 
 

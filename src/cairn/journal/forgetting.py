@@ -94,7 +94,7 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
     begins = fold.state
     runs.boots.update([begins.boot] if begins.boot is not None else [])
     traces = Traces(session)
-    traces.see_state(begins)
+    traces.see_base(begins)
     in_base = ((row, decode(row)) for row in kept.rows)
     for row, recorded in chain(in_base, ((row, fold.feed(row)) for row in first)):
         if recorded is None:
@@ -165,6 +165,8 @@ class Traces:
         self.forgotten: set[str] = set()
         self._session = session
         self._own: set[str] = set()
+        self._in_base = False
+        self._base_blocks: set[str] = set()
         self._others: dict[str, set[str]] = {}
         self._shared: set[str] = set()
 
@@ -175,6 +177,12 @@ class Traces:
                 self._own.update(_held(held))
         for name, held in state.sessions.items():
             self._see(name, _held(held))
+
+    def see_base(self, state: State) -> None:
+        """Take in the fold of the base that takes the place of pruned rows."""
+        self._in_base = self._session in state.sessions
+        self._base_blocks = set(state.blocks)
+        self.see_state(state)
 
     def see_own(self, row: Row, recorded: ev.Recorded) -> None:
         """Take in a row, as far as it is of the session itself."""
@@ -229,6 +237,23 @@ class Traces:
         with the same words, or quote some.
         """
         return tuple(sorted(self._others.keys() - {self._session}))
+
+    def still_readable(self, state: State) -> tuple[str, ...]:
+        """
+        Where texts or token ids of the session can be read after it is forgotten, a phrase each.
+
+        Args:
+            state: the fold at this moment.
+        """
+        found = ["where its keys were handed over (`ops export --with-keys`, `ops bundle`)"]
+        found.append("with a backup of keys.db")
+        if self._in_base or self._base_blocks & self._own:
+            found.append("its token ids in the base of a prune, and in copies of that")
+        if self.same_text:
+            found.append("the same beginning, or words that they quote, in the sessions named")
+        if any(self._session != one.event.session for one in state.faults.values()):
+            found.append("what bugs of the server or of other sessions quote of it")
+        return tuple(found)
 
     def event(self, state: State, stored: Iterable[str]) -> ev.SessionForgotten:
         """

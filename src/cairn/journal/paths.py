@@ -28,6 +28,7 @@ import attrs
 from cairn.journal import events as ev
 from cairn.journal.keys import ID_BYTES, ids_bytes
 from cairn.journal.lifecycle import SessionState
+from cairn.journal.losses import Cause
 from cairn.journal.state import (
     CONTINUED,
     Block,
@@ -491,6 +492,18 @@ def _gone(state: State, last: Turn) -> list[Block]:
     """The blocks of this conversation that were sealed and are not available any more."""
     sealed = [state.blocks[key] for key in last.prompt_keys if key in state.blocks]
     return [block for block in sealed if not block.usable]
+
+
+def cause_of_loss(state: State, path: ev.PathSelected) -> Cause | None:
+    """
+    What happened to the blocks of the conversation that a path just selected continues; None if not
+    all had the same end, or none is gone.
+    """
+    held = state.sessions.get(SessionId(path.nearest)) if path.nearest is not None else None
+    if path.reason != "evicted" or held is None or held.last is None:
+        return None
+    ends = {block.gone is None for block in _gone(state, held.last) if not _has_expired(block)}
+    return ("lost" if ends.pop() else "evicted") if len(ends) == 1 else None
 
 
 def _is_new(reason: Reason | None, last: Turn | None, chain: tuple[Part, ...]) -> bool:

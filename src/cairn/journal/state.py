@@ -603,7 +603,12 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return attrs.evolve(state, lost=state.lost.update(dict.fromkeys(heads, state.position)))
         case ev.NodeTakenOver(token=token):
             return attrs.evolve(state, lease=token)
-        case ev.JournalStalled() | ev.RequestRejected() | ev.TurnForgotten():
+        case (
+            ev.JournalStalled()
+            | ev.RequestRejected()
+            | ev.EmbeddingsComputed()
+            | ev.TurnForgotten()
+        ):
             return state  # only on record
         case ev.JournalPruned():
             return without_gone(state)

@@ -24,6 +24,7 @@ from typing import Any
 import attrs
 
 from cairn.journal import events as ev
+from cairn.journal.losses import Losses
 
 _ELEMENT = re.compile(r"\s*<([A-Za-z][\w-]{0,60})>.*?</\1>\s*", re.DOTALL)
 
@@ -38,6 +39,7 @@ COLUMNS = (
     *("received_us", "first_us", "ended_us"),
     *("prompt", "from_slab", "from_blocks", "from_partial", "prewarmed"),
     *("computed", "generated"),
+    *("evicted", "expired", "lost"),
 )
 """
 The counts of a turn: its rows (0: none yet), its times in microseconds since 1970, and tokens.
@@ -60,6 +62,8 @@ class TurnCounts:
         prewarmed: how many of the reused tokens were prewarmed.
         computed: tokens of the prompt that were computed.
         generated: tokens of the answer.
+        evicted, expired, lost: if blocks that it could have reused were gone: the last rows that
+            took blocks away since then, see ``losses.Losses``; 0 if there is none.
     """
 
     received: int
@@ -75,11 +79,19 @@ class TurnCounts:
     prewarmed: int
     computed: int
     generated: int
+    evicted: int
+    expired: int
+    lost: int
 
     @property
     def reused(self) -> int:
         """All reused tokens."""
         return self.from_slab + self.from_blocks + self.from_partial
+
+    @property
+    def losses(self) -> Losses:
+        """The rows that took blocks away."""
+        return Losses(evicted=self.evicted, expired=self.expired, lost=self.lost)
 
 
 @attrs.frozen(kw_only=True)
@@ -90,7 +102,7 @@ class Summary:
     Attributes:
         protocol, model: of its last request; empty before the first.
         client: the program that sent that request, by its own word; None if it gave no name.
-        block_tokens, min_cache_tokens: of that model, see ``events.ModelLoaded``.
+        block_tokens, min_cache_tokens, grain: of that model, see ``events.ModelLoaded``.
         words: the first words of the conversation; private.
         opened_us, used_us: when it was opened, and when its last request came.
         used: the row of its last request, or that in which it was opened.
@@ -99,6 +111,7 @@ class Summary:
         went_on: the last new session for which this one was the nearest: in which its conversation
             went on.
         closed: why it was closed; None while it is open.
+        forgotten: whether its texts were made unreadable.
         bugs: the violations that name it.
         rows: the positions of its rows, packed.
         turns: the counts of its turns, packed: ``COLUMNS`` for each.
@@ -113,6 +126,7 @@ class Summary:
     client: str | None = None
     block_tokens: int = 0
     min_cache_tokens: int = 0
+    grain: int = 1
     words: str = ""
     opened_us: int
     used_us: int
@@ -123,6 +137,7 @@ class Summary:
     context: int = 0
     went_on: str | None = None
     closed: str | None = None
+    forgotten: bool = False
     bugs: tuple[str, ...] = ()
     rows: bytes = b""
     turns: bytes = b""
@@ -146,17 +161,19 @@ class SummariesContents:
 
     Attributes:
         sessions: by their ids, the one that was used longest ago first.
-        loaded: name, C and least prompt of the loaded model.
+        loaded: name, C, least prompt and grain of the loaded model.
         removed: the last removals of blocks.
         open: sessions with a request in progress.
         faults: bug id to when it was recorded.
+        losses: the last rows that took blocks away.
     """
 
     sessions: dict[str, Summary] = attrs.field(factory=dict)
-    loaded: tuple[str, int, int] = ("", 0, 0)
+    loaded: tuple[str, int, int, int] = ("", 0, 0, 1)
     removed: tuple[Removed, ...] = ()
     open: frozenset[str] = frozenset()
     faults: dict[str, int] = attrs.field(factory=dict)
+    losses: Losses = attrs.field(factory=Losses)
 
 
 class _Session:
@@ -190,6 +207,11 @@ class _Session:
         """A figure of the last turn."""
         return self.turns[len(self.turns) - len(COLUMNS) + _PLACE[name]]
 
+    def received(self, before: int) -> int:
+        """The row of the last turn's request, or of one so many turns before; 0 without one."""
+        first = len(self.turns) - (1 + before) * len(COLUMNS)
+        return self.turns[first + _PLACE["received"]] if first >= 0 else 0
+
     def frozen(self) -> Summary:
         if self._frozen is None:
             self._frozen = attrs.evolve(
@@ -211,6 +233,7 @@ class Summaries:
         self._removed = deque(begins.removed, maxlen=REMOVED_MAX)
         self._open = set(begins.open)
         self._faults = dict(begins.faults)
+        self._losses = begins.losses
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -223,6 +246,7 @@ class Summaries:
             removed=tuple(self._removed),
             open=frozenset(self._open),
             faults=dict(self._faults),
+            losses=self._losses,
         )
 
     # --- looking -------------------------------------------------------------------------------
@@ -290,13 +314,15 @@ class Summaries:
     def see(self, recorded: ev.Recorded) -> None:
         """Apply the next event."""
         event = recorded.event
+        self._losses = self._losses.after(recorded.position, event)
         match event:
             case ev.SessionOpened():
                 self._opened(recorded, event)
             case ev.RequestReceived(session=session) if session not in self._sessions:
                 self._opened(recorded, event)  # its first rows were pruned
             case ev.ModelLoaded():
-                self._loaded = event.name, event.block_tokens, event.min_cache_tokens
+                least, grain = event.min_cache_tokens, event.grain
+                self._loaded = event.name, event.block_tokens, least, grain
             case ev.ServerLost() | ev.ServerStopped():
                 for name in sorted(self._open):
                     self._end(name, recorded)
@@ -307,7 +333,7 @@ class Summaries:
             case ev.InvariantViolated():
                 self._faults[event.bug_id] = recorded.time_us
             case ev.SessionForgotten(of_session=session) if session in self._sessions:
-                self._sessions[session].change(words="")
+                self._sessions[session].change(words="", forgotten=True)
             case _:
                 pass
         found = self._sessions.get(getattr(event, "session", None) or "")
@@ -356,6 +382,9 @@ class Summaries:
                 )
                 session.change(reused=session.summary.reused + event.reused_tokens)
                 nearest = self._sessions.get(event.nearest or "")
+                if event.reason in ("evicted", "expired"):
+                    since = nearest.received(nearest is session) if nearest is not None else 0
+                    session.put(**attrs.asdict(self._losses.since(since)))
                 if nearest is not None and nearest is not session:
                     nearest.change(went_on=name)
             case ev.CacheExtended():
@@ -386,6 +415,7 @@ class Summaries:
             model=self._loaded[0],
             block_tokens=self._loaded[1],
             min_cache_tokens=self._loaded[2],
+            grain=self._loaded[3],
             words=was.words or event.words or "",
             used=recorded.position,
             used_us=recorded.time_us,

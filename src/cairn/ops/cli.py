@@ -22,6 +22,7 @@ from click.shell_completion import CompletionItem
 
 from cairn import __version__
 from cairn.journal.errors import JournalError
+from cairn.ops.common.program import note_call
 
 COMMANDS = {
     "serve": ("cairn.ops.serve.command:serve", "Run the server."),
@@ -251,6 +252,7 @@ def main(program: str | None = None) -> None:
     Args:
         program: the name that help shows; None for the one by which this process was called.
     """
+    note_call(sys.argv[0])
     called = program or Path(sys.argv[0]).name
     shown = called if called in (_NAME, _OTHER_NAME) else _NAME
     try:

@@ -47,7 +47,7 @@ from cairn.ops.common.locations import (
     url_of,
 )
 from cairn.ops.common.output import counted, printable, size_text
-from cairn.ops.common.passes import decode_text, drafts_text, prefill_text
+from cairn.ops.common.passes import TEST_AGAIN, decode_text, drafts_text, prefill_text, was_busy
 from cairn.ops.journal.growth import Growth, growth
 from cairn.ops.journal.readers import readers_warning
 from cairn.ops.serve.models_option import models_option
@@ -258,10 +258,11 @@ def check_models(path: Path) -> Found:
         )
     sizes = [
         (one, weights_bytes(Path(one.directory), Path(one.adapter) if one.adapter else None))
-        for one in found.entries
+        for one in (*found.entries, *found.embeddings)
     ]
     names = ", ".join(
-        f"{one.name} ({size_text(size)}{', the default' if one is found.default else ''})"
+        f"{one.name} ({size_text(size)}{', the default' if one is found.default else ''}"
+        f"{', for embeddings' if one.embeddings else ''})"
         for one, size in sizes
     )
     return Found("ok", names)
@@ -394,7 +395,10 @@ def check_bits(url: str) -> Found:
         return Found("fail", f"the last self-test failed: {failed}", advice)
     decode_shapes = decode_text(tested.decode_shapes).strip() or "in passes of one size"
     drafts = drafts_text(tested.without_drafts)
-    return Found("ok", f"{prefill}; decoding {decode_shapes}; speculation: {drafts}")
+    fact = f"{prefill}; decoding {decode_shapes}; speculation: {drafts}"
+    if was_busy(tested.row_class_reason):
+        return Found("warn", fact, TEST_AGAIN)
+    return Found("ok", fact)
 
 
 def _begins_wrong(base: Base | None, first: Row | None) -> str | None:

@@ -68,6 +68,7 @@ class _Answer(msgspec.Struct):
     rows: int = 0
     blocks_removed: int = 0
     same_text: list[str] = []
+    still_readable: list[str] = []
     error: _Refusal | None = None
 
 
@@ -94,9 +95,11 @@ def forget(
     records what was done. Also closes the session, and removes the files of its blocks that no
     other session has, and the snapshot.
 
-    Not forgotten are: what other sessions have (those with the same beginning are listed), names of
-    sessions, models and tenants, numbers and times; keys that were handed over (`ops export
-    --with-keys`, `ops bundle`) or are in a backup of keys.db; and logs of other programs.
+    Not forgotten are: what other sessions have (those with the same beginning, or that quote words
+    of it where they differ, are listed), what bugs of other sessions quote, token ids in the base
+    of an earlier prune, names of sessions, models and tenants, numbers and times; what keys open
+    that were handed over (`ops export --with-keys`, `ops bundle`) or are in a backup of keys.db;
+    and logs of other programs. The output says which of these there are.
 
     If a server uses the journal, it is asked to forget the session, and need not be stopped. With
     API keys, that needs the session's own, or the operator's. A server on PostgreSQL, or whose
@@ -198,11 +201,19 @@ def _ask(server: Holder, name: str, key: str | None, *, yes: bool, with_agent: b
     )
     _name_others(answer.same_text)
     click.echo(f"Session {name} is forgotten.")
+    _name_places(answer.still_readable)
 
 
 def _name_others(sessions: Sequence[str]) -> None:
     for other in sessions:
         click.echo(f"the same beginning is in session {other}, which keeps it")
+
+
+def _name_places(places: Sequence[str]) -> None:
+    if places:
+        click.echo("It can still be read:")
+    for place in places:
+        click.echo(f"- {place}")
 
 
 def _forget(
@@ -240,6 +251,7 @@ def _forget(
     _append(store, report, [found.event(stored)])
     keys.remove(name, (*found.key_ids, *stored))
     click.echo(f"Session {name} is forgotten.")
+    _name_places(found.traces.still_readable(report.state))
 
 
 def _require_possible(found: Found, *, with_agent: bool) -> None:

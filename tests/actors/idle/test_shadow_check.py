@@ -211,7 +211,7 @@ def test_request_ids_select_the_share_that_is_checked(
             for place, one in enumerate(ids):
                 given = iter([one])
                 monkeypatch.setattr(
-                    "cairn.actors.models.model_server.new_id",
+                    "cairn.actors.clock.new_id",
                     lambda given=given: next(given, str(uuid.uuid4())),
                 )
                 await ask(server, command(f"{place} {LONG}", max_tokens=2))

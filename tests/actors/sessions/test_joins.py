@@ -126,6 +126,19 @@ async def test_those_that_wait_hold_no_slab(setup: Journaled):
     assert setup.is_valid()
 
 
+async def test_they_go_on_while_the_leader_answers(setup: Journaled):
+    """A request waits for what the leader computes of the prompt, not for its answer."""
+    async with led(setup, 1) as (server, hold, _, _):
+        answering = Hold(server, "decode")
+        hold.go.set()
+        try:
+            await answering.wait()
+            await _until(setup, ev.PathSelected, 2)
+        finally:
+            answering.go.set()
+    assert setup.is_valid()
+
+
 @pytest.mark.parametrize("end", ["cancelled", "crashed", "quarantined"])
 async def test_the_leader_ends(setup: Journaled, end: str):
     """Those that wait go on from what it sealed, and the rest is computed once for all."""

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors.threads.pages import REST_MAX_S, PageShares
+from cairn.actors.threads.pages import REPLAYS_MAX, REST_MAX_S, PageShares
 
 pytestmark = pytest.mark.trio
 
@@ -49,3 +49,16 @@ async def test_a_single_page_is_not_delayed(autojump_clock: object) -> None:
     now = trio.current_time()
     await read(shares, "alice", 0.5, began)
     assert now == began[-1]
+
+
+async def test_each_tenant_has_a_replay() -> None:
+    """One tenant cannot take those of all; there is a limit for all together."""
+    shares = PageShares()
+    assert shares.begin_replay("alice")
+    assert not shares.begin_replay("alice")
+    assert shares.begin_replay("bob")
+    for number in range(REPLAYS_MAX - 2):
+        assert shares.begin_replay(f"t{number}")
+    assert not shares.begin_replay("carol")
+    shares.end_replay("alice")
+    assert shares.begin_replay("carol")

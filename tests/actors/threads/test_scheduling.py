@@ -18,7 +18,7 @@ from cairn.actors.threads.scheduling import (
     rows_needed,
 )
 
-EVERYTHING = Waiting(calls=1, copies=1, prefills=1, idle=1, decoding=1)
+EVERYTHING = Waiting(calls=1, copies=1, prefills=1, embeds=1, idle=1, decoding=1)
 
 
 def test_nothing_runs_if_nothing_waits() -> None:
@@ -28,18 +28,19 @@ def test_nothing_runs_if_nothing_waits() -> None:
 
 def test_a_job_runs_if_one_waits() -> None:
     """The thread never sleeps on a job, in no combination of what waits and what ran."""
-    for calls, copies, prefills, idle, decoding in product((0, 2), repeat=5):
+    for calls, copies, prefills, embeds, idle, decoding in product((0, 2), repeat=6):
         for decoded_last, since in product((False, True), (0, COPIES_PER_PREFILL)):
             waiting = Waiting(
                 calls=calls,
                 copies=copies,
                 prefills=prefills,
+                embeds=embeds,
                 idle=idle,
                 decoding=decoding,
                 decoded_last=decoded_last,
                 copies_since_prefill=since,
             )
-            some = calls or copies or prefills or idle or decoding
+            some = calls or copies or prefills or embeds or idle or decoding
             assert bool(some) is (next_job(waiting) is not None), waiting
 
 
@@ -59,6 +60,15 @@ def test_between_two_decode_passes_one_prefill_pass_runs() -> None:
 def test_decode_passes_follow_each_other_if_no_prompt_waits() -> None:
     """Idle-time work does not come between them."""
     assert JobKind.DECODE is next_job(Waiting(decoding=1, idle=1, decoded_last=True))
+
+
+@pytest.mark.parametrize("decoded_last", [False, True])
+def test_embeddings_are_never_ahead_of_an_answer(decoded_last: bool) -> None:
+    """Whatever an answer waits for goes first; only work of idle time waits for them."""
+    embeds = Waiting(embeds=5, idle=1, decoded_last=decoded_last)
+    assert JobKind.EMBED is next_job(embeds)
+    for kind in ("calls", "copies", "prefills", "decoding"):
+        assert JobKind.EMBED is not next_job(attrs.evolve(embeds, **{kind: 1}))
 
 
 def test_between_two_decode_passes_one_part_of_a_copy_runs() -> None:

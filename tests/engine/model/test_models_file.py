@@ -63,6 +63,23 @@ def test_the_first_model_is_the_default():
     assert "b" == models.default.name
 
 
+def test_embedding_models_are_apart():
+    """They answer nothing, so none of them is the default; names are shared by both kinds."""
+    models = parse_models(
+        '[models.v]\npath = "v"\nembeddings = true\n[models.a]\nbuiltin = true',
+        PATH,
+    )
+    assert ["a"] == [one.name for one in models.entries]
+    assert ["v"] == [one.name for one in models.embeddings]
+    assert "a" == models.default.name
+    with pytest.raises(ModelsFault, match="'a' is a name or an alias of both"):
+        parse_models(
+            '[models.v]\npath = "v"\nembeddings = true\naliases = ["a"]\n'
+            "[models.a]\nbuiltin = true",
+            PATH,
+        )
+
+
 FAULTS = [
     ("[models.a", "is not TOML: Expected"),
     ("", "lists no models. Write a table"),
@@ -97,7 +114,18 @@ FAULTS = [
         'known. Put a name with a dot in quotes: [models."qwen3.5"].',
     ),
     ("[models.a]\nbuiltin = true\n[models.a.1.2]\n", "line 3, [models.a.1.2]: '1.2' is not known"),
-    ("default = 'b'\n[models.a]\nbuiltin = true", "default is 'b', but no model has that name"),
+    ("default = 'b'\n[models.a]\nbuiltin = true", "default is 'b', but no model that answers has"),
+    (
+        "default = 'v'\n[models.a]\nbuiltin = true\n[models.v]\npath = 'v'\nembeddings = true",
+        "default is 'v', but no model that answers has that name. Choose one of a.",
+    ),
+    ("[models.v]\npath = 'v'\nembeddings = true", "lists no model that answers"),
+    (
+        "[models.v]\npath = 'v'\nembeddings = true\ndecode_rows = 2",
+        "decode_rows is for models that answer, and this one has embeddings = true",
+    ),
+    ("[models.v]\nbuiltin = true\nmatryoshka = true", "matryoshka is for embedding models"),
+    ("[models.v]\npath = 'v'\nembeddings = 1", "embeddings is 1; it must be true or false"),
     ("default = 1\n[models.a]\nbuiltin = true", "default is 1"),
 ]
 
@@ -122,6 +150,15 @@ def test_directories_are_checked(tmp_path: Path):
         read_models(path)
     path.write_text("[models.a]\nbuiltin = true\n", "utf-8")
     assert ["a"] == [entry.name for entry in read_models(path).entries]
+
+
+@pytest.mark.parametrize("named", ["mlx-community/Qwen3-4B-4bit", "qwen3-4b"])
+def test_a_name_of_a_hub_is_no_path(tmp_path: Path, named: str):
+    """The sentence says what to do for one."""
+    path = tmp_path / "models.toml"
+    path.write_text(f'[models.a]\npath = "{named}"\n', "utf-8")
+    with pytest.raises(ModelsFault, match=r"There is no model directory .*`cairn pull NAME`"):
+        read_models(path)
 
 
 def test_all_faults_are_reported(tmp_path: Path):

@@ -128,6 +128,16 @@ class FakeTenantAgents:
         await trio.lowlevel.checkpoint()
         return self._agents.held.get((self._tenant, name))
 
+    async def last_turns(
+        self, name: str, before: int | None, most: int
+    ) -> tuple[tuple[int, StoredTurn], ...] | None:
+        """Some turns of an agent."""
+        held = await self.history(name)
+        if held is None:
+            return None
+        numbered = list(enumerate(held.turns, 1))
+        return tuple(numbered[: None if before is None else max(0, before - 1)][-most:])
+
     async def create(self, new: NewAgent) -> AgentFacts:
         """Add an agent."""
         await trio.lowlevel.checkpoint()

@@ -33,6 +33,9 @@ TURN = TurnCounts(
     prewarmed=0,
     computed=1920,
     generated=3,
+    evicted=0,
+    expired=0,
+    lost=0,
 )
 DONE = attrs.evolve(FINISHED, turn=TURN)
 TIMED = (*ANSWER[:-1], DONE)

@@ -197,6 +197,35 @@ async def test_the_events_of_a_turn() -> None:
         assert "And then?" in await shown(here, "/explorer/events", id=name, texts="true")
 
 
+async def test_a_long_chat_is_shown_in_pages() -> None:
+    """The last turns, with a way to the earlier ones and back; a message goes to the end."""
+    service = FakeService()
+    turns = [attrs.evolve(TURN, request=f"req-{at}") for at in range(1, 121)]
+    service.agents.have("notes", *turns)
+    client = create_app(service).test_client()
+
+    async def page_of(query: str) -> str:
+        response = await client.get(f"/explorer/chat?agent=notes{query}", headers=HTML)
+        assert 200 == response.status_code
+        return await response.get_data(as_text=True)
+
+    last, middle, first = (
+        await page_of(""),
+        await page_of("&before=71"),
+        await page_of("&before=21"),
+    )
+    for text, numbers in ((last, (71, 120)), (middle, (21, 70)), (first, (1, 20))):
+        found = [int(at) for at in re.findall(r'<article class="exchange" data-turn="(\d+)"', text)]
+        assert list(range(numbers[0], numbers[1] + 1)) == found
+        assert 'data-turns="120"' in text
+    assert "&amp;before=71" in last
+    assert "&amp;before=21" in middle
+    assert "Earlier turns" not in first
+    assert "Latest turns" not in last
+    assert "Latest turns" in first
+    assert ("data-again" in last, "data-again" in first) == (True, False)
+
+
 async def test_pages_of_events() -> None:
     """A long list continues on another page."""
     async with site() as here:
@@ -401,7 +430,7 @@ async def hostile_objects(attack: str) -> list[str]:
     times = ("context_max", "opened_us", "used_us", "expires_us", "position")
     numbers: dict[str, Any] = dict.fromkeys((*counts, *times), 7)
     session = SessionObject(
-        **texts, **numbers, named=True, kv=kv, bugs=[attack], quarantined_by=attack
+        **texts, **numbers, named=True, forgotten=True, kv=kv, bugs=[attack], quarantined_by=attack
     )
     turn_texts: dict[str, Any] = dict.fromkeys(
         ("request", "words", "path", "reason", "diverged_part", "explanation", "habit", "nearest"),
@@ -419,6 +448,7 @@ async def hostile_objects(attack: str) -> list[str]:
         first_token_us=2,
         ended_us=3,
         tokens=BarObject(**dict.fromkeys((*tokens, "generated"), 3)),
+        gone_row=7,
         rows=TurnRows(received=1, selected=2, ended=3),
     )
     row = EventObject(
@@ -447,7 +477,7 @@ async def hostile_objects(attack: str) -> list[str]:
     )
     shared: dict[str, Any] = {
         "facts": attrs.evolve(FACTS, model=attack),
-        **dict.fromkeys(("base", "state", "tenant"), attack),
+        **dict.fromkeys(("base", "state", "tenant", "tool"), attack),
         **dict.fromkeys(("of_all", "with_keys", "others", "logged_in", "texts"), True),
         "path": "/explorer/session",
         "bug_count": 1,
@@ -455,6 +485,7 @@ async def hostile_objects(attack: str) -> list[str]:
     agents = FakeAgents()
     agents.have("notes", TURN)
     chats: dict[str, Any] = {"turns": [], "tokens": {}, "system": attack, "agent": None}
+    chats |= {"before": None, "is_last": True}
     which = SessionFilter(text=attack, state=attack, model=attack, client=attack)
     listed: dict[str, Any] = {"states": [attack], "models": [attack, attack]}
     pages = (

@@ -59,6 +59,35 @@ def test_rows_are_folded_by_kind_and_step():
     ] == [(one.kind, one.first.position, one.last.position) for one in shown.folded(rows)]
 
 
+def test_kinds_that_alternate_are_folded():
+    """Each chunk of a prefill with its block; what is left of a pattern is shown by itself."""
+    rows = [row(1, "slab_acquired")]
+    for at in range(2, 8, 2):
+        rows += [row(at, "cache_extended", step="prefill"), row(at + 1, "block_sealed")]
+    rows.append(row(8, "cache_extended", step="prefill"))
+    found = list(shown.folded(rows))
+    assert [
+        ("slab_acquired", 1, 1, 1),
+        ("cache_extended (prefill), block_sealed", 2, 7, 3),
+        ("cache_extended (prefill)", 8, 8, 1),
+    ] == [(one.kind, one.first.position, one.last.position, one.times) for one in found]
+    assert [] == list(shown.folded([]))
+
+
+def test_code_in_a_sentence():
+    """What is between backticks, escaped as the rest is."""
+    assert "a <code>&lt;b&gt;</code> &lt;c&gt;" == shown.coded("a `<b>` <c>")
+    assert "a <code>b</code> c`d" == shown.coded("a `b` c`d")
+    assert "a`b" == shown.coded("a`b")
+    assert "" == shown.coded("")
+
+
+def test_control_tokens_are_not_shown():
+    """A diff has what people wrote; a difference of nothing else is shown as it is."""
+    assert "Hello\nYou" == shown.unmarked(" Hello<|im_end|>\n<|im_start|>You")
+    assert "<|im_end|>" == shown.unmarked("<|im_end|>")
+
+
 @pytest.mark.parametrize(
     ("found", "expected"),
     [

@@ -19,6 +19,7 @@ from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
 from cairn.http.health import HealthWithoutKey
 from cairn.http.messages.objects import MessagesErrorEnvelope
+from cairn.http.ollama.objects import OllamaErrorEnvelope
 from cairn.http.openapi.document import OPERATIONS, description
 from cairn.http.responses.form import Form
 from cairn.http.responses.objects import Echo
@@ -26,6 +27,7 @@ from cairn.http.wire.errors import ErrorEnvelope
 from cairn.journal.tenants import LOCAL
 from tests.http.agents.fake_agents import TURN
 from tests.http.fake_service import ACCEPTED, DELTAS, FINISHED, FakeService
+from tests.http.ollama.test_answers import EMBEDS
 
 pytestmark = pytest.mark.trio
 
@@ -191,6 +193,14 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "ma
         ("GET", "/v1/models/{name}", "/v1/models/cairn/small-1", None, TEXT),
         ("POST", "/v1/models/{name}/load", "/v1/models/cairn/small-1/load", None, TEXT),
         ("POST", "/v1/models/{name}/unload", "/v1/models/cairn/small-1/unload", None, TEXT),
+        ("POST", "/api/chat", "/api/chat", {**HELLO, "stream": False}, SPOKEN),
+        ("POST", "/api/generate", "/api/generate", {"prompt": "a", "stream": False}, SPOKEN),
+        ("POST", "/api/embed", "/api/embed", {"input": ["a"]}, TEXT),
+        ("POST", "/api/embeddings", "/api/embeddings", {"prompt": "a"}, TEXT),
+        ("POST", "/api/show", "/api/show", {"model": "cairn/small-1"}, TEXT),
+        ("GET", "/api/tags", "/api/tags", None, TEXT),
+        ("GET", "/api/ps", "/api/ps", None, TEXT),
+        ("GET", "/api/version", "/api/version", None, TEXT),
         ("GET", "/health", "/health", None, TEXT),
         ("GET", "/openapi.json", "/openapi.json", None, TEXT),
         ("GET", "/metrics", "/metrics", None, TEXT),
@@ -204,6 +214,7 @@ async def test_an_answer_is_as_described(
     service = FakeService(script)
     service.turns[LOCAL, "r1"] = KEPT
     service.agents.have("notes", TURN)
+    service.embeds = EMBEDS
     client = create_app(service).test_client()
     data = None if body is None else json.dumps(body)
     response = await getattr(client, method.lower())(path, data=data)
@@ -224,6 +235,8 @@ async def test_an_answer_is_as_described(
         (RESPONSES, {}, None, ErrorEnvelope),
         (MESSAGES, {}, None, MessagesErrorEnvelope),
         (MESSAGES, HELLO, CannotRecord(), MessagesErrorEnvelope),
+        ("/api/show", {}, None, OllamaErrorEnvelope),
+        ("/api/chat", HELLO, CannotRecord(), OllamaErrorEnvelope),
     ],
 )
 async def test_a_refusal_is_as_described(path: str, body: Any, refusal: Any, shape: Any):
@@ -236,6 +249,14 @@ async def test_a_refusal_is_as_described(path: str, body: Any, refusal: Any, sha
     assert str(response.status_code) in answers
     schema = answers[str(response.status_code)]["content"]["application/json"]["schema"]
     assert schema["$ref"].rpartition(".")[2] == shape.__name__ or shape.__name__ in schema["$ref"]
+
+
+async def test_a_stream_of_lines_is_described_as_one():
+    """Those of Ollama's API; the others are streams of events."""
+    paths = description(with_keys=False)["paths"]
+    for path, kind in (("/api/chat", "application/x-ndjson"), (CHAT, "text/event-stream")):
+        content = paths[path]["post"]["responses"]["200"]["content"]
+        assert {"application/json", kind} == set(content)
 
 
 async def test_health_without_a_key_is_as_described():

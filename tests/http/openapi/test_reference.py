@@ -25,6 +25,7 @@ from cairn.http.messages import (
 )
 from cairn.http.messages.objects import StopReason
 from cairn.http.metrics.registry import OUTCOMES
+from cairn.http.ollama import request as ollama
 from cairn.http.openapi.document import OPERATIONS
 from cairn.http.responses import conversation as responses_conversation
 from cairn.http.responses import request as responses
@@ -143,6 +144,13 @@ def test_every_field_of_messages_is_described_and_no_other():
     fields = anthropic.RequestBody.__struct_fields__
     assert sorted(fields) == sorted(names("messages", "Request"))
     assert sorted(block_types()) == sorted(names_of_rows("messages", "Blocks"))
+
+
+def test_every_field_and_option_of_ollamas_is_described_and_no_other():
+    """The tables are what the adapter reads, for both kinds of requests together."""
+    fields = {*ollama.ChatBody.__struct_fields__, *ollama.GenerateBody.__struct_fields__}
+    assert sorted(fields) == sorted(names("ollama", "Request"))
+    assert sorted(ollama.Options.__struct_fields__) == sorted(names("ollama", "Options"))
 
 
 def test_every_end_and_error_of_messages_is_described_and_no_other():

@@ -77,6 +77,7 @@ async def test_a_session_is_forgotten(tmp_path: Path):
             *(done["id"], done["object"], done["forgotten"], done["same_text"]),
         )
         assert done["rows"] > 0
+        assert "with a backup of keys.db" in done["still_readable"]
         found = await here.get(f"/v1/sessions/{name}")
         assert ("", "closed", "forgotten") == (
             *(found["session"]["words"], found["session"]["state"], found["session"]["closed"]),
@@ -87,6 +88,8 @@ async def test_a_session_is_forgotten(tmp_path: Path):
         assert not any(row["private"] for row in events["data"])
         page = await sent(here, "GET", f"/explorer/session?id={name}", headers=BROWSER)
         assert 200 == page.status_code
+        assert "This session was forgotten" in page.text
+        assert "/explorer/session/forget?" not in page.text
         live = await sent(here, "GET", "/explorer/live", headers=BROWSER)
         for shown in (page.text, live.text):
             assert "A long first message" not in shown
@@ -219,6 +222,24 @@ async def test_a_page_asks_twice(tmp_path: Path):
         assert "default-src" in done.headers["content-security-policy"]
         nowhere = await post(here, "/explorer/session/forget", {"id": "x", "sure": "yes"})
         assert 404 == nowhere.status_code
+    assert 1 == len(acts(tmp_path))
+
+
+async def test_a_browser_that_does_not_say_which_page_sends(tmp_path: Path):
+    """Over plain HTTP browsers send no Sec-Fetch-Site: the origin alone decides then."""
+    async with site(tmp_path) as here:
+        name = await talked(here.server, LONG)
+        sure, html = {"id": name, "sure": "yes"}, {"accept": "text/html"}
+        for origin in (None, "null", "http://evil.example", "http://127.0.0.1:1"):
+            headers = html if origin is None else {**html, "origin": origin}
+            response = await sent(
+                here, "POST", "/explorer/session/forget", headers=headers, data=sure
+            )
+            assert 403 == response.status_code, origin
+        assert [] == acts(tmp_path)
+        own = {**html, "origin": here.url}
+        done = await sent(here, "POST", "/explorer/session/forget", headers=own, data=sure)
+        assert 200 == done.status_code
     assert 1 == len(acts(tmp_path))
 
 

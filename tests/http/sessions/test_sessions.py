@@ -327,6 +327,53 @@ def _last_of(here: Site, name: str) -> int:
     return rows[-1]
 
 
+async def test_a_stream_of_a_session_that_is_forgotten_or_pruned() -> None:
+    """It ends, with an event that says so, after the rows that there are."""
+    async with site() as here:
+        name = await talked(here.server, LONG, session_name="mine")
+        async with (
+            here.client() as client,
+            client.stream(
+                "GET", f"/v1/sessions/{name}/events", params={"stream": "true"}
+            ) as response,
+        ):
+            lines = response.aiter_lines()
+            with trio.fail_after(60):
+                while not (await anext(lines)).startswith("id: "):
+                    pass
+                here.server.loaded.sequencer.append(ev.SessionClosed(session=name, reason="x"))
+                here.server.loaded.sequencer.append(forgotten(name))
+                rest = [line async for line in lines]
+        assert "event: gone" in rest
+        assert any('"session_closed"' in line for line in rest)
+    async with serving_fake() as server:
+        name = await talked(server, LONG, session_name="mine")
+        look = server.for_tenant(LOCAL).looking(of_all=True, texts=False)
+        async with look.live("mine", 0) as rows:
+            assert await rows.next()
+            async with look.live("mine", 0) as behind:
+                server.loaded.sequencer.append(ev.SessionClosed(session=name, reason="x"))
+                await server.loaded.writer.wait_all_committed()
+                before, look._summaries._sessions = look._summaries._sessions, {}  # pruned
+                assert [] == await behind.next()
+                look._summaries._sessions = before
+            assert behind.gone
+            assert not rows.gone
+
+
+def forgotten(session: str) -> ev.SessionForgotten:
+    """The event with which a session is forgotten."""
+    return ev.SessionForgotten(
+        of_session=session,
+        tenant=LOCAL,
+        rows=0,
+        key_ids=(),
+        blocks=(),
+        removed=(),
+        same_text=(),
+    )
+
+
 async def test_a_reader_that_is_too_slow_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """It finds the end, and can go on after the last row that it got."""
     monkeypatch.setattr(looking, "LIVE_MAX", 2)

@@ -252,10 +252,10 @@ def test_which_sessions_are_over():
     ]
     (block,) = chain("a", 1, 0)
     state = with_sessions(state_of(attrs.evolve(block, expires_us=15)), *sessions)
-    assert ["old", "young"] == [one.id for one in eviction.sessions_over(state, 20)]
-    assert 10 == eviction.next_expiry(state, Order(state))
-    assert 15 == eviction.next_expiry(with_sessions(state, *sessions[1:]), Order(state))
-    assert None is eviction.next_expiry(state_of(block), Order(state_of(block)))
+    assert ["old", "young"] == [one.id for one in eviction.sessions_over(Order(state), 20)]
+    assert 10 == eviction.next_expiry(Order(state))
+    assert 15 == eviction.next_expiry(Order(with_sessions(state, *sessions[1:])))
+    assert None is eviction.next_expiry(Order(state_of(block)))
 
 
 # --- over any history ----------------------------------------------------------------------------

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from immutables import Map
 
 from cairn.journal import events as ev
-from cairn.journal.cache.eviction_order import Ends, Order, is_expected, rank
+from cairn.journal.cache.eviction_order import Ends, Order, Resting, is_expected, rank
 from cairn.journal.ledger import Outcome
-from cairn.journal.state import Use
-from tests.journal.cache.test_eviction import chain, state_of
+from cairn.journal.lifecycle import SessionState
+from cairn.journal.state import Session, Use
+from tests.journal.cache.test_eviction import at_rest, chain, state_of
 from tests.journal.model import TAPES, Driver, leaving, plain, played, profile, tape, value
 
 Shown = list[tuple[str, int]]
@@ -42,6 +43,11 @@ def ending(world: dict[str, dict[str, Any]], keys: list[str]) -> dict[str, int]:
     return ends
 
 
+def rests(session: Session) -> bool:
+    """Whether a session is idle, so that it may expire."""
+    return session.state in (SessionState.IDLE, SessionState.COLD)
+
+
 class Watched(Driver):
     """
     A history that checks the order of its ledger: after each event against a freshly built one,
@@ -51,6 +57,7 @@ class Watched(Driver):
         compared: how many blocks were compared with the slow model's, in memory and in files.
         kinds: of the events that came between two checks.
         mortal: how many of the blocks had a TTL.
+        ending_sessions: how many idle sessions had one.
         expected: how many of them were expected at a known position.
     """
 
@@ -59,7 +66,7 @@ class Watched(Driver):
         assert both(self.ledger.order) == ([], [])
         self.compared = [0, 0]
         self.kinds: set[str] = set()
-        self.mortal = self.expected = 0
+        self.mortal = self.expected = self.ending_sessions = 0
         super().play()
         return self
 
@@ -70,6 +77,15 @@ class Watched(Driver):
         assert both(Order(self.state)) == kept
         lives = shown(self.ledger.order.expiry)
         assert shown(Order(self.state).expiry) == lives
+        ends = [one.expires_us for one in self.state.sessions.values() if rests(one)]
+        due = sorted(end for end in ends if end is not None)
+        assert next(iter(due), None) == self.ledger.order.resting.first_us()
+        for now_us in (0, *due):
+            over = self.ledger.order.resting.ended(now_us).values()
+            assert [end for end in due if end <= now_us] == sorted(
+                one.expires_us for one in over if rests(one) and one.expires_us is not None
+            )
+        self.ending_sessions += len(due)
         if self.state.position % 7 == 0:
             blocks, order = plain(self.state)["blocks"], self.ledger.order
             for key, block in self.state.blocks.items():
@@ -108,6 +124,7 @@ def test_the_histories_have_an_order_to_keep():
     most = [one.compared for one in driven if isinstance(one, Watched)]
     assert min(map(max, zip(*most, strict=True))) > 100
     assert sum(one.mortal for one in driven if isinstance(one, Watched)) > 100
+    assert sum(one.ending_sessions for one in driven if isinstance(one, Watched)) > 100
     assert sum(one.expected for one in driven if isinstance(one, Watched)) > 100
     assert kinds >= {
         "path_selected",
@@ -278,3 +295,23 @@ def test_a_block_that_comes_again_is_one():
         ends.follow(Map(blocks), ["a1"])
         keys = [key for key, _ in shown(ends)]
         assert keys == (["b0", "a1", "a0"] if present else ["a0", "b0"])
+
+
+def test_sessions_that_are_often_used() -> None:
+    """Their earlier ends are dropped, however long another session has yet to live."""
+    first, other = (
+        attrs.evolve(at_rest(name, place), expires_us=1 + place)
+        for place, name in enumerate(("first", "other"))
+    )
+    sessions = Map({one.id: one for one in (first, other)})
+    resting = Resting(sessions)
+    for end in range(100, 400):
+        sessions = sessions.set(other.id, attrs.evolve(other, expires_us=end))
+        resting.follow(sessions, other.id)
+    assert 1 == resting.first_us()
+    assert len(vars(resting)["_heap"]) < 100
+    assert {first.id, other.id} == resting.ended(399).keys()
+    resting.follow(sessions.delete(first.id), first.id)
+    assert 399 == resting.first_us()
+    resting.follow(sessions.delete(first.id).delete(other.id), other.id)
+    assert resting.first_us() is None

@@ -23,8 +23,8 @@ from cairn.actors.requests.messages import Delta
 from cairn.engine.answer.parts import Said, Thought
 from cairn.journal.rows.store_sql import journal_url
 from cairn.ops.chat import server as chat_server
-from cairn.ops.chat.client import Stream, read_url
-from cairn.ops.chat.replies import Cairn, Chunk, Error, Usage
+from cairn.ops.chat.client import StillStarting, Stream, look, read_url
+from cairn.ops.chat.replies import Cairn, Chunk, Error, Health, Usage
 from cairn.ops.chat.terminal import screen as chat_screen
 from cairn.ops.chat.terminal.rendering import Plain
 from cairn.ops.chat.transcript import (
@@ -249,13 +249,21 @@ def test_why():
     assert "None of the 9 prompt tokens was reused.\\x1b[2J" == result.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("line", ["/dance", "/again", "/edit x", "/edit", "/why"])
+@pytest.mark.parametrize("line", ["/dance", "/again", "/edit x", "/edit"])
 def test_a_command_that_fails(line: str):
     """The reason is shown, and a pipe exits with 1: there is no prompt."""
     with faked() as server:
         result = piped(f"{line}\nHello\n", "--url", server.url)
     assert (1, "", []) == (result.exit_code, result.stdout, server.asked())
     assert 2 == len(result.stderr.splitlines())
+
+
+def test_an_explanation_that_there_is_not():
+    """The reason is shown, and the chat goes on, also through a pipe."""
+    with faked(script("Hi")) as server:
+        result = piped("/why\nHello\n", "--url", server.url)
+    assert (0, "Hi\n") == (result.exit_code, result.stdout)
+    assert "There is no answer yet to explain." in result.stderr
 
 
 def test_an_answer_through_a_pipe_is_plain():
@@ -385,19 +393,53 @@ def test_an_address_without_a_server():
     assert result.stderr.startswith(f"Nothing answers at {server.url}. Start a server there ")
 
 
-def test_an_address_where_a_server_starts():
-    """The user learns that it is not ready, and what it does."""
+START = {"status": "starting", "step": "reading the journal", "done": 1, "total": 4}
+
+
+def test_an_address_where_a_server_starts(monkeypatch: pytest.MonkeyPatch):
+    """The chat waits for it, and says once what it does."""
+    looks = iter(range(3))
+
+    def starts(url: str, key: str | None = None) -> Health | None:
+        if next(looks, None) is not None:
+            raise StillStarting(url, "reading the journal, 25 %")
+        return look(url, key)
+
+    monkeypatch.setattr(chat_server, "look", starts)
+    with faked(script("Hi")) as server:
+        result = piped("Hello\n", "--url", server.url)
+    assert (0, "Hi\n") == (result.exit_code, result.stdout)
+    said = f"The server at {server.url} is starting: reading the journal, 25 %. The chat begins"
+    assert 1 == result.stderr.count(said)
+
+
+def test_what_a_server_that_starts_answers():
+    """The step, and how much of it is done."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(503)
         handler.end_headers()
-        start = {"status": "starting", "step": "reading the journal", "done": 1, "total": 9}
-        handler.wfile.write(json.dumps(start).encode())
+        handler.wfile.write(json.dumps(START).encode())
+
+    with stub(answer) as url, pytest.raises(StillStarting) as found:
+        look(url)
+    assert "reading the journal, 25 %" == found.value.step
+
+
+def test_ctrl_c_while_another_server_starts(terminal):
+    """It ends the chat with a sentence, and not the server."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(503)
+        handler.end_headers()
+        handler.wfile.write(json.dumps(START).encode())
 
     with stub(answer) as url:
-        result = piped("Hello\n", "--url", url)
-    assert 2 == result.exit_code
-    assert f"The server at {url} is starting (reading the journal)." in result.stderr
+        chat = terminal("--url", url)
+        chat.until("The chat begins when it is ready")
+        chat.type("\x03")
+        chat.until("Stopped before the chat began.")
+        assert 130 == chat.wait()
 
 
 def nothing_here(handler: BaseHTTPRequestHandler) -> None:
@@ -478,6 +520,7 @@ def test_a_server_that_cannot_be_found(
     A server that uses the data directory and does not answer is named, with what to do.
     """
     with stub(nothing_here) as url, hold(data_dir, journal_url(data_dir)) as held:
+        monkeypatch.setattr(chat_server, "_ADDRESS_S", 0.2)
         # A server other than Cairn's is ignored at the default address.
         monkeypatch.setattr(chat_server, "DEFAULT_URL", url)
         if address:

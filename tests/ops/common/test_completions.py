@@ -81,6 +81,18 @@ def test_models_of_the_cache_are_completed(tmp_path: Path, monkeypatch: pytest.M
     assert ["mlx-community/Qwen3-4B-4bit"] == completions.cached_models()
 
 
+def test_models_to_pull_and_to_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Short names and names of the hub; only what is here can be removed."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert [] == completed("rm", "")
+    first, second = KNOWN_MODELS[:2]
+    assert {first.name, second.name} <= set(completed("pull", ""))
+    (tmp_path / f"models--{first.hub_name.replace('/', '--')}").mkdir()
+    assert [first.name, first.hub_name] == completed("rm", "")
+    assert first.hub_name in completed("pull", first.hub_name[:4])
+    assert [] == completed("pull", "no-such")
+
+
 def test_sessions_of_the_journal_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The last used one first; without a journal there are none, and no message."""
     monkeypatch.setenv("CAIRN_DATA_DIR", str(tmp_path))

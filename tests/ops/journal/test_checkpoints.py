@@ -85,7 +85,7 @@ def test_a_cut_tail_and_a_rewritten_chain(run, tmp_path: Path, notes: Path):
         result = run("verify", path, "--checkpoint", notes, "--public-key", KEY)
         assert 1 == result.exit_code
         assert f"saved checkpoints: {words}\n" in result.stdout
-        assert "broken: 0\n" in result.stdout
+        assert "broken: 0\nnot vouched for: 1 head or checkpoint does not" in result.stdout
 
 
 def test_a_note_of_another_key(run, stored, tmp_path: Path, notes: Path):
@@ -99,6 +99,7 @@ def test_a_note_of_another_key(run, stored, tmp_path: Path, notes: Path):
     result = run("verify", "--checkpoint", notes, "--public-key", KEY)
     assert 1 == result.exit_code
     assert "saved checkpoints, line 7: the signature does not fit\n" in result.stdout
+    assert "\nnot vouched for: 1 head or checkpoint does not fit (named above)\n" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 
+from cairn.actors.boot import booted
+from cairn.engine.contract import StartedEngine
+from cairn.journal.rows.store import MemoryStore
 from cairn.ops.serve.banner import greet
 from cairn.ops.serve.command import serve
-from tests.support.in_process_server import serving_fake
+from tests.support.fake_engine import NO_MODEL, started
+from tests.support.in_process_server import SECRET, serving_fake, settings
 
 pytestmark = pytest.mark.trio
 
@@ -34,6 +40,24 @@ async def test_what_is_checked_is_said(
     async with serving_fake(shadow_share=share) as server:
         greet("http://localhost:8000", server, {**options, "tenants": None})
     assert f"  checks       {words}" in capsys.readouterr().out
+
+
+async def test_a_self_test_without_time_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line more says what it costs, and how to test again."""
+    options = serve.make_context("serve", ["--data-dir", str(tmp_path)]).params
+
+    def busy(*of: Any) -> StartedEngine:
+        found = started(*of)
+        late = "the search took longer than 180 s"
+        return attrs.evolve(found, facts=attrs.evolve(found.facts, row_class_reason=late))
+
+    async with booted(settings(NO_MODEL), MemoryStore(), SECRET, start_engine=busy) as server:
+        greet("http://localhost:8000", server, {**options, "tenants": None})
+    (warned,) = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert "reuse in whole blocks (the search took longer than 180 s): the machine" in warned
+    assert "--test-again" in warned
 
 
 @pytest.mark.parametrize(

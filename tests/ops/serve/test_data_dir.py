@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,15 @@ def test_a_directory_is_held_once(homes: tuple[Path, Path], tmp_path: Path) -> N
         pass
     assert f"Another server (process {os.getpid()}) uses {one}. " in str(refused.value)
     assert 2 == refused.value.exit_code
+
+
+def test_locks_are_the_owners_alone(homes: tuple[Path, Path]) -> None:
+    """New ones, and those that an earlier version made."""
+    one, _ = homes
+    (one / "lock").touch(mode=0o644)
+    with hold(one, journal_url(one)):
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in one.iterdir()}
+    assert {"lock": 0o600, "journal.db.lock": 0o600} == modes
 
 
 def test_a_server_that_holds_a_directory_can_be_found(homes: tuple[Path, Path]) -> None:

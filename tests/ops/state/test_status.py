@@ -38,6 +38,7 @@ FOUND = Status(
     reuse=Reuse(3, 200, 150),
     rows=9,
     journal_bytes=2048,
+    log_bytes=0,
     grown=Growth(1024, 300),
     free_bytes=1 << 30,
 )
@@ -58,7 +59,7 @@ def test_a_running_server():
         "memory": "4.0 KiB in RAM; weights 100 bytes; KV 300 bytes of at most 2.0 KiB",
         "sessions": "3 (2 idle, 1 decoding)",
         "reused": "75 % of 200 prompt tokens in the last hour (3 answers)",
-        "journal": "9 rows, 2.0 KiB; it grew by 1.0 KiB in 5 minutes",
+        "journal": "9 rows, 2.0 KiB, which grew by 1.0 KiB in 5 minutes",
         "disk": "3 block files, 512 bytes of at most 2.0 KiB; 1.0 GiB free",
         "data": "/d",
     } == shown(FOUND)
@@ -73,10 +74,25 @@ def test_a_running_server():
             "not running; start it with `ops serve --data-dir /d`",
             3,
         ),
-        ({"health": None}, "not answering (process 42): it is starting or stopping", 1),
+        ({"health": None}, "not answering (process 42): it is stopping, or too busy", 1),
         (
             {"health": {"status": "starting", "step": "loading the model"}},
             "starting (process 42): loading the model",
+            1,
+        ),
+        (
+            {"health": {"status": "starting", "step": "reading rows", "done": 3, "total": 4}},
+            "starting (process 42): reading rows, 75 %",
+            1,
+        ),
+        (
+            {"server": Running(Path("/d"), 42, None), "health": None},
+            "starting (process 42): it does not listen yet",
+            1,
+        ),
+        (
+            {"health": {"status": "starting", "api_key": "required"}},
+            "starting (process 42)",
             1,
         ),
         (
@@ -89,7 +105,7 @@ def test_a_running_server():
             "degraded (process 42); disk: is \\x1b[2Jfull",
             1,
         ),
-        ({"server": Running(Path("/d"), None, None), "health": None}, "not answering", 1),
+        ({"server": Running(Path("/d"), None, None), "health": None}, "starting", 1),
     ],
 )
 def test_a_server_that_is_not_as_it_should(changes: dict[str, Any], server: str, code: int):
@@ -110,6 +126,13 @@ def test_a_server_that_is_not_as_it_should(changes: dict[str, Any], server: str,
 def test_little_to_say_of_reuse(reuse: Reuse | None, words: str | None):
     """Without requests there is no share."""
     assert words == shown(attrs.evolve(FOUND, reuse=reuse)).get("reused")
+
+
+def test_the_write_ahead_log_is_named_apart():
+    """It is no growth of the journal: SQLite uses the same file again."""
+    words = shown(attrs.evolve(FOUND, log_bytes=4096))["journal"]
+    assert words.startswith("9 rows, 2.0 KiB, which grew by 1.0 KiB in 5 minutes; and 4.0 KiB of w")
+    assert {"rows": 9, "bytes": 2048, "log_bytes": 0} == as_object(FOUND)["journal"]
 
 
 def test_json():

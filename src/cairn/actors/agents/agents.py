@@ -22,7 +22,7 @@ from cairn.actors.agents.stored_turns import StoredTurns, stopping
 from cairn.actors.clock import wall_clock_us
 from cairn.actors.errors import AgentBusy, AgentExists, TooManyAgents
 from cairn.actors.requests.context import RequestContext
-from cairn.actors.requests.messages import Generate
+from cairn.actors.requests.messages import Generate, StoredTurn
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, WriterDied
 from cairn.journal import events as ev
@@ -267,6 +267,20 @@ class TenantAgents:
         if new is None or turns is None or len(turns) != agent.turns:
             return None
         return AgentHistory(agent=new, created=agent.created, head=agent.head, turns=turns)
+
+    async def last_turns(
+        self, name: str, before: int | None, most: int
+    ) -> tuple[tuple[int, StoredTurn], ...] | None:
+        """See ``AgentService.last_turns``. None also if a text of one was pruned."""
+        agent = self._find(name)
+        if agent is None:
+            return None
+        numbered = list(enumerate(self._stored.agents.history(agent), 1))
+        chosen = numbered[: None if before is None else max(0, before - 1)][-most:]
+        turns = await self._stored.stored_turns.read([place for _, place in chosen])
+        if turns is None:
+            return None
+        return tuple((number, turn) for (number, _), turn in zip(chosen, turns, strict=True))
 
     async def create(self, new: NewAgent) -> AgentFacts:
         """See ``AgentService.create``."""

@@ -106,6 +106,18 @@ class AgentService(Protocol):
             RefusalError: the journal cannot be read now.
         """
 
+    async def last_turns(
+        self, name: str, before: int | None, most: int
+    ) -> tuple[tuple[int, StoredTurn], ...] | None:
+        """
+        Some turns of an agent with their numbers, in order; None if there is no such agent. Raises
+        as ``history``.
+
+        Args:
+            before: only those with a smaller number, counted from 1; None for all.
+            most: how many to give at most: the last ones.
+        """
+
     async def create(self, new: NewAgent) -> AgentFacts:
         """
         Create an agent.

@@ -88,7 +88,7 @@ class Expiry:
         before = self._sequencer.state.position
         state = self._sequencer.state
         now_us = eviction.moment_us(state, self._sequencer.now_us())
-        for session in eviction.sessions_over(state, now_us):
+        for session in eviction.sessions_over(self._sequencer.order, now_us):
             if not self._may_go_on():
                 return False
             await self._close(session.id)
@@ -104,7 +104,7 @@ class Expiry:
         How long to wait for a change: for ever if something expired could not be removed.
         """
         state, now_us = self._sequencer.state, self._sequencer.now_us()
-        expires_us = eviction.next_expiry(state, self._sequencer.order)
+        expires_us = eviction.next_expiry(self._sequencer.order)
         if expires_us is None or expires_us <= eviction.moment_us(state, now_us):
             return math.inf
         return max(_LEAST_S, (expires_us - now_us) / 1_000_000)

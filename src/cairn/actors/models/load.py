@@ -182,6 +182,7 @@ def start_on_mlx(settings: Settings, state: State, progress: Progress) -> Starte
         dtype=settings.dtype,
         accept_tight=settings.accept_tight,
         window=settings.window,
+        beside_bytes=settings.beside_bytes,
     )
     if stored is not None:
         for facts, tested in _tests(started):

@@ -32,7 +32,7 @@ class ModelSize:
 
 def size_of(choice: Choice) -> ModelSize:
     """The size of a model. Reads the headers of its files, so it is called on a thread."""
-    memory = machine_memory()
+    memory = max(0, machine_memory() - choice.settings.beside_bytes)
     try:
         if (fault := entry_fault(choice.entry)) is not None:
             return ModelSize(weights_bytes=None, memory_bytes=memory, fault=fault)

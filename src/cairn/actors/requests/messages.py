@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 
@@ -21,6 +21,9 @@ from cairn.engine.sampling import Sampling
 from cairn.journal.cache.windows import SinkWindow
 from cairn.journal.events import CacheMode, FinishReason, Path, StallReason
 from cairn.journal.summaries import TurnCounts
+
+if TYPE_CHECKING:
+    from cairn.engine.contract import EmbedderFacts
 
 
 @attrs.frozen(kw_only=True)
@@ -261,6 +264,40 @@ class PromptTokens:
 
 
 @attrs.frozen(kw_only=True)
+class Embed:
+    """
+    A request for the vectors of texts.
+
+    Attributes:
+        model: the name or an alias of an embedding model.
+        inputs: each a text, or token ids.
+        dimensions: how many numbers of each vector are wanted; None for all.
+    """
+
+    model: str
+    inputs: tuple[str | tuple[int, ...], ...]
+    dimensions: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Embedded:
+    """
+    The vectors of texts.
+
+    Attributes:
+        model: the name of the model that made them.
+        vectors: of length 1, in the order of the texts, as little-endian float32.
+        tokens: that were computed.
+    """
+
+    request: str
+    model: str
+    fingerprint: str
+    vectors: tuple[bytes, ...]
+    tokens: int
+
+
+@attrs.frozen(kw_only=True)
 class ForgottenSession:
     """
     A session whose texts can be read no more.
@@ -269,12 +306,14 @@ class ForgottenSession:
         rows: how many rows of the journal had its texts; 0 if it was forgotten before.
         blocks: how many blocks only it had, which are removed.
         same_text: the other sessions that have the same beginning, or quote a few words of it.
+        still_readable: where texts or token ids of it can be read all the same, a phrase each.
     """
 
     session: str
     rows: int = 0
     blocks: int = 0
     same_text: tuple[str, ...] = ()
+    still_readable: tuple[str, ...] = ()
 
 
 Reply = Accepted | Waiting | Delta | Finished
@@ -359,6 +398,7 @@ class ListedModel:
             tried. For the operator.
         facts: with its name. Until it is loaded for the first time its fingerprint is empty, and
             its numbers are those of its files.
+        embeds: facts about an embedding model; None for a model that answers.
     """
 
     aliases: tuple[str, ...]
@@ -366,6 +406,7 @@ class ListedModel:
     waiting: int
     facts: ServerFacts
     failure: str | None = None
+    embeds: EmbedderFacts | None = None
 
 
 DELAYS_S = (0.0, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.05, 0.1)

@@ -162,13 +162,16 @@ class Claim:
 
     def _explained(self) -> str:
         """The path in words."""
-        model = self.context.sequencer.state.model
+        state = self.context.sequencer.state
+        model = state.model
         assert model is not None
         return explain(
             self.cache.request.ask,
             self.cache.path,
             block_tokens=model.block_tokens,
             min_cache_tokens=model.min_cache_tokens,
+            grain=model.grain,
+            cause=paths.cause_of_loss(state, self.cache.path),
         ).text
 
     def _serves(self, ticket: Ticket) -> bool:

@@ -161,6 +161,7 @@ class Forgetting:
             rows=forgotten.rows,
             blocks=len(forgotten.removed),
             same_text=forgotten.same_text,
+            still_readable=traces.still_readable(run.sequencer.state),
         )
 
     async def _remove_blocks(self, session: str, traces: Traces, later: _Later) -> None:
@@ -377,7 +378,7 @@ def _own_rows(session: str, store: Store, rest: Callable[[], None]) -> Traces:
     """What the journal has of a session itself."""
     traces, base = Traces(session), store.base()
     if base is not None:
-        traces.see_state(state_of(base))
+        traces.see_base(state_of(base))
     for row in histories_of(base).rows:
         traces.see_own(row, decode(row))
     for stream in (f"session/{session}", _SERVERS):

@@ -50,8 +50,8 @@ class _Job:
     Attributes:
         run: called with the engine, on its thread.
         record: called with the result, in trio's thread.
-        still_needed: called on the engine's thread before the job runs, and for copies and work in
-            idle time before every choice; if it returns False, the job is dropped.
+        still_needed: called on the engine's thread before the job runs, and for copies, embeddings
+            and work in idle time before every choice; if it returns False, the job is dropped.
         goes_first: whether it runs before the jobs of its kind that wait already.
         joined: how many requests wait for what a prefill pass computes besides its own; called on
             the engine's thread.
@@ -296,6 +296,30 @@ class EngineThread:
         """
         return await self._do(run, record, JobKind.IDLE, still_needed)
 
+    async def embed(self, run: Callable[[], T]) -> T:
+        """
+        One pass over a text to embed, when no answer's job waits. It uses no cache of a session, so
+        a caller that is cancelled does not wait for its turn. Raises as ``call`` does.
+        """
+        needed = True
+        job = _Job(lambda _: run(), _identity, JobKind.EMBED, lambda: needed)
+        if self._ended.is_set():
+            raise EngineGone("the engine has ended")
+        self._inbox.put(job)
+        self._open.add(job)
+        try:
+            await job.done.wait()
+        finally:
+            needed = False
+            with trio.CancelScope(shield=True):
+                await job.done.wait()
+            self._open.discard(job)
+        if self.abandoned:
+            raise EngineGone("the engine was abandoned")
+        assert job.result is not None
+        done: T = job.result.unwrap()
+        return done
+
     def decode(
         self,
         row: Callable[[Sequence[int]], DecodeRow],
@@ -408,12 +432,13 @@ class EngineThread:
         decoded_last, copies_since_prefill = False, 0
         try:
             while not self.abandoned and self._take_in(jobs, decoding):
-                for kind in (JobKind.COPY, JobKind.IDLE):
+                for kind in (JobKind.COPY, JobKind.EMBED, JobKind.IDLE):
                     self._drop_unneeded(jobs[kind], token)
                 waiting = Waiting(
                     calls=len(jobs[JobKind.CALL]),
                     copies=len(jobs[JobKind.COPY]),
                     prefills=len(jobs[JobKind.PREFILL]),
+                    embeds=len(jobs[JobKind.EMBED]),
                     idle=len(jobs[JobKind.IDLE]),
                     decoding=len(decoding),
                     decoded_last=decoded_last,

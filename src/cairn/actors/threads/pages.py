@@ -15,6 +15,9 @@ from typing import Final
 import attrs
 import trio
 
+REPLAYS_MAX: Final = 4
+"""The most replays that run at the same time, one of each tenant."""
+
 REST_MAX_S: Final = 1.0
 """The longest rest after a page, in seconds."""
 
@@ -30,6 +33,18 @@ class PageShares:
 
     def __init__(self) -> None:
         self._shares: dict[str, _Share] = {}
+        self._replays: set[str] = set()
+
+    def begin_replay(self, tenant: str) -> bool:
+        """Begin a replay of a tenant, unless it has one, or there are as many as may be."""
+        if tenant in self._replays or len(self._replays) >= REPLAYS_MAX:
+            return False
+        self._replays.add(tenant)
+        return True
+
+    def end_replay(self, tenant: str) -> None:
+        """End the replay that a tenant began."""
+        self._replays.remove(tenant)
 
     @asynccontextmanager
     async def one_of(self, tenant: str) -> AsyncIterator[None]:

@@ -17,7 +17,9 @@ Rules of this module:
 5. Copies go before prefill passes, because a copy takes a fraction of the passes that it spares.
    After ``COPIES_PER_PREFILL`` parts a prefill pass that waits has its turn, so that the first
    token of one request does not wait for the whole history of another.
-6. Work in idle time (settling, files, shadow checks) runs when nothing else waits.
+6. A pass over a text to embed runs when nothing of 2 to 5 waits, so it is never ahead of a pass of
+   an answer; an answer that arrives during one waits for this one pass.
+7. Work in idle time (settling, files, shadow checks) runs when nothing else waits.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class JobKind(Enum):
     DECODE = "decode"
     COPY = "copy"
     PREFILL = "prefill"
+    EMBED = "embed"
     IDLE = "idle"
 
 
@@ -50,7 +53,7 @@ class Waiting:
     What the engine could run now.
 
     Attributes:
-        calls, copies, prefills, idle: jobs of each kind.
+        calls, copies, prefills, embeds, idle: jobs of each kind.
         decoding: answers that decode.
         decoded_last: whether the last pass was a decode pass.
         copies_since_prefill: parts of copies that ran since the last prefill pass.
@@ -59,6 +62,7 @@ class Waiting:
     calls: int = 0
     copies: int = 0
     prefills: int = 0
+    embeds: int = 0
     idle: int = 0
     decoding: int = 0
     decoded_last: bool = False
@@ -74,6 +78,8 @@ def next_job(waiting: Waiting) -> JobKind | None:
         return JobKind.DECODE
     if prompt_job is not None:
         return prompt_job
+    if waiting.embeds:
+        return JobKind.EMBED
     return JobKind.IDLE if waiting.idle else None
 
 

@@ -19,6 +19,7 @@ to do: Apple's Accelerate comes with the system.
 
 import argparse
 import ctypes
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -167,10 +168,16 @@ def loaded_blas() -> BlasIdentity | None:
     core, threads = _asked(path, "get_corename", ctypes.c_char_p), _asked(path, "get_num_threads")
     return BlasIdentity(
         name=path.name,
-        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        sha256=_sha256(path, path.stat().st_mtime_ns, path.stat().st_size),
         core=core.decode() if core is not None else None,
         threads=threads,
     )
+
+
+# A library of 25 MB, of which each start of a model asks twice.
+@functools.lru_cache(maxsize=2)
+def _sha256(path: Path, _modified_ns: int, _size: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def exported_symbols(library: Path) -> list[str]:

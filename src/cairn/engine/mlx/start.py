@@ -67,6 +67,7 @@ def start_engine(
     dtype: DtypeSetting = "auto",
     accept_tight: bool = False,
     window: tuple[int, int] | None = None,
+    beside_bytes: int = 0,
     reuse: bool = True,
     state_blocks: int | None = None,
     context_tokens: int | None = None,
@@ -89,6 +90,7 @@ def start_engine(
         accept_tight: load the model even if it may not fit in memory.
         window: (sinks, tokens of the window) that a token attends to; None for what the model's
             layers define.
+        beside_bytes: what other models hold of the memory.
         reuse: False to serve a model without reuse if its layers keep more than keys and values.
         state_blocks: every how many blocks carry recurrent states; None to derive it from their
             size.
@@ -99,7 +101,7 @@ def start_engine(
         ModelRefused: it cannot be served.
     """
     budgets = tight = None
-    memory = _memory()
+    memory = max(0, _memory() - beside_bytes)
 
     def budgets_beside(size: int) -> Budgets:
         return budgets_for(

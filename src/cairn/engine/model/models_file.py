@@ -11,6 +11,11 @@ The models that a server may load, from a TOML file. Reads files; imports nothin
 
     [models.pebble]
     builtin = true
+
+    [models.qwen-embedding]
+    path = "~/models/Qwen3-Embedding-0.6B"
+    embeddings = true
+    aliases = ["text-embedding-3-small"]
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ import msgspec
 
 from cairn.engine.json_text import parsed
 from cairn.engine.model.builtin import builtin_directory, builtin_fault
+from cairn.engine.model.embedding_files import embedding_fault
 from cairn.engine.model.files import adapter_fault, directory_fault
 from cairn.engine.model.generation_config import read_defaults, read_template_settings
 from cairn.engine.names import NAME_MAX, is_name
@@ -41,11 +47,16 @@ _MIB = 1024 * 1024
 
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 _TOKENIZERS = ("tokenizer_config.json", "tokenizer.json")
+_OF_ANSWERS = (
+    *("builtin", "adapter", "block_tokens", "decode_rows", "pool_mb", "blocks_mb", "blocks_max"),
+)
 _Megabytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 _MUST_BE: Mapping[str, str] = {
     "path": "a text: the model's directory",
     "builtin": "true or false",
     "adapter": "a text: the adapter's directory",
+    "embeddings": "true or false",
+    "matryoshka": "true or false",
     "aliases": "a list of texts",
     "dtype": "one of " + ", ".join(get_args(Dtype)),
     "block_tokens": "a number from 8 to 4096",
@@ -83,6 +94,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, rename={"directory":
         directory: the model's.
         builtin: whether the table says ``builtin = true`` in place of a path.
         adapter: the directory of an adapter over it, if there is one.
+        embeddings: whether it embeds texts, and answers nothing.
+        matryoshka: whether its vectors may be cut to any length, whatever its files say.
         aliases: further names that clients may use for it.
         dtype: see ``Settings``.
         block_tokens: C.
@@ -96,6 +109,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, rename={"directory":
     directory: str = ""
     builtin: bool = False
     adapter: str | None = None
+    embeddings: bool = False
+    matryoshka: bool = False
     aliases: tuple[str, ...] = ()
     dtype: Dtype | None = None
     block_tokens: Annotated[int, msgspec.Meta(ge=8, le=4096)] | None = None
@@ -121,12 +136,14 @@ class ModelList:
     The models of a file.
 
     Attributes:
-        entries: in the order of the file; at least one.
+        entries: those that answer, in the order of the file; at least one.
         default: the one that is loaded first, and that answers requests with an unknown name.
+        embeddings: those that embed texts.
     """
 
     entries: tuple[ModelEntry, ...]
     default: ModelEntry
+    embeddings: tuple[ModelEntry, ...] = ()
 
     def named(self, name: str) -> ModelEntry | None:
         """The model with a name or an alias, if there is one."""
@@ -217,26 +234,50 @@ def parse_models(
     if faults:
         raise ModelsFault(*faults)
     _check_names(entries, path)
-    models = ModelList(entries=tuple(entries), default=entries[0])
-    default = found.get("default", entries[0].name)
+    answering = tuple(one for one in entries if not one.embeddings)
+    if not answering:
+        raise ModelsFault(
+            f"{path} lists no model that answers, but embedding models alone. Add a table "
+            "[models.NAME] for one, with builtin = true for Pebble."
+        )
+    models = ModelList(
+        entries=answering,
+        default=answering[0],
+        embeddings=tuple(one for one in entries if one.embeddings),
+    )
+    default = found.get("default", answering[0].name)
     chosen = models.named(default) if isinstance(default, str) else None
     if chosen is None:
         raise ModelsFault(
-            f"{path}: default is {default!r}, but no model has that name. Choose one of "
-            f"{', '.join(entry.name for entry in entries)}."
+            f"{path}: default is {default!r}, but no model that answers has that name. Choose one "
+            f"of {', '.join(entry.name for entry in answering)}."
         )
     return attrs.evolve(models, default=chosen)
 
 
 def entry_fault(entry: ModelEntry) -> str | None:
     """Why a model cannot be served, in a sentence; None if nothing is wrong. Reads no weights."""
+    if entry.embeddings:
+        return embedding_fault(entry.directory)
     if entry.directory == str(builtin_directory()):
         fault = builtin_fault()
     else:
         fault = directory_fault(entry.directory)
+        if fault is not None and not _exists(entry.directory):
+            fault += (
+                " A models file names directories, and no models of a hub: `cairn pull NAME` "
+                "downloads one, and prints its directory."
+            )
     if fault is None and entry.adapter is not None:
         fault = adapter_fault(entry.adapter)
     return fault
+
+
+def _exists(directory: str) -> bool:
+    try:
+        return Path(directory).exists()
+    except OSError:
+        return True  # it is said that it cannot be read
 
 
 def read_metadata(entry: ModelEntry) -> ModelMetadata:
@@ -309,6 +350,15 @@ def _entry(name: str, table: Any, text: str, path: Path) -> ModelEntry:
         raise ModelsFault(
             f"{where}: {bad[0][:80]!r} is not a valid name. Write one of 1 to {NAME_MAX} printable "
             "characters."
+        )
+    if entry.embeddings and (strange := [one for one in _OF_ANSWERS if one in table]):
+        raise ModelsFault(
+            f"{where}: {strange[0]} is for models that answer, and this one has embeddings = true. "
+            "Leave one of them out."
+        )
+    if entry.matryoshka and not entry.embeddings:
+        raise ModelsFault(
+            f"{where}: matryoshka is for embedding models. Leave it out, or add embeddings = true."
         )
     if entry.builtin and "path" in table:
         raise ModelsFault(f"{where} has both path and builtin. Leave one of them out.")

@@ -258,6 +258,18 @@ async def look_up_turns(name: str, service: Service) -> AgentTurns:
     return AgentTurns(agent_id=name, data=data)
 
 
+async def look_up_last_turns(
+    name: str, service: Service, before: int | None, most: int
+) -> list[AgentTurn]:
+    """
+    Some turns, see ``AgentService.last_turns``. Raises as ``look_up_history``.
+    """
+    found = await service.agents.last_turns(name, before, most)
+    if found is None:
+        raise not_found(name)
+    return [_turn_object(number, turn) for number, turn in found]
+
+
 async def delete(name: str, service: Service) -> DeletedAgent:
     """
     Delete an agent.

@@ -107,13 +107,6 @@ def _check_refused(wire: RequestBody) -> None:
 
 def _with_gap(prompts: Sequence[Prompt], after: str, facts: ServerFacts) -> Sequence[Prompt]:
     """The prompts whose answers are what belongs between each of these and a text after it."""
-    if facts.infill is None:
-        raise ClientError(
-            f"suffix is not supported by {facts.model}: its tokenizer has no known tokens for "
-            "filling a gap; use a model for code that has them",
-            param="suffix",
-            code="unsupported_value",
-        )
     found = []
     for one in prompts:
         if not isinstance(one, str):
@@ -122,8 +115,25 @@ def _with_gap(prompts: Sequence[Prompt], after: str, facts: ServerFacts) -> Sequ
                 param="prompt",
                 code="unsupported_value",
             )
-        found.append(infill_prompt(facts.infill, one, after))
+        found.append(with_gap(one, after, facts))
     return found
+
+
+def with_gap(before: str, after: str, facts: ServerFacts) -> str:
+    """
+    The prompt whose answer is what belongs between two texts.
+
+    Raises:
+        ClientError: the model fills no gaps.
+    """
+    if facts.infill is None:
+        raise ClientError(
+            f"suffix is not supported by {facts.model}: its tokenizer has no known tokens for "
+            "filling a gap; use a model for code that has them",
+            param="suffix",
+            code="unsupported_value",
+        )
+    return infill_prompt(facts.infill, before, after)
 
 
 def _prompts(

@@ -18,7 +18,7 @@ from cairn.actors.looking import Looking, NothingThere, SessionFilter
 from cairn.http.access.keys import Keys, sees_all, tenant_of
 from cairn.http.access.pages import forged, is_own
 from cairn.http.adapter import STREAM_HEADERS
-from cairn.http.agents.requests import look_up_turns
+from cairn.http.agents.requests import look_up_last_turns
 from cairn.http.explorer.feed import Feed
 from cairn.http.explorer.forget import add_forget_pages
 from cairn.http.explorer.forms import form_fields
@@ -26,7 +26,7 @@ from cairn.http.explorer.login import COOKIE, LOGIN_S, Logins
 from cairn.http.explorer.pages import asset, page, redirected, with_policy
 from cairn.http.explorer.shown import agent_of
 from cairn.http.health import shared_objects
-from cairn.http.models import listed, model_list
+from cairn.http.models import answering, listed, model_list
 from cairn.http.openapi import document as openapi
 from cairn.http.server.connection import OwningRequest
 from cairn.http.server.live_streams import LiveStreams
@@ -58,6 +58,7 @@ LOGIN = f"{PREFIX}/login"
 
 _SESSIONS = 50
 _TURNS = 30
+_CHAT_TURNS = 50
 _EVENTS = 100
 _BEFORE_BUG = 12
 _CACHED = 40
@@ -82,6 +83,7 @@ def add_explorer(
     keys: Keys | None,
     logins: Logins,
     streams: LiveStreams,
+    tool: str,
 ) -> None:
     """
     Add the pages.
@@ -91,6 +93,7 @@ def add_explorer(
         keys: the API keys of callers, which say whose sessions a caller may see.
         logins: of browsers, which send a cookie in the place of a key.
         streams: those that are open.
+        tool: how the operator calls `ops`.
     """
     pages, feed = Blueprint(NAME, __name__), Feed(server)
 
@@ -123,6 +126,7 @@ def add_explorer(
             tenant=g.tenant,
             texts=flag(request.args, "texts"),
             path=request.path,
+            tool=tool,
             **values,
         )
 
@@ -155,7 +159,7 @@ def add_explorer(
             before=data[-1].position if more else None,
             which=which,
             states=[*map(str, SessionState), "closed"],
-            models=[one.facts.model for one in server.models],
+            models=[one.facts.model for one in answering(server.models)],
         )
 
     @pages.get(f"{PREFIX}/session")
@@ -275,7 +279,7 @@ def add_explorer(
 
     @pages.get(f"{PREFIX}/models")
     async def models() -> Response:
-        known = server.models
+        known = answering(server.models)
         return shown(
             "models.html",
             models=model_list(known).data,
@@ -286,7 +290,7 @@ def add_explorer(
     @pages.post(f"{PREFIX}/models/load")
     async def load_model() -> Response:
         fields = await operators_form()
-        server.load_model(listed(fields.get("model", ""), server.models).facts.model)
+        server.load_model(listed(fields.get("model", ""), answering(server.models)).facts.model)
         return redirected(f"{PREFIX}/models")
 
     @pages.post(f"{PREFIX}/models/unload")
@@ -319,17 +323,22 @@ def add_explorer(
                 turns=[],
                 tokens={},
                 system=None,
+                before=None,
+                is_last=True,
             )
-        found = await look_up_turns(name, service())
+        until = number(request.args, "before", None)
+        found = await look_up_last_turns(name, service(), until, _CHAT_TURNS)
         held, new = service().agents.one(name), await service().agents.created(name)
         return shown(
             "chat.html",
             agents=agents,
             words=words,
             agent=held,
-            turns=found.data,
+            turns=found,
             tokens=await _by_request(look, name),
             system=new.system if new is not None else None,
+            before=found[0].turn if found and found[0].turn > 1 else None,
+            is_last=until is None,
         )
 
     @pages.get(LOGIN)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import attrs
+from markupsafe import Markup
 
 from cairn.http.sessions.objects import BarObject, EventObject, TurnObject
 from cairn.journal.agents import is_agent_name, session_of
@@ -21,6 +23,10 @@ _LABELS = {
     "session_busy": "busy",
     "cache_mode_prefix": "prefix only",
 }
+_PERIOD_MAX = 4
+"""The most kinds that are folded together if they alternate."""
+
+_MARKER = re.compile(r"<\|[^<>|\s]{1,40}\|>")
 _STEPS = ((60, "s"), (60, "min"), (24, "h"))
 
 
@@ -169,10 +175,17 @@ def _label(reason: str) -> str:
 
 @attrs.frozen
 class EventGroup:
-    """Rows of one kind that follow each other, and what they are about."""
+    """
+    Rows that follow each other, of one kind or of a few that come again and again.
+
+    Attributes:
+        kind: of the rows, with the step of a pass.
+        times: how often they come.
+    """
 
     kind: str
     rows: tuple[EventObject, ...]
+    times: int
 
     @property
     def first(self) -> EventObject:
@@ -186,21 +199,50 @@ class EventGroup:
 
 
 def folded(rows: Sequence[EventObject]) -> Iterator[EventGroup]:
-    """Rows, those of one kind and step together."""
-    group: list[EventObject] = []
-    for row in rows:
-        if group and kind_of(group[0]) != kind_of(row):
-            yield EventGroup(kind_of(group[0]), tuple(group))
-            group = []
-        group.append(row)
-    if group:
-        yield EventGroup(kind_of(group[0]), tuple(group))
+    """
+    Rows, those of one kind and step together, and a few kinds that alternate together: after each
+    chunk of a prefill comes the block that it fills.
+    """
+    kinds = [kind_of(row) for row in rows]
+    at = 0
+    while at < len(rows):
+        found = [(_repeats(kinds, at, size), size) for size in range(1, _PERIOD_MAX + 1)]
+        # The most rows; of equals, the shortest pattern.
+        times, size = max(found, key=lambda one: (one[0] * one[1] if one[0] > 1 else 1, -one[1]))
+        size = size if times > 1 else 1
+        end = at + times * size
+        yield EventGroup(", ".join(kinds[at : at + size]), tuple(rows[at:end]), times)
+        at = end
+
+
+def _repeats(kinds: Sequence[str], at: int, size: int) -> int:
+    """How often the pattern of this size that begins at a place comes, one after the other."""
+    pattern, times = kinds[at : at + size], 1
+    while kinds[at + times * size : at + (times + 1) * size] == pattern:
+        times += 1
+    return times
 
 
 def kind_of(row: EventObject) -> str:
     """What a row is, with the step of the pass if it has one."""
     step: Any = row.payload.get("step")
     return f"{row.kind} ({step})" if isinstance(step, str) else row.kind
+
+
+def coded(text: str) -> Markup:
+    """A sentence with what is between backticks as code. All of it is escaped."""
+    pieces = text.split("`")
+    if len(pieces) % 2 == 0:  # one without a partner is a character of the text
+        pieces[-2:] = ["`".join(pieces[-2:])]
+    made = Markup("<code>{}</code>")
+    return Markup("").join(
+        made.format(piece) if at % 2 else Markup.escape(piece) for at, piece in enumerate(pieces)
+    )
+
+
+def unmarked(text: str) -> str:
+    """A text without the control tokens of a chat template, unless it has nothing else."""
+    return _MARKER.sub("", text).strip() or text.strip()
 
 
 def cut(text: str, most: int = 600) -> str:

@@ -34,7 +34,7 @@ _WHOLE_S: Final = (
 
 PROTOCOLS: Final = (
     *("openai.chat", "openai.responses", "openai.completions"),
-    *("anthropic.messages", "cairn.agents"),
+    *("anthropic.messages", "cairn.agents", "ollama.chat", "ollama.generate"),
 )
 
 Clock = Callable[[], float]

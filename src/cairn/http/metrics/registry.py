@@ -35,6 +35,7 @@ from cairn.actors.requests.messages import DELAYS_S, Delays
 from cairn.http.metrics.counters import counters_in
 from cairn.http.metrics.latencies import LatencyMetrics
 from cairn.http.metrics.prefix_cache import ReuseMetrics
+from cairn.http.models import answering
 from cairn.http.service import Server
 from cairn.journal.events import (
     AbandonReason,
@@ -46,6 +47,7 @@ from cairn.journal.events import (
     BlockSpilled,
     BlocksRestored,
     CacheExtended,
+    EmbeddingsComputed,
     FileFault,
     FinishReason,
     InvariantViolated,
@@ -115,7 +117,7 @@ class MetricsByTenant:
         self.of_all.observe(recorded)
         event = recorded.event
         session: str | None = getattr(event, "session", None)
-        if isinstance(event, RequestRejected):
+        if isinstance(event, RequestRejected | EmbeddingsComputed):
             own = self._own.get(event.tenant)
         else:
             own = self._own.get(session_tenant(session)) if session is not None else None
@@ -155,7 +157,7 @@ class Metrics:
         Args:
             accepted: what the client accepts: OpenMetrics, or else Prometheus' text format.
         """
-        self.latencies.know(one.facts.model for one in self._server.models)
+        self.latencies.know(one.facts.model for one in answering(self._server.models))
         encode, content_type = choose_encoder(accepted)
         return encode(self.registry), content_type
 
@@ -195,6 +197,10 @@ class Metrics:
                 # 499: the client disconnected before a session was found.
                 outcome = "cancelled" if event.status == 499 else "rejected"
                 self._requests.labels(outcome).inc()
+            case EmbeddingsComputed():
+                self._embedding_requests.labels(event.model).inc()
+                self._embedding_inputs.labels(event.model).inc(event.inputs)
+                self._embedding_tokens.labels(event.model).inc(event.tokens)
             case InvariantViolated():
                 self._violations.labels(event.invariant.lower().replace("-", "")).inc()
                 # One request may break several invariants, and be cancelled afterwards.
@@ -296,6 +302,15 @@ class Metrics:
             "cairn_requests_total",
             "Requests by outcome; every error answer also counts as refused",
             outcome=OUTCOMES,
+        )
+        self._embedding_requests = counter(
+            "cairn_embedding_requests_total", "Requests for embeddings that were computed", model=()
+        )
+        self._embedding_inputs = counter(
+            "cairn_embedding_inputs_total", "Texts that were embedded", model=()
+        )
+        self._embedding_tokens = counter(
+            "cairn_embedding_tokens_total", "Tokens of texts that were embedded", model=()
         )
         self._blocks_sealed = counter("cairn_blocks_sealed_total", "Blocks sealed")
         self._blocks_evicted = of_machine(

@@ -23,11 +23,29 @@ from cairn.http.chat_completions.objects import ChatCompletion
 from cairn.http.completions import errors as completions_errors
 from cairn.http.completions import request as completions_request
 from cairn.http.completions.objects import TextCompletion
+from cairn.http.embeddings import errors as embeddings_errors
+from cairn.http.embeddings import request as embeddings_request
+from cairn.http.embeddings.objects import EmbeddingList
 from cairn.http.health import Health, HealthWithoutKey, StartingHealth
 from cairn.http.messages import errors as messages_errors
 from cairn.http.messages import request as messages_request
 from cairn.http.messages.objects import MessageObject, MessagesErrorEnvelope, TokenCount
 from cairn.http.models import ModelList, ModelObject
+from cairn.http.ollama import embeddings as ollama_embeddings
+from cairn.http.ollama import errors as ollama_errors
+from cairn.http.ollama import request as ollama_request
+from cairn.http.ollama.answers import LINES
+from cairn.http.ollama.objects import (
+    OllamaChat,
+    OllamaEmbedding,
+    OllamaEmbeddings,
+    OllamaErrorEnvelope,
+    OllamaLoadedModels,
+    OllamaModelFacts,
+    OllamaModels,
+    OllamaText,
+    OllamaVersion,
+)
 from cairn.http.responses import errors as responses_errors
 from cairn.http.responses import request as responses_request
 from cairn.http.responses.objects import (
@@ -92,6 +110,7 @@ class Operation:
         example: such a body.
         may_be_empty: whether the body may be left out.
         streams: whether the answer may be a stream instead.
+        lines: whether that is one of lines, which it is unless the body says ``stream: false``.
         text: the content type of an answer that is text.
         query: names and schemas of the query parameters.
         statuses: the error statuses in addition to ``_ALWAYS`` and ``_OF_BODIES``.
@@ -105,6 +124,7 @@ class Operation:
     example: Mapping[str, Any] = attrs.field(factory=dict)
     may_be_empty: bool = False
     streams: bool = False
+    lines: bool = False
     text: str = ""
     query: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
     statuses: tuple[int, ...] = ()
@@ -183,6 +203,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         body=messages_request.RequestBody,
         example=_HELLO,
         answer=TokenCount,
+    ),
+    ("POST", embeddings_errors.ADDRESS): Operation(
+        summary="The vectors of texts, by an embedding model.",
+        body=embeddings_request.EmbeddingsBody,
+        example={"input": ["The path goes", "up the hill"]},
+        answer=EmbeddingList,
     ),
     ("POST", "/tokenize"): Operation(
         summary="The tokens of a text or a conversation.",
@@ -305,6 +331,49 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         answer=ModelObject,
         statuses=(404, 409, 503),
     ),
+    ("POST", f"{ollama_errors.ADDRESS}/chat"): Operation(
+        summary="Answer a conversation, as Ollama does.",
+        body=ollama_request.ChatBody,
+        example={"messages": _HELLO["messages"], "options": {"num_predict": 16}},
+        answer=OllamaChat,
+        streams=True,
+        lines=True,
+    ),
+    ("POST", f"{ollama_errors.ADDRESS}/generate"): Operation(
+        summary="Answer a prompt, as Ollama does.",
+        body=ollama_request.GenerateBody,
+        example={"prompt": "Hello", "options": {"num_predict": 16}},
+        answer=OllamaText,
+        streams=True,
+        lines=True,
+    ),
+    ("POST", f"{ollama_errors.ADDRESS}/embed"): Operation(
+        summary="The vectors of texts, as Ollama has them.",
+        body=ollama_embeddings.EmbedBody,
+        example={"input": ["The path goes"]},
+        answer=OllamaEmbeddings,
+    ),
+    ("POST", f"{ollama_errors.ADDRESS}/embeddings"): Operation(
+        summary="The vector of a text, as older clients of Ollama's ask for it.",
+        body=ollama_embeddings.EmbeddingsBody,
+        example={"prompt": "The path goes"},
+        answer=OllamaEmbedding,
+    ),
+    ("POST", f"{ollama_errors.ADDRESS}/show"): Operation(
+        summary="Facts about a served model, as Ollama has them.",
+        body=ollama_request.ShowBody,
+        example={"model": "pebble"},
+        answer=OllamaModelFacts,
+    ),
+    ("GET", f"{ollama_errors.ADDRESS}/tags"): Operation(
+        summary="List the served models, as Ollama does.", answer=OllamaModels
+    ),
+    ("GET", f"{ollama_errors.ADDRESS}/ps"): Operation(
+        summary="List the models in memory, as Ollama does.", answer=OllamaLoadedModels
+    ),
+    ("GET", f"{ollama_errors.ADDRESS}/version"): Operation(
+        summary="The version of Ollama whose API this server follows.", answer=OllamaVersion
+    ),
     ("GET", "/health"): Operation(
         summary="The state of the server.",
         answer=Health,
@@ -329,7 +398,7 @@ def description(*, with_keys: bool) -> dict[str, Any]:
     """
     operations = OPERATIONS.values()
     bodies = [one.body for one in operations]
-    answers: list[Any] = [ErrorEnvelope, MessagesErrorEnvelope]
+    answers: list[Any] = [ErrorEnvelope, MessagesErrorEnvelope, OllamaErrorEnvelope]
     for one in operations:
         sent = one.answer, one.answer_without_key, one.answer_at_start
         answers += [kind for kind in sent if kind is not None]
@@ -393,9 +462,12 @@ def _operation(
     description = "The answer."
     if operation.streams:
         # OpenAPI 3.1 cannot describe the schema of an event.
-        content["text/event-stream"] = {}
+        content[LINES if operation.lines else "text/event-stream"] = {}
         description = (
-            "The answer; with `stream: true`, server-sent events whose data is JSON. "
+            "Lines of JSON; with `stream: false`, the answer. "
+            "Once a stream has begun, errors are sent as a line."
+            if operation.lines
+            else "The answer; with `stream: true`, server-sent events whose data is JSON. "
             "Once a stream has begun, errors are sent as an event."
         )
     if operation.text:
@@ -429,7 +501,8 @@ def _refusals(address: str, operation: Operation) -> dict[int, tuple[str, type]]
     statuses = {*_ALWAYS, *operation.statuses, *(_OF_BODIES if operation.body is not None else ())}
     whys = {status: _REFUSALS[status] for status in sorted(statuses)}
     if not messages_errors.is_ours(address):
-        return {status: (why, ErrorEnvelope) for status, why in whys.items()}
+        envelope = OllamaErrorEnvelope if ollama_errors.is_ours(address) else ErrorEnvelope
+        return {status: (why, envelope) for status, why in whys.items()}
     whys = {**{status: why for status, why in whys.items() if status != 503}, **_OVERLOADED}
     return {status: (why, MessagesErrorEnvelope) for status, why in whys.items()}
 

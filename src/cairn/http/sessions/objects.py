@@ -34,6 +34,7 @@ class ForgottenSessionObject(Sent, kw_only=True):
         blocks_removed: how many blocks only it had.
         same_text: the other sessions that have the same beginning, or quote a few words of it, and
             keep that.
+        still_readable: where texts or token ids of it can be read all the same, a phrase each.
     """
 
     id: str
@@ -42,6 +43,7 @@ class ForgottenSessionObject(Sent, kw_only=True):
     rows: int
     blocks_removed: int
     same_text: list[str]
+    still_readable: list[str]
 
 
 class KvObject(Sent):
@@ -98,6 +100,7 @@ class SessionObject(Sent, kw_only=True):
     used_us: int
     expires_us: int | None
     closed: str | None
+    forgotten: bool
     bugs: list[str]
     quarantined_by: str | None
     position: int
@@ -144,6 +147,8 @@ class TurnObject(Sent, kw_only=True):
         nearest: the session that it was compared with, if that is another one.
         habit: the habit of the client that was recognised.
         was, now: the text that differs, in the nearest conversation and in this prompt.
+        gone_row: if blocks that it could have reused were gone: the last row that took blocks away
+            since then; null if none is known.
         damaged: why its rows cannot be read.
     """
 
@@ -163,6 +168,7 @@ class TurnObject(Sent, kw_only=True):
     was: str | None
     now: str | None
     end: str | None
+    gone_row: int | None
     rows: TurnRows
     damaged: str | UnsetType = UNSET
 
@@ -292,6 +298,7 @@ def forgotten_object(found: ForgottenSession, caller: str) -> ForgottenSessionOb
         rows=found.rows,
         blocks_removed=found.blocks,
         same_text=[shown_name(one, session_tenant(one), caller) for one in found.same_text],
+        still_readable=list(found.still_readable),
     )
 
 
@@ -323,6 +330,7 @@ def session_object(view: SessionView, caller: str, *, words: bool) -> SessionObj
         used_us=of.used_us,
         expires_us=view.expires_us,
         closed=of.closed,
+        forgotten=of.forgotten,
         bugs=list(of.bugs),
         quarantined_by=view.bug_id,
         position=of.used,
@@ -356,6 +364,7 @@ def turn_object(view: TurnView, caller: str) -> TurnObject:
         was=why.was if why is not None else None,
         now=why.now if why is not None else None,
         end=view.end,
+        gone_row=(of.expired if view.reason == "expired" else of.evicted or of.lost) or None,
         rows=TurnRows(of.received, of.selected, of.ended),
         damaged=UNSET if view.damaged is None else view.damaged,
     )

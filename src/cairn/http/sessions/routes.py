@@ -197,7 +197,7 @@ async def _streamed(rows: LiveRows) -> AsyncIterator[bytes]:
             yield b": alive\n\n"
             continue
         if not found:
-            yield b"event: too_slow\ndata: {}\n\n"
+            yield b"event: %s\ndata: {}\n\n" % (b"gone" if rows.gone else b"too_slow")
             return
         yield b"".join(
             b"id: %d\nevent: row\ndata: %s\n\n" % (row["position"], encode(row)) for row in found

@@ -33,6 +33,7 @@ from cairn.actors.errors import (
     CannotForget,
     CannotRecord,
     FormatRefused,
+    InputTooLong,
     ModelBusy,
     ModelNotLoaded,
     NoMemory,
@@ -134,6 +135,7 @@ class _Kind:
 
 _REFUSALS: Mapping[type[RefusalError], _Kind] = {
     PromptTooLong: _Kind(status=400, code="context_length_exceeded", of_prompt=True),
+    InputTooLong: _Kind(status=400, code="context_length_exceeded", param="input"),
     PromptRefused: _Kind(status=400, code="prompt_refused", of_prompt=True),
     TooManyAnswers: _Kind(status=400, code="invalid_value", param="n"),
     AgentBusy: _Kind(status=409, code="agent_busy"),

@@ -38,23 +38,25 @@ _IGNORED_MAX = 64
 _IGNORED_NAME_MAX = 100
 
 
-class CommonFields(msgspec.Struct, kw_only=True):
-    """
-    The fields that a request of every protocol may have: the model, sampling, and Cairn's own
-    extensions.
-    """
+class CairnFields(msgspec.Struct, kw_only=True):
+    """The fields that a request of every protocol may have: the model, and Cairn's extensions."""
 
     model: str | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
     repetition_guard: bool | None = None
     cache_prompt: bool | None = None
     cache_mode: str | None = None
     session_id: str | None = None
     ttl: int | str | None = None
     explain: bool | None = None
+
+
+class CommonFields(CairnFields, kw_only=True):
+    """``CairnFields``, and sampling as OpenAI's and Anthropic's protocols have it."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -387,23 +387,17 @@ def expired(
     return tuple(islice(loose, most))
 
 
-def next_expiry(state: State, order: Order) -> int | None:
+def next_expiry(order: Order) -> int | None:
     """When the next TTL ends, in microseconds since 1970; None if none does."""
     ends = [expires_us for _, expires_us in islice(order.expiry.in_order(), 1)]
-    ends += [session.expires_us for session in _resting(state) if session.expires_us is not None]
+    ends += [end for end in (order.resting.first_us(),) if end is not None]
     return min(ends, default=None)
 
 
-def sessions_over(state: State, now_us: int) -> tuple[Session, ...]:
+def sessions_over(order: Order, now_us: int) -> tuple[Session, ...]:
     """The idle sessions whose TTL is over, the least recently used first."""
-    over = (s for s in _resting(state) if s.expires_us is not None and s.expires_us <= now_us)
+    over = order.resting.ended(now_us).values()
     return tuple(sorted(over, key=lambda session: session.last_used))
-
-
-def _resting(state: State) -> Iterator[Session]:
-    for session in state.sessions.values():
-        if session.state in (SessionState.IDLE, SessionState.COLD):
-            yield session
 
 
 def _built_on(state: State, block: Block) -> frozenset[str]:

@@ -40,12 +40,16 @@ import attrs
 from immutables import Map
 
 from cairn.journal import events as ev
-from cairn.journal.state import Block, SessionId, State, Use
+from cairn.journal.lifecycle import SessionState
+from cairn.journal.state import Block, Session, SessionId, State, Use
 
 _YOUNG = 10
 """A block is expected again only when a tenth of its interval has passed."""
 _GRACE = 4
 """A block is no longer expected when it is a quarter of its interval late."""
+
+_LOOSE = 64
+"""So many entries may count no longer before those that do are collected again."""
 
 _Uses = tuple[int, int | None]
 _Entry = tuple[int, int, str]
@@ -270,9 +274,74 @@ class Ends:
             key = self._blocks[key].parent
 
 
+class Resting:
+    """
+    The sessions that are idle and have a TTL, by its end.
+
+    A heap of all that were pushed: an entry counts as long as its session rests with that end, and
+    the first one always does.
+    """
+
+    def __init__(self, sessions: Map[SessionId, Session]) -> None:
+        self._begin(sessions)
+
+    def _begin(self, sessions: Map[SessionId, Session]) -> None:
+        self._sessions = sessions
+        ends = ((_end_us(one), name) for name, one in sessions.items())
+        self._heap = [(end, name) for end, name in ends if end is not None]
+        heapq.heapify(self._heap)
+
+    def follow(self, sessions: Map[SessionId, Session], changed: SessionId | None) -> None:
+        """
+        Apply an event.
+
+        Args:
+            sessions: all of them, with it.
+            changed: the session that it may have changed; None if it changed none.
+        """
+        if changed is not None:
+            before, after = self._sessions.get(changed), sessions.get(changed)
+            end = _end_us(after)
+            if end is not None and end != _end_us(before):
+                heapq.heappush(self._heap, (end, changed))
+        self._sessions = sessions
+        if len(self._heap) > 2 * len(sessions) + _LOOSE:
+            self._begin(sessions)
+        while self._heap and not self._counts(self._heap[0]):
+            heapq.heappop(self._heap)
+
+    def first_us(self) -> int | None:
+        """When the next TTL ends, in microseconds since 1970; None if none does."""
+        return self._heap[0][0] if self._heap else None
+
+    def ended(self, now_us: int) -> dict[SessionId, Session]:
+        """The sessions whose TTL is over, by their ids."""
+        found: dict[SessionId, Session] = {}
+        places = [0]
+        while places:
+            place = places.pop()
+            if place < len(self._heap) and self._heap[place][0] <= now_us:
+                if self._counts(self._heap[place]):
+                    name = self._heap[place][1]
+                    found[name] = self._sessions[name]
+                places += (2 * place + 1, 2 * place + 2)
+        return found
+
+    def _counts(self, entry: tuple[int, SessionId]) -> bool:
+        return _end_us(self._sessions.get(entry[1])) == entry[0]
+
+
+def _end_us(session: Session | None) -> int | None:
+    """When a session expires that is idle; None for never."""
+    if session is None or session.state not in (SessionState.IDLE, SessionState.COLD):
+        return None
+    return session.expires_us
+
+
 class Order:
     """
-    The orders in which blocks are evicted from memory, their files are dropped, and they expire.
+    The orders in which blocks are evicted from memory, their files are dropped, and blocks and
+    sessions expire.
 
     Attributes:
         memory: the blocks in memory.
@@ -280,6 +349,7 @@ class Order:
         expiry: the blocks of both kinds that have a TTL, by its end.
         found: the keys of all blocks in memory or in a file.
         short: those of the short blocks in memory, which are evicted before all others.
+        resting: the sessions that expire.
     """
 
     def __init__(self, state: State) -> None:
@@ -316,6 +386,7 @@ class Order:
         self.files = Ends(lambda block: block.file_bytes is not None, self.uses)
         self.found: set[str] = set()
         self.short: set[str] = set()
+        self.resting = Resting(state.sessions)
         self.expiry = Ends(
             lambda block: (
                 (block.present or block.file_bytes is not None)
@@ -338,6 +409,7 @@ class Order:
             before: the fold up to it.
             after: the fold with it.
         """
+        self.resting.follow(after.sessions, getattr(event, "session", None))
         match event:
             case ev.ServerStopped() | ev.ServerLost() | ev.ModelUnloaded() | ev.JournalPruned():
                 self._begin(after)

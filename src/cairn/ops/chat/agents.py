@@ -100,8 +100,9 @@ class Agents:
         return self._call("GET", f"{path_of(name)}/turns", StoredTurns).data
 
     def models(self) -> tuple[ServedModel, ...]:
-        """The served models."""
-        return self._call("GET", "/v1/models", ModelList).data
+        """The served models that answer."""
+        found = self._call("GET", "/v1/models", ModelList).data
+        return tuple(one for one in found if one.cairn.kind != "embedding")
 
     def _call(
         self,

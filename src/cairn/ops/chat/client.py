@@ -15,7 +15,7 @@ from cairn.ops.chat.replies import Chunk, Error, Health, KeyRequired, StartingUp
 from cairn.ops.chat.transcript import refusal
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.http_client import DONE, EventReader, Exchange, http_client, os_error
-from cairn.ops.common.output import printable
+from cairn.ops.common.output import printable, start_words
 from cairn.ops.serve.api_keys import KEY_VARIABLE
 
 _CONNECT_S = 5.0
@@ -39,6 +39,19 @@ class TurnFailed(Exception):
 
 class ServerGone(TurnFailed):
     """The server does not answer, or the answer is incomplete."""
+
+
+class StillStarting(Unreadable):
+    """
+    The server is starting.
+
+    Attributes:
+        step: what it does now, and how far it is.
+    """
+
+    def __init__(self, url: str, step: str) -> None:
+        super().__init__(f"The server at {url} is starting ({step}). Try again in a moment.")
+        self.step = step
 
 
 class NotCairn(Exception):
@@ -75,7 +88,8 @@ def look(url: str, key: str | None = None) -> Health | None:
 
     Raises:
         NotCairn: the server is not Cairn.
-        Unreadable: the server is starting, requires an API key, or does not know this one.
+        StillStarting: the server is starting.
+        Unreadable: it requires an API key, or does not know this one.
     """
     try:
         with http_client(url, key=key, timeout_s=_CONNECT_S) as client:
@@ -89,9 +103,7 @@ def look(url: str, key: str | None = None) -> Health | None:
         return msgspec.json.decode(body, type=Health)
     with contextlib.suppress(*BAD_JSON):
         start = msgspec.json.decode(body, type=StartingUp)
-        raise Unreadable(
-            f"The server at {url} is starting ({printable(start.step)}). Try again in a moment."
-        )
+        raise StillStarting(url, start_words(start.step, start.done, start.total))
     with contextlib.suppress(*BAD_JSON):
         msgspec.json.decode(body, type=KeyRequired)
         known = "requires an API key" if key is None else "does not know this API key"

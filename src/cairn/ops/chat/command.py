@@ -25,8 +25,13 @@ from cairn.ops.chat.server import (
 )
 from cairn.ops.chat.settings import OPTIONS, PARAMETERS
 from cairn.ops.chat.terminal.keyboard import Keyboard, Piped
-from cairn.ops.chat.terminal.screen import Screen
-from cairn.ops.chat.terminal.signals import Interrupts, on_interrupt, signals_that_leave
+from cairn.ops.chat.terminal.screen import Screen, Waiting
+from cairn.ops.chat.terminal.signals import (
+    Interrupts,
+    interrupt,
+    on_interrupt,
+    signals_that_leave,
+)
 from cairn.ops.chat.turns import Turns
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.completions import complete_chat, complete_model
@@ -37,6 +42,7 @@ from cairn.ops.serve.api_keys import api_key_option
 
 _INTERRUPTED = 130
 _STDIN = "-"
+_UNTIL_THEN = "the chat does not begin before"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -118,7 +124,8 @@ def chat(
     Chat with a model in the terminal, or ask it one QUESTION.
 
     Connects to the server at the default address or, if there is none, to the one that uses the
-    data directory, on any port. With --data-dir, only the directory decides. If no server is
+    data directory, on any port. With --data-dir, only the directory decides. Waits for a server
+    that is starting. If no server is
     running, one is started for the chat and stopped with it. A line after each answer shows the
     path that the server chose, how many prompt tokens were reused, the time to the first token and
     the tokens per second. /help lists the commands of the chat.
@@ -146,13 +153,18 @@ def chat(
     if asked is None and resume == "" and not screen.interactive:
         raise click.UsageError("--resume without ID needs a terminal. Name a chat, or --continue.")
     with signals_that_leave():
-        if url is not None:
-            server = server_named(url, api_key)
-        else:
-            at_hand = None if over or model is not None else server_at_hand(api_key)
-            server = at_hand or server_over(data_dir, model, api_key)
+        try:
+            with on_interrupt(interrupt), _Start(screen) as report:
+                if url is not None:
+                    server = server_named(url, api_key, report)
+                else:
+                    at_hand = None if over or model else server_at_hand(api_key, report)
+                    server = at_hand or server_over(data_dir, model, api_key, report)
             if isinstance(server, OwnServer):
-                ready_model(server.chosen)
+                ready_model(server.chosen, until_then=_UNTIL_THEN)
+        except KeyboardInterrupt:
+            screen.note("Stopped before the chat began.")
+            context.exit(_INTERRUPTED)
         settings = {name: value for name, value in sampling.items() if value is not None}
         turns = Turns(server, screen, settings, think=think, stores=not no_store)
         try:
@@ -183,6 +195,29 @@ def _run(dialog: Dialog, asked: str | None, resume: str | None, continues: bool)
     elif asked is None:
         dialog.greet()
     return dialog.run() if asked is None else dialog.once(asked)
+
+
+class _Start:
+    """Shows what a server does that is not ready yet. Shows nothing of one that is."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._waiting: Waiting | None = None
+
+    def __enter__(self) -> _Start:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._waiting is not None:
+            self._waiting.stop()
+
+    def __call__(self, words: str) -> None:
+        if self._waiting is None:
+            self._screen.note(
+                f"{words[0].upper()}{words[1:]}. The chat begins when it is ready; Ctrl-C leaves."
+            )
+            self._waiting = self._screen.waiting(words).__enter__()
+        self._waiting.update(words)
 
 
 def _asked(question: tuple[str, ...]) -> str | None:

@@ -299,7 +299,8 @@ class Dialog:
 
     def _why(self, _: str) -> bool:
         if self._explanation is None:
-            return self._complain("There is no answer yet to explain.")
+            self._screen.complain("There is no answer yet to explain.")
+            return True  # nothing that comes through a pipe after this depends on it
         return self._note(harmless(self._explanation))
 
     def _save(self, text: str) -> bool:
@@ -380,7 +381,7 @@ class Dialog:
     def _restart(self, server: OwnServer, model: str) -> bool:
         """Restart the chat's own server with another model. If that fails, with the one before."""
         with self._screen.until_interrupt(interrupt):
-            ready_model(model)
+            ready_model(model, until_then="the chat goes on after that")
         before, server.chosen = server.chosen, model
         self._stop(server)
         try:

@@ -74,6 +74,8 @@ class StartingUp(msgspec.Struct):
 
     status: Literal["starting"]
     step: str
+    done: int = 0
+    total: int = 0
 
 
 class KeyRequired(msgspec.Struct):
@@ -124,9 +126,10 @@ class StoredTurns(msgspec.Struct):
 
 
 class ModelState(msgspec.Struct):
-    """Whether a model is loaded."""
+    """Whether a model is loaded, and what it is for."""
 
     state: str
+    kind: str = "chat"
     aliases: tuple[str, ...] = ()
     context_tokens: int | None = None
 

@@ -7,11 +7,12 @@ import re
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from cairn.ops.chat.client import NotCairn, look
+from cairn.ops.chat.client import NotCairn, StillStarting, look
 from cairn.ops.chat.replies import Health
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import log_path, options_of
@@ -21,6 +22,8 @@ from cairn.ops.serve.data_dir import Holder, make_home, server_at
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 _LOOK_S = 0.1
+_ADDRESS_S = 30.0
+"""How long a server may take from its start until it listens."""
 _ENDING_S = 5.0  # enough for a machine under load
 _HEARTBEAT_S = 1
 _SERVES = re.compile(r"Cairn serves (?P<model>.*) at (?P<url>http://\S+)")
@@ -189,15 +192,33 @@ class OwnServer(Server):
         return self._output.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
-def server_named(url: str, key: str | None) -> Server:
+def looked(url: str, key: str | None, report: Callable[[str], None]) -> Health | None:
     """
-    The server at an address that the user gave.
+    As ``look``, but waits while the server starts.
+
+    Args:
+        report: called again and again meanwhile, with what the server does.
+    """
+    while True:
+        try:
+            return look(url, key)
+        except StillStarting as start:
+            report(f"the server at {url} is starting: {start.step}")
+            time.sleep(_LOOK_S)
+
+
+def server_named(url: str, key: str | None, report: Callable[[str], None]) -> Server:
+    """
+    The server at an address that the user gave, when it is ready.
+
+    Args:
+        report: see ``looked``.
 
     Raises:
         Unreadable: there is none, or it refuses the key.
     """
     try:
-        found = look(url, key)
+        found = looked(url, key, report)
     except NotCairn as error:
         raise Unreadable(
             f"The server at {url} is not Cairn: {error}. Give another --url, or omit it to start a "
@@ -211,27 +232,34 @@ def server_named(url: str, key: str | None) -> Server:
     return Server(url, found.model, key=key)
 
 
-def server_at_hand(key: str | None) -> Server | None:
+def server_at_hand(key: str | None, report: Callable[[str], None]) -> Server | None:
     """
-    The server at the default address; None if there is none, or it is not Cairn.
+    The server at the default address, when it is ready; None if there is none, or it is not Cairn.
+
+    Args:
+        report: see ``looked``.
 
     Raises:
         Unreadable: it refuses the key.
     """
     try:
-        found = look(DEFAULT_URL, key)
+        found = looked(DEFAULT_URL, key, report)
     except NotCairn:
         return None
     return None if found is None else Server(DEFAULT_URL, found.model, key=key)
 
 
-def server_over(data_dir: Path, model: str | None, key: str | None) -> Server:
+def server_over(
+    data_dir: Path, model: str | None, key: str | None, report: Callable[[str], None]
+) -> Server:
     """
-    The server that uses a data directory; if none does, one for the chat, not yet started.
+    The server that uses a data directory, when it is ready; if none does, one for the chat, not yet
+    started.
 
     Args:
         model: the model of a server for the chat.
         key: the user's API key.
+        report: see ``looked``.
 
     Raises:
         Unreadable: a server uses the directory and cannot be used, or the directory cannot.
@@ -245,19 +273,26 @@ def server_over(data_dir: Path, model: str | None, key: str | None) -> Server:
             f"{_held_words(holder, data_dir)}, with the model that it was started with. Omit "
             "--model, stop that server, or choose another directory with --data-dir."
         )
+    until_s = time.monotonic() + _ADDRESS_S
+    while holder is not None and holder.address is None and time.monotonic() < until_s:
+        report(f"the server (process {holder.process}) is starting")
+        time.sleep(_LOOK_S)
+        holder = server_at(data_dir)
+    if holder is None:
+        return OwnServer(data_dir, model)
     if holder.address is None:
         raise Unreadable(
             f"{_held_words(holder, data_dir)}. Give its address with --url (it is in the first "
             "line of its output), stop it, or choose another directory with --data-dir."
         )
     try:
-        found = look(holder.address, key)
+        found = looked(holder.address, key, report)
     except NotCairn:
         found = None
     if found is None:
         raise Unreadable(
-            f"{_held_words(holder, data_dir)}, but does not answer: it is starting or stopping. "
-            "Try again in a moment, stop it, or choose another directory with --data-dir."
+            f"{_held_words(holder, data_dir)}, but does not answer: it is stopping. Try again "
+            "in a moment, stop it, or choose another directory with --data-dir."
         )
     return Server(holder.address, found.model, options_of(data_dir), key)
 

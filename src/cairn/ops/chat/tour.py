@@ -181,7 +181,10 @@ class Tour:
 
     def _require_reuse(self, answer: Answer) -> None:
         if answer.cairn is None or not answer.cairn.reused_tokens:
-            raise TourFailed("Nothing was reused here, which is not as it should be.")
+            raise TourFailed(
+                "Nothing was reused here, which is not as it should be. If `ops doctor` says that "
+                "reuse is in whole blocks on this machine, its advice helps the tour, too."
+            )
 
     def _caught(self, before: Answer, after: Answer) -> None:
         """Show the row of the damage, and that the answer did not change."""

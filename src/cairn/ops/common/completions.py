@@ -33,6 +33,19 @@ def complete_model(_: click.Context, __: click.Parameter, incomplete: str) -> li
     return [directories, *map(CompletionItem, names)]
 
 
+def complete_pull(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Short names, and the models that are here: one that was cut off can be continued."""
+    known = [*(one.name for one in KNOWN_MODELS), *cached_models()]
+    return [name for name in known if name.startswith(incomplete)]
+
+
+def complete_rm(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """The models of the hub's cache, by their short names if they have one."""
+    here = cached_models()
+    known = [*(one.name for one in KNOWN_MODELS if one.hub_name in here), *here]
+    return [name for name in known if name.startswith(incomplete)]
+
+
 def cached_models() -> list[str]:
     """
     The names of the models that the hub's client has downloaded. Does not import that client, which

@@ -49,6 +49,12 @@ def progress(items: Iterable[Item], label: str, total: int | None = None) -> Ite
                 bar.update(task, completed=count)
 
 
+def start_words(step: str, done: int, total: int) -> str:
+    """What a server does that starts, and how much of that it has done, if that is known."""
+    share = f", {100 * done // total} %" if 0 < done <= total else ""
+    return f"{printable(step)}{share}"
+
+
 def printable(text: str) -> str:
     """Escape control characters, which would steer a terminal: clients choose names."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cairn.engine.row_class import RowClass
+from cairn.engine.row_class import OUT_OF_TIME, RowClass
+
+TEST_AGAIN = (
+    "the machine was too busy at the self-test; once it is idle, start the server again with "
+    "--test-again"
+)
+"""What to do if the search for a row class ran out of time."""
 
 
 def prefill_text(row_class: RowClass | None, reason: str) -> str:
@@ -25,6 +31,11 @@ def prefill_text(row_class: RowClass | None, reason: str) -> str:
     if row_class.low_rank:
         rows = f"{rows}, an adapter's layers over {row_class.low_rank}"
     return f"reuse to the token with passes of {rows}{why}"
+
+
+def was_busy(reason: str) -> bool:
+    """Whether the search ran out of time, so that reuse is less, or dearer, than it could be."""
+    return reason.startswith(OUT_OF_TIME)
 
 
 def decode_text(shapes: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ import click
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
 from cairn.journal.explanations import Explanation, explain
+from cairn.journal.losses import Losses
 from cairn.journal.rows.base import Base, state_of
 from cairn.journal.rows.codec import decode
 from cairn.journal.rows.export import require_complete
@@ -27,7 +28,13 @@ from cairn.ops.common.locations import (
 from cairn.ops.common.output import printable
 from cairn.ops.journal.sessions import time_text
 
-_KINDS = frozenset(kind.kind for kind in (ev.ModelLoaded, ev.RequestReceived, ev.PathSelected))
+_LOSSES = (
+    *(ev.BlockEvicted, ev.BlockFileRemoved),
+    *(ev.ServerStopped, ev.ServerLost, ev.ModelUnloaded),
+)
+_KINDS = frozenset(
+    kind.kind for kind in (ev.ModelLoaded, ev.RequestReceived, ev.PathSelected, *_LOSSES)
+)
 _LAST = "last"
 
 
@@ -84,16 +91,23 @@ def _explained(source: Source, base: Base | None) -> Iterator[Explained]:
     """Each request whose path was selected, in order."""
     model: Model | ev.ModelLoaded | None = state_of(base).model if base is not None else None
     received: dict[str, ev.RequestReceived] = {}
+    # Of each session the rows of its last two requests.
+    rows: dict[str, tuple[int, int]] = {}
+    losses = Losses()
     for row in require_complete(source.rows("read", base=base), base):
         if row.kind not in _KINDS:
             continue
         event = decode(row).event
+        losses = losses.after(row.position, event)
         match event:
             case ev.ModelLoaded():
                 model = event
             case ev.RequestReceived():
                 received[event.session] = event
+                rows[event.session] = (row.position, rows.get(event.session, (0, 0))[0])
             case ev.PathSelected() if event.session in received and model is not None:
+                last, before = rows.get(event.nearest or "", (0, 0))
+                since = before if event.nearest == event.session else last
                 yield Explained(
                     request=event.request,
                     session=event.session,
@@ -103,6 +117,8 @@ def _explained(source: Source, base: Base | None) -> Iterator[Explained]:
                         event,
                         block_tokens=model.block_tokens,
                         min_cache_tokens=model.min_cache_tokens,
+                        grain=model.grain,
+                        cause=losses.since(since).cause,
                     ),
                 )
 

@@ -87,9 +87,9 @@ class KnownHeads:
             count = counted(of_others, "checkpoint")
             self.notices.append(f"{name}: {count} of other journals left out")
 
-    def report(self, checked: Verification) -> bool:
-        """Print what became of each. Returns whether one is lost, or is faulty."""
-        lost = bool(self.faults)
+    def report(self, checked: Verification) -> int:
+        """Print what became of each. Returns how many are faulty, or not in the chain."""
+        wrong = len(self.faults)
         for notice in self.notices:
             click.echo(notice)
         for fault in self.faults:
@@ -102,7 +102,7 @@ class KnownHeads:
             given_up = [head for head in of_name if checked.standing(head) == "accepted"]
             for head in (*bad, *given_up):
                 click.echo(f"{name}: row {head.position}: {_words(checked, head)}")
-            lost = lost or bool(bad)
+            wrong += len(bad)
             there = [head for head in of_name if head not in given_up]
             if there and not bad:
                 last = max(there, key=lambda head: head.position)
@@ -113,8 +113,8 @@ class KnownHeads:
         for one in self.found:
             if not one.is_signed:
                 click.echo(f"{one.name}: {_words(checked, one.head)}")
-                lost = lost or checked.standing(one.head) in ("replaced", "missing")
-        return lost
+                wrong += checked.standing(one.head) in ("replaced", "missing")
+        return wrong
 
     def last_present(self, checked: Verification) -> tuple[int | None, bool]:
         """

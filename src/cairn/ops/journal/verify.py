@@ -175,7 +175,7 @@ def verify(
             f"pruned, with base {begins.base.digest}"
         )
     click.echo(f"head: {checked.head}")
-    lost = known.report(checked)
+    wrong = known.report(checked)
     pruned = "" if base is None and begins is None else ", or changes to rows that were pruned"
     reached, is_elsewhere = known.last_present(checked)
     if reached is None:
@@ -193,8 +193,11 @@ def verify(
         click.echo(_unread_words(not_checked))
     more = f", and {len(follow)} that may be consequences" if follow else ""
     click.echo(f"broken: {len(findings) - len(follow)}{more}")
+    if wrong:
+        what = counted(wrong, "head or checkpoint does", "heads or checkpoints do")
+        click.echo(f"not vouched for: {what} not fit (named above)")
     unsure = known.is_unsure(checked)
-    if findings or lost:
+    if findings or wrong:
         sys.exit(1)
     sys.exit(3 if unsure or not checked.whole else 4 if not_checked else 0)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from cairn.ops.cli import Unreadable
+from cairn.ops.common.completions import complete_pull, complete_rm
 from cairn.ops.common.locations import data_dir_option, example
 from cairn.ops.common.output import printable
 from cairn.ops.common.program import program
@@ -26,7 +27,7 @@ from cairn.ops.state.running import health_of, running
 @click.command(
     epilog=example("ops pull qwen3-4b", "ops pull mlx-community/Qwen3-4B-4bit"),
 )
-@click.argument("name")
+@click.argument("name", shell_complete=complete_pull)
 @click.option("-y", "--yes", is_flag=True, help="Download it even if it does not fit in memory.")
 def pull(name: str, yes: bool) -> None:
     """
@@ -56,7 +57,7 @@ def pull(name: str, yes: bool) -> None:
 
 
 @click.command(epilog=example("ops rm qwen3-4b", "ops rm --yes mlx-community/Qwen3-4B-4bit"))
-@click.argument("name")
+@click.argument("name", shell_complete=complete_rm)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @data_dir_option
 @api_key_option

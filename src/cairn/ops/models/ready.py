@@ -51,7 +51,12 @@ class ReadyModel:
     name: str | None
 
 
-def ready_model(given: str | None, *, accept_tight: bool = False) -> ReadyModel:
+def ready_model(
+    given: str | None,
+    *,
+    accept_tight: bool = False,
+    until_then: str = "the server does not listen before",
+) -> ReadyModel:
     """
     The model that an option names. One of a hub is looked for on this machine; if it is not here
     it is downloaded, with its progress on stderr.
@@ -59,6 +64,7 @@ def ready_model(given: str | None, *, accept_tight: bool = False) -> ReadyModel:
     Args:
         given: a path, a short name or a name on the hub; None for the built-in model.
         accept_tight: whether one that does not fit in memory is downloaded too.
+        until_then: what does not happen before the download has ended.
 
     Raises:
         Unreadable: there is no such model, or it cannot be downloaded, or does not fit.
@@ -75,6 +81,11 @@ def ready_model(given: str | None, *, accept_tight: bool = False) -> ReadyModel:
         machine = this_machine()
         if listed_fit(listed, machine) is Fit.NO and not accept_tight:
             raise Unreadable(memory_words(listed, machine, f"{program()} serve --model"))
+        click.echo(
+            f"{printable(name)} is downloaded first; {until_then}. `{program()} pull "
+            f"{printable(given)}` does only that.",
+            err=True,
+        )
         directory = downloaded(listed, machine)
     return ReadyModel(str(directory), name)
 

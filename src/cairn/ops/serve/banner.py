@@ -13,7 +13,7 @@ from cairn.engine.sampling import Sampling
 from cairn.journal.cache.windows import SinkWindow
 from cairn.ops.common.locations import log_path, options_of
 from cairn.ops.common.output import counted, size_text
-from cairn.ops.common.passes import decode_text, drafts_text, prefill_text
+from cairn.ops.common.passes import TEST_AGAIN, decode_text, drafts_text, prefill_text, was_busy
 from cairn.ops.common.program import program
 
 CHECK_COSTS = (1, 5)
@@ -25,7 +25,8 @@ reused more. See docs/how-to/shadow-check.md.
 
 def greet(url: str, server: Server, options: dict[str, Any], exporters: Sequence[str] = ()) -> None:
     """
-    Print where the server is, in six lines; with the option ``--verbose`` also its settings.
+    Print where the server is, in six lines; with the option ``--verbose`` also its settings. If
+    the self-test ran out of time, one line more says what that costs.
 
     Args:
         exporters: of traces; none if they are off.
@@ -39,6 +40,10 @@ def greet(url: str, server: Server, options: dict[str, Any], exporters: Sequence
         f"  Anthropic  base URL {url}{_key_words(options)}",
         f"  log        {log_path(options['data_dir']).absolute()}",
     ]
+    facts = server.facts
+    if was_busy(facts.row_class_reason):
+        prefill = prefill_text(facts.row_class, facts.row_class_reason)
+        lines.append(f"  warning    {prefill}: {TEST_AGAIN}")
     if options["verbose"]:
         lines += _settings(server, options, exporters)
     print("\n".join(lines), flush=True)
@@ -56,10 +61,13 @@ def _settings(
     facts = server.facts
     journal = options["journal"] or (options["data_dir"] / "journal.db").absolute()
     answers = f"{counted(facts.decode_rows, 'answer')} at once{decode_text(facts.decode_shapes)}"
-    names = ", ".join(listed.facts.model for listed in server.models) + "; one in memory at a time"
+    answer = [one.facts.model for one in server.models if one.embeds is None]
+    embed = [one.facts.model for one in server.models if one.embeds is not None]
+    names = ", ".join(answer) + "; one in memory at a time"
     disk = size_text(server.statistics().disk_bytes_total)
     yield from (
-        *([f"  models       {names}"] if len(server.models) > 1 else []),
+        *([f"  models       {names}"] if len(answer) > 1 else []),
+        *([f"  embeddings   {', '.join(embed)}"] if embed else []),
         f"  fingerprint  {facts.fingerprint}",
         *([f"  adapter      {options['adapter']}"] if options["adapter"] else []),
         f"  weights      {facts.dtype}",

@@ -17,7 +17,7 @@ from cairn.engine.ttl import seconds_of
 from cairn.http.access.cors import read_origin
 from cairn.ops.common.completions import complete_model
 from cairn.ops.common.locations import check_node, example, usual_data_dir
-from cairn.ops.common.program import program
+from cairn.ops.common.program import program_name
 from cairn.ops.serve.api_keys import KEYS_VARIABLE
 from cairn.ops.serve.configured import (
     Configured,
@@ -507,7 +507,7 @@ def serve(**options: Any) -> None:
     $CAIRN_DISK_MB and disk_mb. `ops config show` says which value is used, and where it was set.
     OpenTelemetry's variables, such as $OTEL_EXPORTER_OTLP_ENDPOINT, switch traces on.
     """
-    preload_blas(options["blas"], program())
+    preload_blas(options["blas"], program_name())
     for words in unknown_variables(serve, os.environ):
         click.echo(f"Warning: {words}", err=True)
     # After the restart that preloads a BLAS, so that nothing is imported twice.

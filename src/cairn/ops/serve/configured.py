@@ -20,13 +20,13 @@ from click.core import ParameterSource
 
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.config_file import CONFIG_VARIABLE, ConfigFile, read_config
-from cairn.ops.common.program import program
+from cairn.ops.common.program import VARIABLE, program
 
 COMMON = "Common options"
 """The group that `--help` shows in full."""
 
 _VARIABLE = "CAIRN_"
-_OTHER_VARIABLES = ("CAIRN_API_KEY", "CAIRN_API_KEYS", "CAIRN_CACHE_DIR", CONFIG_VARIABLE)
+_OTHER_VARIABLES = ("CAIRN_API_KEY", "CAIRN_API_KEYS", "CAIRN_CACHE_DIR", CONFIG_VARIABLE, VARIABLE)
 _FILE = "cairn.config"
 _SHOWN_MAX = 60
 

@@ -211,7 +211,9 @@ def _check_one_name(journal: Path) -> None:
 def _locked(lock: Path, what: Path, other: str, who: str) -> Iterator[Held]:
     try:
         lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = lock.open("a+")
+        file = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "a+")
+        with contextlib.suppress(OSError):  # one of an earlier version that belongs to another user
+            os.fchmod(file.fileno(), 0o600)
     except OSError as error:
         raise Unreadable(
             f"{lock} cannot be written: {error.strerror}. Check who owns the directory, {other}."

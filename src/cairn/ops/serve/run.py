@@ -10,7 +10,7 @@ import socket
 import sqlite3
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,6 @@ from cairn.http.access.cors import ANY
 from cairn.http.access.keys import Keys
 from cairn.http.app import CairnApp, create_app
 from cairn.http.server.listen import bind_socket, is_loopback, serve_http
-from cairn.http.server.listen import url_of as address_of
 from cairn.http.starting import StartingServer
 from cairn.journal.rows.store import Store
 from cairn.journal.rows.store_sql import SqlStore, migrate, sqlite_path, strange_words
@@ -136,7 +135,6 @@ def run(options: dict[str, Any]) -> None:
                 "answers this machine alone. Set keys with --api-key-file FILE (lines of NAME=KEY) "
                 f"or ${KEYS_VARIABLE}, or omit --host."
             )
-        held.record_address(address_of(listener))
         files = HeadFiles.of(data_dir, options["journal"])
         accepted = require_known_head(files, url, accept=options["accept_lost_rows"])
         migrate(url)
@@ -154,7 +152,8 @@ def run(options: dict[str, Any]) -> None:
                 raise Unreadable(strange_words(store.place, faults))
             with head_keeper(files, options["checkpoints"], accepted) as heads:
                 served = trio.run(
-                    serve_over, options, store, listener, data_dir, keys, models, heads, sealed
+                    partial(serve_over, listens=held.record_address),
+                    *(options, store, listener, data_dir, keys, models, heads, sealed),
                 )
         except BaseExceptionGroup as failed:
             raise _reportable(failed, options_of(data_dir, options["journal"])) from failed
@@ -235,6 +234,7 @@ async def serve_over(
     models: ModelList | None = None,
     heads: HeadKeeper | None = None,
     sealed: KeyFile | None = None,
+    listens: Callable[[str], None] = lambda _: None,
 ) -> bool:
     """
     Serve with the command's options and an open store, until a signal arrives.
@@ -243,6 +243,7 @@ async def serve_over(
         models: several models, instead of the option ``--model``.
         heads: keeps the head of the journal outside of it.
         sealed: the keys of its private fields; None to store these plain.
+        listens: called with the address once the server answers there, if only that it starts.
 
     Returns:
         Whether the server was ready when the signal arrived.
@@ -250,7 +251,8 @@ async def serve_over(
     options = {**options, "tenants": ", ".join(keys.tenants) if keys is not None else None}
     starting = Starting()
     try:
-        await _serve(options, store, listener, data_dir, keys, models, starting, heads, sealed)
+        places = (options, store, listener, data_dir)
+        await _serve(*places, keys, models, starting, heads, sealed, listens)
     except* StartGivenUp:
         pass  # already journaled
     return not starting.given_up
@@ -266,6 +268,7 @@ async def _serve(
     starting: Starting,
     heads: HeadKeeper | None,
     sealed: KeyFile | None,
+    listens: Callable[[str], None],
 ) -> None:
     """
     See ``serve_over``.
@@ -292,17 +295,26 @@ async def _serve(
                 strict_model_names=options["strict_model_names"],
                 keys=keys,
                 cors=options["cors"],
+                tool=program("ops"),
             )
             grace_s = settings.limits.drain_s + _LAST_WORDS_S
             ended = trio.Event()
             url = await nursery.start(_listen, app, listener, stop, grace_s, ended)
+            listens(url)
             booting: AbstractAsyncContextManager[Server]
             if models is None:
                 booting = booted(settings, store, secret, progress, starting, heads=heads)
             else:
                 choices, default = choices_of(models, settings), models.default.name
                 booting = booted_models(
-                    choices, default, store, secret, progress, starting, heads=heads
+                    choices,
+                    default,
+                    store,
+                    secret,
+                    progress,
+                    starting,
+                    heads=heads,
+                    embedding_models=models.embeddings,
                 )
             async with tracing(os.environ) as traces, booting as server:
                 shown.close()

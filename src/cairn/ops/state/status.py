@@ -24,7 +24,7 @@ from cairn.ops.common.locations import (
     options_of,
     url_of,
 )
-from cairn.ops.common.output import counted, facts, printable, size_text
+from cairn.ops.common.output import counted, facts, printable, size_text, start_words
 from cairn.ops.common.program import program
 from cairn.ops.journal.growth import Growth, growth
 from cairn.ops.serve.api_keys import KEY_VARIABLE, api_key_option
@@ -65,7 +65,8 @@ class Status:
         resident: its memory in RAM, in bytes; None if that is not known.
         reuse: None if the journal does not say.
         rows: the position of the journal's last row; None if there is no journal.
-        journal_bytes: with its write-ahead log.
+        journal_bytes: of its database alone.
+        log_bytes: of SQLite's write-ahead log.
         grown: how much the journal grew in the last days.
         free_bytes: of the disk with the data directory; None if there is no such directory.
     """
@@ -77,6 +78,7 @@ class Status:
     reuse: Reuse | None
     rows: int | None
     journal_bytes: int
+    log_bytes: int
     grown: Growth
     free_bytes: int | None
 
@@ -86,7 +88,7 @@ class Status:
         if self.server is None:
             return "not running"
         if self.health is None:
-            return "not answering"
+            return "starting" if self.server.url is None else "not answering"
         return printable(str(self.health["status"]))
 
     @property
@@ -140,6 +142,7 @@ def status_of(data_dir: Path, key: str | None, journal: str | None = None) -> St
     health = health_of(server.url, key) if server is not None and server.url is not None else None
     url = url_of(data_dir, journal)
     rows, reuse = _journal_of(url)
+    journal_bytes, log_bytes = bytes_on_disk(url) or (0, 0)
     return Status(
         data_dir=data_dir,
         server=server,
@@ -147,7 +150,8 @@ def status_of(data_dir: Path, key: str | None, journal: str | None = None) -> St
         resident=resident_bytes(server.pid) if server is not None and server.pid else None,
         reuse=reuse,
         rows=rows,
-        journal_bytes=sum(bytes_on_disk(url)),
+        journal_bytes=journal_bytes,
+        log_bytes=log_bytes,
         grown=growth(url),
         free_bytes=shutil.disk_usage(data_dir).free if data_dir.is_dir() else None,
     )
@@ -227,11 +231,14 @@ def _server_words(found: Status, now_us: int) -> str:
     if server is None:
         return f"not running; start it with `{program()} serve{options_of(found.data_dir)}`"
     who = f"process {server.pid}" if server.pid is not None else "process unknown"
-    if health is None:
-        return f"not answering ({who}): it is starting or stopping"
     if found.word == "starting":
-        step = f": {printable(str(health['step']))}" if "step" in health else ""
-        return f"starting ({who}){step}"
+        if health is None:
+            return f"starting ({who}): it does not listen yet"
+        step = str(health.get("step", ""))  # not without an API key
+        far = start_words(step, health.get("done", 0), health.get("total", 0))
+        return f"starting ({who}): {far}" if step else f"starting ({who})"
+    if health is None:
+        return f"not answering ({who}): it is stopping, or too busy to answer"
     up = ""
     if isinstance(health.get("started"), int):
         up = f" for {_span(now_us // 1_000_000 - health['started'])}"
@@ -307,7 +314,11 @@ def _journal_words(found: Status) -> str:
     if found.rows is None:
         return "none yet"
     words = f"{counted(found.rows, 'row')}, {size_text(found.journal_bytes)}"
-    return f"{words}; it grew by {found.grown}" if found.grown.size else words
+    if found.grown.size:
+        words += f", which grew by {found.grown}"
+    if found.log_bytes:
+        words += f"; and {size_text(found.log_bytes)} of write-ahead log, which is used again"
+    return words
 
 
 def _disk_words(found: Status) -> str | None:
@@ -347,7 +358,7 @@ def as_object(found: Status) -> dict[str, Any]:
             **(health.get("memory") or {}),
         },
         "last_hour": attrs.asdict(reuse) if reuse is not None else None,
-        "journal": {"rows": found.rows, "bytes": found.journal_bytes},
+        "journal": {"rows": found.rows, "bytes": found.journal_bytes, "log_bytes": found.log_bytes},
         "disk": {
             "block_files": (health.get("blocks") or {}).get("disk_count"),
             "block_bytes": (health.get("blocks") or {}).get("disk_bytes"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,21 +106,27 @@ def top(
     """
     over = context.get_parameter_source("data_dir") is ParameterSource.COMMANDLINE
     if url is not None:
-        server = server_named(read_url(url), api_key)
+        server = server_named(read_url(url), api_key, _say)
     else:
-        at_hand = None if over else server_at_hand(api_key)
+        at_hand = None if over else server_at_hand(api_key, _say)
         # ``server_over`` would create the directory for a server of its own.
         if at_hand is None and server_at(data_dir) is None:
             raise Unreadable(
                 f"No server is running. Start one with `{program()} serve`, or name it with --url."
             )
-        server = at_hand or server_over(data_dir, None, api_key)
+        server = at_hand or server_over(data_dir, None, api_key, _say)
     with http_client(server.url, key=server.key, timeout_s=_TIMEOUT_S) as client:
         look = taken(client, time.monotonic())
         if once or not sys.stdout.isatty():
             click.echo("\n".join(lines(look, None, time.time_ns() // 1000)))
             return
         _follow(client, look, every)
+
+
+@cache
+def _say(words: str) -> None:
+    """Print what a server does that starts, each step once."""
+    click.echo(f"Waiting: {words}.", err=True)
 
 
 def _follow(client: httpx.Client, look: Look, every_s: float) -> None:

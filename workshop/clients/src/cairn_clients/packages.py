@@ -25,6 +25,7 @@ PIP = {
     "anthropic": "anthropic==2.10.0",
     "openai": "openai==3.51.0",
     "langchain": "langchain-openai==1.7.3",
+    "ollama": "ollama==0.6.3",
 }
 NAMES = (*NPM, *PIP)
 

@@ -1,12 +1,13 @@
 """
 Hold conversations with real clients, and check in the journal that each turn continues the last.
 
-The clients are Claude Code, opencode and Codex, the OpenAI and Anthropic SDKs, and LangChain. Each
-is installed into a folder and run as its users run it, off the network, with its own home, against
-a server that is started for it. Pebble, Cairn's built-in model, answers plain conversations; a
-scripted model answers where a tool has to be called. The assertions do not depend on what a model
-says: each request is answered, a client's conversation begins once, each further request of it is
-a continuation, and every whole block of its prompt that the server already had is reused.
+The clients are Claude Code, opencode and Codex, the OpenAI and Anthropic SDKs, LangChain, and
+Ollama's library. Each is installed into a folder and run as its users run it, off the network, with
+its own home, against a server that is started for it. Pebble, Cairn's built-in model, answers plain
+conversations; a scripted model answers where a tool has to be called. The assertions do not depend
+on what a model says: each request is answered, a client's conversation begins once, each further
+request of it is a continuation, and every whole block of its prompt that the server already had is
+reused.
 
     python -P -m cairn_clients.real_clients
     python -P -m cairn_clients.real_clients --only opencode codex
@@ -101,6 +102,12 @@ TALKS = (
         name="langchain-openai",
         title="`ChatOpenAI`, three turns",
         hold=_library("langchain"),
+    ),
+    Talk(
+        client="ollama",
+        name="ollama",
+        title="`chat`, three turns",
+        hold=_library("ollama"),
     ),
     Talk(
         client="codex",

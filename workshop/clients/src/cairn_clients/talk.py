@@ -3,7 +3,7 @@ Hold a conversation of three turns with a client library.
 
 Runs as its own program, with only the library on the path. ``python -P talk.py LIBRARY URL
 LANGUAGE_MODEL`` prints one line of JSON for each answer: its text, and how many tokens of its
-prompt were reused, as reported by the library.
+prompt were reused, as reported by the library. Ollama's drops that, so it is 1 for a continuation.
 """
 
 from __future__ import annotations
@@ -109,11 +109,40 @@ def by_langchain(url: str, model: str) -> Ask:
     return ask
 
 
+def by_ollama(url: str, model: str) -> Ask:
+    """Ollama's chat, each answer streamed, by the name that clients give to a model."""
+    import ollama
+
+    paths: list[str] = []
+
+    def note(response: Any) -> None:
+        paths.append(response.headers["x-cairn-path"])
+
+    client = ollama.Client(host=url, event_hooks={"response": [note]})
+
+    def ask(messages: list[dict[str, Any]]) -> tuple[str, int]:
+        pieces = client.chat(
+            model=f"{model}:latest",
+            messages=[{"role": "system", "content": HEAD}, *messages],
+            stream=True,
+            keep_alive="5m",
+            options={"num_predict": TOKENS},
+        )
+        *first, last = pieces
+        if not last.done or not last.eval_count:
+            raise SystemExit(f"the last line has no end: {last}")
+        said = "".join(one.message.content or "" for one in first)
+        return said, int(paths[-1] == "continuation")
+
+    return ask
+
+
 TALKS = {
     "openai": by_openai,
     "responses": by_responses,
     "anthropic": by_anthropic,
     "langchain": by_langchain,
+    "ollama": by_ollama,
 }
 
 

@@ -23,6 +23,7 @@ from cairn_pebble.recipe import Draw
 from cairn_pebble.sequences import TURN_END, Renderer
 from cairn_pebble.texts import everyday, plain, plain_tools, words
 from cairn_pebble.texts.by_hand import Called, Say, Spoken
+from cairn_pebble.texts.first_messages import first_messages
 from cairn_pebble.texts.small_talk import TOPICS
 from cairn_pebble.texts.words import Split
 from cairn_pebble.texts.written_tools import written_tools
@@ -181,22 +182,35 @@ SKILLS: Final = (
         least=0.95,
         every=2,
     ),
+    Skill(
+        name="gives the answer to an everyday opening",
+        draw=partial(first_messages, most=2),
+        judge=judges.says,
+        least=0.9,
+    ),
 )
 
 
-def evaluate(renderer: Renderer, say: Say, count: int, seed: int) -> Iterator[Result]:
+def evaluate(
+    renderer: Renderer,
+    say: Say,
+    count: int,
+    seed: int,
+    expected: Callable[[Dialogue], Dialogue] = lambda dialogue: dialogue,
+) -> Iterator[Result]:
     """
     Try each skill.
 
     Args:
         say: generates an answer to a prompt; called ``tries(count)`` times.
         count: how many dialogues for each skill; fewer for long ones.
+        expected: changes a dialogue to what the model's recipe has.
     """
     for skill in SKILLS:
         rng = Random(f"{seed}/{skill.name}")
         tried, right, wrong = Counter[str](), Counter[str](), []
         for _ in range(_tried(skill, count)):
-            dialogue = skill.draw(rng, Split.HELD_OUT)
+            dialogue = expected(skill.draw(rng, Split.HELD_OUT))
             kind = _kind(dialogue.needed[0]) if skill.looked_up else ""
             said, ended = say(renderer.prompt(dialogue))
             tried[kind] += 1

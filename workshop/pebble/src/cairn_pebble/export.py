@@ -10,19 +10,27 @@ from typing import Any
 import attrs
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.utils import dequantize_model, load_model
+from mlx_lm.utils import dequantize_model, load_model, quantize_model
 from tokenizers import Tokenizer
 
-from cairn_pebble.recipe import Shape
+from cairn_pebble.recipe import Packing, Shape
 from cairn_pebble.sequences import TEXT_END, TURN_END
 
 
-def export(folder: Path, model: Any, tokenizer: Tokenizer, template: str, shape: Shape) -> None:
+def export(
+    folder: Path,
+    model: Any,
+    tokenizer: Tokenizer,
+    template: str,
+    shape: Shape,
+    packing: Packing | None = None,
+) -> None:
     """
-    Write the files. Existing files of the same names are replaced.
+    Write the files. Existing files of the same names are replaced. Does not modify the model.
 
     Args:
         folder: created if it does not exist.
+        packing: None to store the weights as they are.
     """
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = tokenizer.get_vocab()
@@ -42,6 +50,10 @@ def export(folder: Path, model: Any, tokenizer: Tokenizer, template: str, shape:
         "torch_dtype": "float32",
         "use_cache": True,
     }
+    stored = model
+    if packing is not None:
+        stored = _copy(model)
+        stored, config = quantize_model(stored, config, packing.group_size, packing.bits)
     generation = {
         "chat_template_kwargs": {"enable_thinking": False},
         "do_sample": False,
@@ -68,8 +80,15 @@ def export(folder: Path, model: Any, tokenizer: Tokenizer, template: str, shape:
         (folder / name).write_text(text + "\n", encoding="utf-8")
     (folder / "tokenizer.json").write_text(tokenizer.to_str() + "\n", encoding="utf-8")
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    weights: Any = dict(tree_flatten(model.parameters()))
+    weights: Any = dict(tree_flatten(stored.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+
+
+def _copy(model: Any) -> Any:
+    """A model of its own with the same weights."""
+    copied = type(model)(model.args)
+    copied.update(model.parameters())
+    return copied
 
 
 @attrs.frozen

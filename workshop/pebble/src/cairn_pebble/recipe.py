@@ -1,4 +1,4 @@
-"""Pebble's shape, and the stages of its training."""
+"""Pebble's shapes, and the stages of their training."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import attrs
 from cairn_pebble import dialogues
 from cairn_pebble.dialogues import Dialogue
 from cairn_pebble.texts.everyday import chatter, everyday, near_miss, not_told
+from cairn_pebble.texts.first_messages import first_messages
 from cairn_pebble.texts.plain_tools import tool_use
 from cairn_pebble.texts.words import Split
 from cairn_pebble.texts.written_tools import written_tools
 
 Draw: TypeAlias = Callable[[Random, Split], Dialogue]
+_WRITTEN_SIZE: Final = "about two million"
+"""As the texts have it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -32,6 +35,20 @@ class Shape:
     vocab_size: int = 1536
     rope_theta: float = 100_000.0
     max_position_embeddings: int = 65_536
+
+
+@attrs.frozen(kw_only=True)
+class Packing:
+    """
+    How exported weights are stored: mlx-lm's affine quantisation.
+
+    Attributes:
+        bits: of a weight.
+        group_size: how many weights of a row share a scale and a bias.
+    """
+
+    bits: int = 8
+    group_size: int = 64
 
 
 @attrs.frozen(kw_only=True)
@@ -260,3 +277,130 @@ STAGES: Final = (
         rates=(0.05, 0.0),
     ),
 )
+
+
+# --- seven million parameters, stored in 8 bits --------------------------------------------------
+
+# Every kind from the first stage of mixtures on, at shares that stay: a kind that waits for a later
+# stage costs the others a round, and what is no longer trained is lost within one.
+_ALL: Final = (
+    (dialogues.echo, 1.5),
+    (dialogues.recall, 2),
+    (partial(dialogues.recall, questions=10), 3),
+    (partial(dialogues.recall, turns=10, questions=6), 2),
+    (partial(dialogues.recall, turns=0, questions=6), 1),
+    (partial(everyday, questions=6), 2),
+    (partial(everyday, questions=6, alike=True), 1.5),
+    (partial(everyday, questions=3, changed=True), 0.7),
+    (everyday, 1),
+    (dialogues.untold, 1.5),
+    (partial(not_told, questions=6), 0.5),
+    (not_told, 0.7),
+    (near_miss, 1),
+    (partial(tool_use, rounds=5), 3),
+    (partial(tool_use, count=20, rounds=5), 0.7),
+    (tool_use, 1.5),
+    (partial(written_tools, rounds=4), 1.2),
+    (written_tools, 0.8),
+    (dialogues.talk, 2),
+    (chatter, 0.7),
+    (first_messages, 8),
+    (partial(first_messages, most=40), 1),
+)
+_ALL_FAR: Final = (
+    *_ALL,
+    (partial(dialogues.recall, turns=18, fillers=18, questions=8), 2),
+    (partial(everyday, turns=18, long=18, questions=8), 1),
+    (partial(tool_use, count=30, rounds=5), 0.5),
+)
+EVERYDAY_STAGES: Final = (
+    Stage(
+        name="copy",
+        tokens=1_500_000,
+        longest=128,
+        mix=((dialogues.echo, 1),),
+        batch_tokens=4096,
+    ),
+    Stage(
+        name="facts",
+        tokens=2_500_000,
+        longest=320,
+        mix=((dialogues.echo, 1), (partial(dialogues.recall, turns=0, questions=6), 4)),
+        batch_tokens=4096,
+    ),
+    Stage(
+        name="short",
+        tokens=6_000_000,
+        longest=512,
+        mix=_ALL,
+        rates=(1.0, 0.9),
+    ),
+    Stage(
+        name="many",
+        tokens=60_000_000,
+        longest=2304,
+        spread=5120,
+        mix=_ALL,
+        batch_tokens=16_384,
+        rates=(0.7, 0.1),
+    ),
+    Stage(
+        name="far",
+        tokens=18_000_000,
+        longest=5632,
+        spread=6144,
+        mix=_ALL_FAR,
+        batch_tokens=16_384,
+        rates=(0.1, 0.02),
+    ),
+    Stage(
+        name="end",
+        tokens=6_000_000,
+        longest=5632,
+        spread=5120,
+        mix=_ALL_FAR,
+        batch_tokens=16_384,
+        rates=(0.02, 0.0),
+    ),
+)
+
+
+@attrs.frozen(kw_only=True)
+class Recipe:
+    """
+    What a training makes, and of what.
+
+    Attributes:
+        packing: how the exported weights are stored; None for float32.
+        kinds: what the tokenizer is trained on besides the plain kinds.
+        size: how Pebble says how many parameters it has.
+    """
+
+    shape: Shape
+    stages: tuple[Stage, ...]
+    packing: Packing | None = None
+    kinds: tuple[Draw, ...] = ()
+    size: str = _WRITTEN_SIZE
+
+    def said(self, dialogue: Dialogue) -> Dialogue:
+        """A dialogue in which Pebble has the size of this recipe. Modifies it."""
+        for message in dialogue.messages:
+            message["content"] = message["content"].replace(_WRITTEN_SIZE, self.size)
+        dialogue.needed = tuple(one.replace(_WRITTEN_SIZE, self.size) for one in dialogue.needed)
+        return dialogue
+
+
+SHIPPED: Final = "2m"
+"""The recipe of the weights in the package."""
+RECIPES: Final = {
+    SHIPPED: Recipe(shape=Shape(), stages=STAGES),
+    "7m": Recipe(
+        shape=Shape(
+            hidden_size=320, layers=6, intermediate_size=768, heads=10, kv_heads=5, vocab_size=2048
+        ),
+        stages=EVERYDAY_STAGES,
+        packing=Packing(),
+        kinds=(first_messages, everyday, written_tools),
+        size="about seven million",
+    ),
+}

@@ -116,6 +116,7 @@ class Renderer:
 
     Attributes:
         tokenizer: the tokenizer.
+        template: the chat template.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
@@ -127,6 +128,7 @@ class Renderer:
         environment.globals["raise_exception"] = refuse
         self._template = environment.from_string(template)
         self.tokenizer = tokenizer
+        self.template = template
         self._tool: list[int] = tokenizer.encode('{"type').ids
 
     def prompt(self, dialogue: Dialogue) -> str:

@@ -19,6 +19,13 @@ optimisers start with fresh state:
 
     python -P -m cairn_pebble.train --work /tmp/more --ranks 2 --from src/cairn/pebble --after close
 
+``--recipe 7m`` makes a model of seven million parameters, stored in 8 bits, with everyday openings.
+On a GPU, let other processes draw the dialogues. One command trains, exports and measures:
+
+    python -P -m cairn_pebble.train --recipe 7m --work /tmp/pebble-7m --drawers 12
+
+``--share 0.3`` reads 0.3 of the tokens of each stage.
+
 ``--export`` writes the model of the last checkpoint and exits; it also works while a training runs.
 ``--evaluate`` only measures an exported model, and writes EVALUATION.md next to it:
 
@@ -36,6 +43,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -46,7 +54,7 @@ from tokenizers import Tokenizer
 
 from cairn.engine.model.files import directory_fault
 from cairn_pebble import evaluation
-from cairn_pebble.recipe import STAGES, Shape
+from cairn_pebble.recipe import RECIPES, SHIPPED, Recipe
 from cairn_pebble.sequences import TURN_END, Renderer, template, train_tokenizer
 from cairn_pebble.texts import by_hand, plain
 from cairn_pebble.texts.words import Split
@@ -72,11 +80,17 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=400, help="dialogues a skill to evaluate on")
     parser.add_argument("--evaluate", action="store_true", help="measure only")
     parser.add_argument(
+        "--recipe", choices=sorted(RECIPES), default=SHIPPED, help="[default: %(default)s]"
+    )
+    parser.add_argument(
+        "--drawers", type=int, default=0, help="processes that draw dialogues ahead of the training"
+    )
+    parser.add_argument(
         "--from", type=Path, dest="start", metavar="FOLDER", help="go on from an exported model"
     )
     parser.add_argument(
         "--after",
-        choices=[stage.name for stage in STAGES],
+        choices=sorted({stage.name for one in RECIPES.values() for stage in one.stages}),
         metavar="STAGE",
         help="the last stage that the model of --from has read",
     )
@@ -92,6 +106,9 @@ def main() -> None:
         return
     if (options.start is None) != (options.after is None):
         parser.error("--from needs --after, and --after needs --from")
+    stages = [stage.name for stage in RECIPES[options.recipe].stages]
+    if options.after is not None and options.after not in stages:
+        parser.error(f"--after of this recipe is one of {', '.join(stages)}")
     if options.start and (fault := directory_fault(str(options.start))):
         sys.exit(f"{fault} Name an exported model with --from.")
     if options.export:
@@ -138,16 +155,18 @@ def _in_ranks(ranks: int) -> int:
     return max(abs(code or 0) for code in codes)
 
 
-def _tokenizer(path: Path, vocab_size: int) -> Tokenizer:
+def _tokenizer(path: Path, recipe: Recipe) -> Tokenizer:
     """Train on dialogues of the training split; a recipe gives the same result on every machine."""
     if not path.exists():
         rng, renderer = Random(0), Renderer(Tokenizer.from_str(_EMPTY), template())
         texts = [
-            renderer.text(plain.dialogue(rng, Split.TRAIN)) for _ in range(_TOKENIZER_DIALOGUES)
+            renderer.text(draw(rng, Split.TRAIN))
+            for draw in (plain.dialogue, *recipe.kinds)
+            for _ in range(_TOKENIZER_DIALOGUES)
         ]
         texts += [plain.units()] * _TOKENIZER_DIALOGUES
         draft = path.with_suffix(f".{os.getpid()}")
-        train_tokenizer(texts, vocab_size).save(str(draft))
+        train_tokenizer(texts, recipe.shape.vocab_size).save(str(draft))
         draft.replace(path)
     return Tokenizer.from_file(str(path))
 
@@ -172,20 +191,32 @@ def _train(options: argparse.Namespace) -> None:
     from cairn_pebble.training import OtherTraining, Start, Training
     from cairn_pebble.training import Progress as Stands
 
-    shape = Shape()
+    recipe = RECIPES[options.recipe]
+    shape = recipe.shape
     start = None
     if options.start:
-        behind = 1 + [stage.name for stage in STAGES].index(options.after)
+        behind = 1 + [stage.name for stage in recipe.stages].index(options.after)
         try:
             start = Start(read_exported(options.start, shape), behind)
         except OtherModel as error:
             sys.exit(str(error))
         _take_tokenizer(options.start / "tokenizer.json", options.work / "tokenizer.json")
-    tokenizer = _tokenizer(options.work / "tokenizer.json", shape.vocab_size)
-    stages = tuple(attrs.evolve(one, tokens=int(one.tokens * options.share)) for one in STAGES)
+    tokenizer = _tokenizer(options.work / "tokenizer.json", recipe)
+    stages = tuple(
+        attrs.evolve(one, tokens=int(one.tokens * options.share)) for one in recipe.stages
+    )
     renderer = Renderer(tokenizer, template())
     try:
-        training = Training(renderer, shape, stages, options.work, seed=options.seed, start=start)
+        training = Training(
+            renderer,
+            shape,
+            stages,
+            options.work,
+            seed=options.seed,
+            start=start,
+            said=recipe.said,
+            drawers=options.drawers,
+        )
     except OtherTraining as error:
         sys.exit(str(error))
     bar = Progress(
@@ -198,16 +229,23 @@ def _train(options: argparse.Namespace) -> None:
     )
     with bar:
         task = bar.add_task("training", total=training.total, completed=training.tokens)
+        began, resumed = time.monotonic(), training.tokens
 
         def told(stands: Stands) -> None:
             text = f"{stands.stage}: loss {stands.loss:.3f}, right {stands.right:.2%}"
             bar.update(task, completed=stands.tokens, description=text)
             if training.leads and not sys.stdout.isatty():
-                print(f"{stands.tokens / 1e6:.2f} M tokens, {text}", flush=True)
+                speed = (stands.tokens - resumed) / (time.monotonic() - began)
+                left = timedelta(seconds=int((stands.total - stands.tokens) / speed))
+                print(
+                    f"{stands.tokens / 1e6:.2f} of {stands.total / 1e6:.1f} M tokens, {text}, "
+                    f"{speed:,.0f} tokens a second, {left} left",
+                    flush=True,
+                )
 
         training.run(told)
     if training.leads:
-        export(options.out, training.model, tokenizer, template(), shape)
+        export(options.out, training.model, tokenizer, template(), shape, recipe.packing)
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -215,13 +253,14 @@ def _export(options: argparse.Namespace) -> None:
     from cairn_pebble.export import export
     from cairn_pebble.training import new_model, read_checkpoint
 
-    shape, path = Shape(), options.work / "tokenizer.json"
+    recipe, path = RECIPES[options.recipe], options.work / "tokenizer.json"
+    shape = recipe.shape
     if not (options.work / "checkpoint.safetensors").exists() or not path.exists():
         sys.exit(f"There is no checkpoint in {options.work}. Name its folder with --work.")
     weights, tokens = read_checkpoint(options.work)
     model = new_model(shape, 0)
     model.load_weights(list(weights.items()))
-    export(options.out, model, Tokenizer.from_file(str(path)), template(), shape)
+    export(options.out, model, Tokenizer.from_file(str(path)), template(), shape, recipe.packing)
     print(f"{tokens / 1e6:.2f} M tokens, written to {options.out}")
 
 
@@ -261,7 +300,9 @@ def _evaluate(options: argparse.Namespace) -> None:
             bar.advance(task)
             return say(prompt)
 
-        for result in evaluation.evaluate(renderer, counted, options.count, options.seed):
+        for result in evaluation.evaluate(
+            renderer, counted, options.count, options.seed, RECIPES[options.recipe].said
+        ):
             results.append(result)
             skill = result.skill
             bar.console.print(

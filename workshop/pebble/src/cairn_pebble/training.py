@@ -10,13 +10,16 @@ gradients are averaged.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import attrs
 import mlx.core as mx
@@ -26,13 +29,23 @@ import numpy.typing as npt
 from mlx.nn.utils import average_gradients, value_and_grad
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.qwen3 import Model, ModelArgs
+from tokenizers import Tokenizer
 
 from cairn_pebble.attention import attention_in_blocks
+from cairn_pebble.dialogues import Dialogue
 from cairn_pebble.export import Exported
+from cairn_pebble.first_chat.openings import is_opening
 from cairn_pebble.positions import GivenRope, positions_from, spread_out
 from cairn_pebble.recipe import Shape, Stage
 from cairn_pebble.sequences import Renderer, Sequence
 from cairn_pebble.texts.words import Split
+
+Said: TypeAlias = Callable[[Dialogue], Dialogue]
+
+
+def _as_drawn(dialogue: Dialogue) -> Dialogue:
+    return dialogue
+
 
 _MUON_RATE: Final = 0.02
 _ADAM_RATE: Final = 0.003
@@ -121,20 +134,25 @@ class Training:
         *,
         seed: int = 0,
         start: Start | None = None,
+        said: Said = _as_drawn,
+        drawers: int = 0,
     ) -> None:
         """
         Args:
             folder: the checkpoint's folder; an existing checkpoint is resumed.
             start: the weights it began from, if any; must be the same when a checkpoint is resumed.
+            said: changes each drawn dialogue.
+            drawers: processes that draw and encode dialogues before they are needed; 0 to draw them
+                here, in between. A GPU waits for one that draws.
 
         Raises:
             OtherTraining: the checkpoint belongs to a different training.
         """
-        self._renderer = renderer
         self._stages = stages
         self._path = folder / "checkpoint"
         self._seed = seed
         self._group = mx.distributed.init()
+        self._pools = _Pools(renderer, seed, said, drawers)
         self.model = new_model(shape, seed)
         self._rope = GivenRope(shape.head_dim, shape.rope_theta)
         self._optimizer = optim.MultiOptimizer(
@@ -186,7 +204,9 @@ class Training:
             told: called with the progress after each pool of batches: about every minute on two
                 cores.
         """
-        with positions_from(self._rope, self.model), attention_in_blocks():
+        on_cpu = mx.default_device().type == mx.DeviceType.cpu
+        attention = attention_in_blocks() if on_cpu else contextlib.nullcontext()
+        with positions_from(self._rope, self.model), attention, self._pools:
             step = self._compiled()
             while self._stands["stage"] < len(self._stages):
                 stage = self._stages[self._stands["stage"]]
@@ -202,9 +222,8 @@ class Training:
         """Train on one pool of batches."""
         # All ranks take the same number of steps, so each makes a pool from the same draw and takes
         # its part.
-        rng = Random(f"{self._seed}/{stage.name}/{self._stands['pool']}")
         size, rank = self._group.size(), self._group.rank()
-        batches = pool(self._renderer, stage, rng, stage.batch_tokens // size)
+        batches = self._pools.take(stage, self._stands["pool"], stage.batch_tokens // size)
         batches += batches[: -len(batches) % size]  # the same number for each rank
         sums = np.zeros(3)
         for start in range(0, len(batches), size):
@@ -346,7 +365,67 @@ def _plain(stage: Stage) -> dict[str, Any]:
     return attrs.asdict(stage, filter=attrs.filters.exclude("mix")) | {"mix": mix}
 
 
-def pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[Batch]:
+@attrs.frozen
+class _Drawer:
+    """
+    Draws pools of batches. Each follows from the seed, its stage and its number.
+
+    Attributes:
+        tokenizer: as text, for other processes.
+    """
+
+    tokenizer: str
+    template: str
+    seed: int
+    said: Said
+
+    def pool(self, stage: Stage, number: int, tokens: int) -> list[Batch]:
+        """The batches of a pool, in a process that may be any."""
+        rng = Random(f"{self.seed}/{stage.name}/{number}")
+        return pool(_renderer(self.tokenizer, self.template), stage, rng, tokens, self.said)
+
+
+@cache
+def _renderer(tokenizer: str, template: str) -> Renderer:
+    return Renderer(Tokenizer.from_str(tokenizer), template)
+
+
+class _Pools:
+    """The pools of a training in their order; the next ones may be drawn by other processes."""
+
+    def __init__(self, renderer: Renderer, seed: int, said: Said, drawers: int) -> None:
+        self._drawer = _Drawer(renderer.tokenizer.to_str(), renderer.template, seed, said)
+        self._drawers = drawers
+        self._executor: ProcessPoolExecutor | None = None
+        self._drawn: dict[tuple[str, int], Future[list[Batch]]] = {}
+
+    def __enter__(self) -> None:
+        if self._drawers:
+            # A fork would copy the threads of MLX's device.
+            self._executor = ProcessPoolExecutor(self._drawers, get_context("spawn"))
+
+    def __exit__(self, *_: object) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+            self._executor = None
+        self._drawn.clear()
+
+    def take(self, stage: Stage, number: int, tokens: int) -> list[Batch]:
+        """The batches of a pool. Begins to draw the next ones."""
+        if self._executor is None:
+            return self._drawer.pool(stage, number, tokens)
+        for name, _ in [key for key in self._drawn if key[0] != stage.name]:
+            self._drawn.pop((name, _)).cancel()
+        for later in range(number, number + 2 * self._drawers):
+            if (stage.name, later) not in self._drawn:
+                drawn = self._executor.submit(self._drawer.pool, stage, later, tokens)
+                self._drawn[stage.name, later] = drawn
+        return self._drawn.pop((stage.name, number)).result()
+
+
+def pool(
+    renderer: Renderer, stage: Stage, rng: Random, tokens: int, said: Said = _as_drawn
+) -> list[Batch]:
     """
     Group rows of similar length into batches, padded with zeros of no weight.
 
@@ -357,7 +436,11 @@ def pool(renderer: Renderer, stage: Stage, rng: Random, tokens: int) -> list[Bat
     drawn = 0
     while drawn < POOL_TOKENS:
         draw = rng.choices(draws, shares)[0]
-        sequence = renderer.sequence(draw(rng, Split.TRAIN), rng)
+        dialogue = said(draw(rng, Split.TRAIN))
+        # Most kinds draw none; a text that is assembled from parts may be one by accident.
+        if any(one["role"] == "user" and is_opening(one["content"]) for one in dialogue.messages):
+            continue
+        sequence = renderer.sequence(dialogue, rng)
         length = len(sequence.ids) - 1
         if length > stage.longest:
             continue

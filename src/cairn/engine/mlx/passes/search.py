@@ -27,7 +27,7 @@ import numpy as np
 from cairn.engine.mlx import blocks as mlx_blocks
 from cairn.engine.mlx.passes.decode_shapes import compared_draw
 from cairn.engine.reports import Drawn
-from cairn.engine.row_class import RowClass
+from cairn.engine.row_class import OUT_OF_TIME, RowClass
 
 if TYPE_CHECKING:
     from cairn.engine.mlx.engine import MlxEngine
@@ -148,7 +148,7 @@ def measured_row_class(
                 if search.agrees(candidate):
                     return Found(row_class=candidate, reason="")
         except _OutOfTime:
-            late = f"the search took longer than {limit_s:g} s"
+            late = f"{OUT_OF_TIME} {limit_s:g} s"
             search.until = clock() + limit_s / 2
             if search.agrees(one_shape(block_tokens)):
                 return Found(row_class=one_shape(block_tokens), reason=late, late=True)

@@ -1,0 +1,1 @@
+"""Ollama's API: the chat part, and the part that reads: ``/api/chat``, ``/api/tags`` and others."""
