@@ -14,7 +14,7 @@ from cairn.journal import events as ev
 from tests.e2e.test_startup import refusal
 from tests.support.fleet import Fleet
 from tests.support.haproxy import installed, running_haproxy
-from tests.support.postgres import Postgres
+from tests.support.postgres import Postgres, running_postgres
 from tests.support.subprocess_server import (
     Listener,
     Serving,
@@ -81,7 +81,7 @@ def test_two_nodes_in_one_database(fleet: Fleet):
         assert stored["id"].startswith("resp_n1.")
         more = {"model": "any", "input": "Hello", "previous_response_id": stored["id"]}
         assert 200 == call(one, "POST", "/v1/responses", **more).status_code
-        assert 404 == call(two, "POST", "/v1/responses", **more).status_code
+        assert "previous_response_not_found" in call(two, "POST", "/v1/responses", **more).text
 
         made = [
             call(two, "POST", "/v1/agents", **body).json()["agent_id"]
@@ -164,16 +164,37 @@ def test_a_server_that_hangs_is_taken_over(fleet: Fleet, tmp_path: Path, lengthy
     fleet.assert_valid("n1")
 
 
-def test_what_is_not_taken_over(fleet: Fleet, tmp_path: Path):
-    """A node that was never there, or a journal that is no node's; without a yes, nothing is."""
-    code, _, err = run_ops("takeover", "n1", "--journal", fleet.url, "--yes")
-    assert (2, True) == (code, "has no schema yet" in err), err
-    code, _, err = run_ops("takeover", "n1", "--journal", tmp_path / "file.db", "--yes")
-    assert (2, True) == (code, "needs the PostgreSQL database" in err), err
-    code, _, err = run_ops("takeover", "N1", "--journal", fleet.url, "--yes")
-    assert (2, True) == (code, "lower-case letters" in err), err
-    code, _, err = run_ops("takeover", "n1", "--journal", fleet.url)
-    assert (1, True) == (code, "Aborted" in err), err
+# --- the database ---------------------------------------------------------------------------------
+
+
+def test_a_database_that_is_stopped(
+    postgres: Postgres, tmp_path: Path, model_directory: Path, lengthy: Any
+):
+    """
+    No client gets a token that is not committed. The node refuses requests with 503, and goes on
+    once the database is back, without being started again.
+    """
+    with running_postgres() as own:
+        fleet = Fleet(own.new_database(), tmp_path, ("--model", model_directory))
+        with fleet.node("n1") as server:
+            running = Listener(server, **lengthy[0], max_tokens=4000).decoding(10)
+            own.stop()
+            error = running.end().error
+            assert error is not None
+            assert "journal_stalled" == error["code"]
+            refused = server.post(messages=[user("Hello")], max_tokens=4)
+            assert (503, True) == (refused.status_code, "retry-after" in refused.headers)
+            assert "connection_lost" == server.health()["journal_stall"]
+            own.start()
+            hello = {"messages": [user("Hello")], "max_tokens": 4}
+            eventually(lambda: 200 == server.post(**hello).status_code)
+            server.wait_idle()
+            assert 0 == server.stop()
+        events = fleet.events("n1")
+        of_it = [one for one in events if getattr(one, "request", None) == running.request]
+        assert len(running.tokens) <= sum(getattr(one, "emitted", 0) for one in of_it)
+        assert 1 == sum(isinstance(one, ev.JournalStalled) for one in events)
+        fleet.assert_valid("n1")
 
 
 # --- behind a router ------------------------------------------------------------------------------

@@ -203,7 +203,7 @@ def test_a_node_that_hangs(fleet: Fleet):
     fleet.nodes["n1"].fault = "hangs"
     made = by_header("x-session-id")
     assert {"n2"} == {fleet.node_of(made(number, 0)) for number in range(4)}
-    down = ("/v1/agents/n1.notes", {}, {})
+    down: Request = ("/v1/agents/n1.notes", {}, {})
     eventually(lambda: 503 == fleet.ask(down).status_code)
     fleet.nodes["n1"].fault = "none"
     fleet.nodes["n1"].awake.set()

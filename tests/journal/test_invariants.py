@@ -1275,6 +1275,7 @@ def test_kv_past_the_end_of_its_slab():
         ev.ServerStarted(boot="boot-2", cairn_version="0", settings={}),
         ev.ServerStopped(boot="boot-0", reason="signal"),
         ev.ServerLost(boot="boot-0"),
+        ev.NodeTakenOver(token=2, by="operator"),
         ev.ModelUnloaded(fingerprint=FP_B, reason="-", active_bytes=0),
         ev.BlockEvicted(
             key="never sealed", bytes=1, memory_blocks=0, memory_bytes=0, reason="space"
@@ -1681,3 +1682,23 @@ def test_a_slab_without_a_model() -> None:
     state = attrs.evolve(replay(rows[: slab.position - 1]).state, model=None)
     assert isinstance(slab.event, ev.SlabAcquired)
     assert [] == list(acquired(state, slab.event))
+
+
+def test_a_lease_that_is_taken_twice():
+    """
+    A node is taken over between runs, with a token that no writer had before: otherwise two could
+    commit. A wrong takeover is recorded as INV-6, without effect.
+    """
+    driver = driver_of()
+    history(driver)
+    driver.end_run("stopped")
+    driver.propose(ev.NodeTakenOver(token=3, by="operator"))
+    for token in (1, 3):
+        with pytest.raises(Violated) as caught:
+            driver.propose(ev.NodeTakenOver(token=token, by="operator"))
+        bug = caught.value.outcome.bug
+        assert bug is not None
+        assert ("INV-6", "a lease was taken twice") == (bug.invariant, bug.message)
+        assert 3 == driver.state.lease
+    driver.propose(ev.NodeTakenOver(token=4, by="operator"))
+    assert 4 == driver.state.lease

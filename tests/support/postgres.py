@@ -53,6 +53,8 @@ class Postgres:
     """A running server, with its socket in ``folder``."""
 
     folder: Path
+    _begin: Callable[[], subprocess.Popen[Any]] = attrs.field(repr=False)
+    _process: list[subprocess.Popen[Any]] = attrs.field(factory=list, repr=False)
     _numbers: Iterator[int] = attrs.field(factory=itertools.count, repr=False)
 
     def new_database(self) -> str:
@@ -61,6 +63,17 @@ class Postgres:
         with self.connect("postgres") as connection:
             connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
         return f"postgresql://{_ROLE}@/{name}?host={self.folder}"
+
+    def start(self) -> None:
+        """Start the server, and wait until it takes connections."""
+        self._process[:] = [self._begin()]
+        _wait_until_ready(self, self._process[0])
+
+    def stop(self) -> None:
+        """Stop the server, which ends all connections. Its databases stay."""
+        for process in self._process:
+            process.send_signal(signal.SIGINT)
+            process.wait(_DEADLINE_S)
 
     def connect(self, name: str) -> psycopg.Connection[Any]:
         """A connection to a database, in autocommit mode."""
@@ -106,22 +119,24 @@ def running_postgres(settings: Mapping[str, str] = _SETTINGS) -> Iterator[Postgr
         command = [str(programs / "postgres"), "-D", str(data), "-k", str(folder)]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                command,
-                cwd=folder,
-                stdout=log,
-                stderr=log,
-                preexec_fn=die_with_parent,
-                **as_user,
-            )
+
+        def begin() -> subprocess.Popen[Any]:
+            with (folder / "log").open("wb") as log:
+                return subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    stdout=log,
+                    stderr=log,
+                    preexec_fn=die_with_parent,
+                    **as_user,
+                )
+
+        server = Postgres(folder, begin)
         try:
-            server = Postgres(folder)
-            _wait_until_ready(server, process)
+            server.start()
             yield server
         finally:
-            process.send_signal(signal.SIGINT)  # closes connections, then exits
-            process.wait(_DEADLINE_S)
+            server.stop()
     finally:
         shutil.rmtree(folder)
 

@@ -393,6 +393,24 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=6,
 )
+
+
+async def test_an_agent_of_a_node():
+    """On a node of a fleet, the name of the node comes before that of the agent."""
+    service = FakeService()
+    service.facts = attrs.evolve(service.facts, node="n1")
+    named, body = await call(service, "POST", "", {"agent_id": "notes"})
+    assert (200, "n1.notes") == (named, body["agent_id"])
+    forked, body = await call(service, "POST", "/n1.notes/fork", {"agent_id": "n1.other"})
+    assert (200, "n1.other") == (forked, body["agent_id"])
+    _, body = await call(service, "POST", "", {})
+    assert body["agent_id"].startswith("n1.agent-")
+    for name in ("a" * 62, "."):
+        status, body = await call(service, "POST", "", {"agent_id": name})
+        assert (400, "agent_id") == (status, body["error"]["param"])
+        assert "1 to 61 letters" in body["error"]["message"]
+
+
 FIELDS = st.sampled_from(
     ["agent_id", "model", "system_prompt", "tools", "max_context", "persist", "turn", "x"]
 )

@@ -1,0 +1,91 @@
+"""``ops takeover``: what it appends, whom it fences, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from cairn.journal import events as ev
+from cairn.journal.errors import LeaseLost
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store_sql import SqlStore, migrate, node_url
+from tests.support.journals import conversation, in_mid_request, unrecorded
+from tests.support.postgres import Postgres
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def fleet(postgres: Postgres) -> str:
+    """The URL of the database of a fleet, in which the node n1 has an empty journal."""
+    url = postgres.new_database()
+    migrate(node_url(url, "n1"))
+    return url
+
+
+def events_of(url: str) -> list[ev.Event]:
+    """The events of the journal of n1."""
+    with closing(SqlStore.open(node_url(url, "n1"), read_only=True)) as store:
+        return [decode(row).event for row in store.read()]
+
+
+def test_a_run_that_was_under_way(run: Run, fleet: str):
+    """
+    Its end and the takeover are in the journal, which stays sound. Its writer stores nothing more.
+    A further takeover has a higher token.
+    """
+    rows = in_mid_request().rows
+    with closing(SqlStore.open(node_url(fleet, "n1"))) as old:
+        old.append(rows)
+        done = run("takeover", "n1", "--journal", fleet, "--by", "jo", "--yes")
+        assert 0 == done.exit_code, done.output
+        assert "ended 1 connection of the server of n1" in done.stdout
+        assert "n1 is taken over: lease 2" in done.stdout
+        with pytest.raises(LeaseLost, match="taken over by"):
+            old.append(rows[-1:])
+    lost, taken = events_of(fleet)[len(rows) :]
+    assert isinstance(lost, ev.ServerLost)
+    assert ev.NodeTakenOver(token=2, by="jo") == taken
+
+    again = run("takeover", "n1", "--journal", fleet, "--yes")
+    assert (0, "lease 3" in again.stdout) == (0, True), again.output
+    assert "connection" not in again.stdout
+    last = events_of(fleet)[-1]
+    assert isinstance(last, ev.NodeTakenOver)
+    assert (3, True) == (last.token, "@" in last.by)
+    found = run("verify", "--journal", fleet, "--node", "n1")
+    assert (0, True) == (found.exit_code, "broken: 0" in found.stdout.splitlines()), found.output
+
+
+def test_a_journal_that_fails_verification(run: Run, fleet: str):
+    """The writer is fenced, but nothing is built on such a journal."""
+    rows = unrecorded("INV-1")
+    with closing(SqlStore.open(node_url(fleet, "n1"))) as old:
+        old.append(rows)
+        refused = run("takeover", "n1", "--journal", fleet, "--yes")
+        assert 2 == refused.exit_code
+        assert "the takeover is not on record. Run `ops verify --node n1`" in refused.stderr
+        with pytest.raises(LeaseLost):
+            old.append(rows[-1:])
+    assert len(rows) == len(events_of(fleet))
+
+
+def test_what_is_not_taken_over(run: Run, fleet: str, tmp_path: Path):
+    """A node that was never there, a journal that is no node's, and a node that needs a yes."""
+    with closing(SqlStore.open(node_url(fleet, "n1"))) as server:
+        server.append(conversation().rows)
+        for arguments, code, words in (
+            (("n2", "--journal", fleet, "--yes"), 2, "has no schema yet"),
+            (("n1", "--journal", tmp_path / "file.db", "--yes"), 2, "needs the PostgreSQL"),
+            (("N1", "--journal", fleet, "--yes"), 2, "lower-case letters and digits"),
+            (("n1", "--yes"), 2, "--journal"),
+            (("n1", "--journal", fleet), 1, "Aborted"),
+        ):
+            refused = run("takeover", *arguments)
+            assert (code, True) == (refused.exit_code, words in refused.stderr), refused.output
+        server.append(conversation().rows[-1:])
+        assert 1 == server.token
