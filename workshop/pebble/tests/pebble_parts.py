@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from cairn.engine.model.builtin import builtin_directory
 from cairn_pebble import dialogues
-from cairn_pebble.recipe import STAGES, Draw, Shape, Stage
+from cairn_pebble.recipe import RECIPES, Draw, Shape, Stage
 from cairn_pebble.sequences import Renderer, template
 
 SMALL: Final = Shape(
@@ -22,7 +22,14 @@ def _kind(draw: Draw) -> str:
     return f"{draw.func.__name__} {draw.keywords}" if isinstance(draw, partial) else draw.__name__
 
 
-DRAWS: Final = tuple({_kind(draw): draw for stage in STAGES for draw, _ in stage.mix}.values())
+DRAWS: Final = tuple(
+    {
+        _kind(draw): draw
+        for recipe in RECIPES.values()
+        for stage in recipe.stages
+        for draw, _ in stage.mix
+    }.values()
+)
 """Each kind of dialogue that any stage draws, once."""
 
 

@@ -51,26 +51,28 @@ def ask_all(url: str, openings: Sequence[Opening]) -> Iterator[Asked]:
     """Ask a server each opening alone, and then every fifth one in one chat."""
     with http_client(url, timeout_s=600) as client:
         for opening in openings:
-            said, reason = _answer(client, [{"role": "user", "content": opening.text}])
-            yield decided(opening, opening.id, said, reason)
+            answer = _answer(client, [{"role": "user", "content": opening.text}])
+            yield decided(opening, opening.id, *answer)
         messages: list[dict[str, str]] = []
         for opening in asked_in_one_chat(tuple(openings)):
             messages.append({"role": "user", "content": opening.text})
-            said, reason = _answer(client, messages)
-            messages.append({"role": "assistant", "content": said})
-            yield decided(opening, IN_ONE_CHAT + opening.id, said, reason)
+            answer = _answer(client, messages)
+            messages.append({"role": "assistant", "content": answer[0]})
+            yield decided(opening, IN_ONE_CHAT + opening.id, *answer)
 
 
-def _answer(client: httpx.Client, messages: list[dict[str, str]]) -> tuple[str, str]:
+def _answer(client: httpx.Client, messages: list[dict[str, str]]) -> tuple[str, str, int]:
+    """The text, why it ended, and its tokens."""
     body = {"messages": messages, "max_tokens": LONGEST_ANSWER}
     response = client.post("/v1/chat/completions", json=body)
     response.raise_for_status()
-    choice: dict[str, Any] = response.json()["choices"][0]
+    answer: dict[str, Any] = response.json()
+    choice = answer["choices"][0]
     message = choice["message"]
     said = message.get("content") or ""
     if message.get("tool_calls"):
         said += json.dumps(message["tool_calls"])
-    return said, choice["finish_reason"]
+    return said, choice["finish_reason"], answer["usage"]["completion_tokens"]
 
 
 @click.group(help=__doc__)

@@ -42,6 +42,7 @@ class Asked:
     asked: str
     said: str
     finish_reason: str
+    answer_tokens: int
     verdict: str | None = None
     why: str | None = None
 
@@ -51,10 +52,13 @@ class Asked:
         return self.id.startswith(IN_ONE_CHAT)
 
 
-def decided(opening: Opening, name: str, said: str, finish_reason: str) -> Asked:
+def decided(
+    opening: Opening, name: str, said: str, finish_reason: str, answer_tokens: int
+) -> Asked:
     """An answer with what needs no judge."""
     verdict = why = None
-    if finish_reason == "repetition":
+    if finish_reason == "length" and answer_tokens < LONGEST_ANSWER:
+        # OpenAI's protocol has no reason of its own for the guard.
         verdict, why = "loop", "the repetition guard ended it"
     elif (found := find_loop(said, opening.text)) is not None:
         verdict, why = "loop", f"repeats {found!r}"
@@ -67,6 +71,7 @@ def decided(opening: Opening, name: str, said: str, finish_reason: str) -> Asked
         asked=opening.text,
         said=said,
         finish_reason=finish_reason,
+        answer_tokens=answer_tokens,
         verdict=verdict,
         why=why,
     )
