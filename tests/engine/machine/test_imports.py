@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers.utils import import_utils
 
-from cairn.engine.machine.imports import Names, kept
+from cairn.engine.machine.imports import Names, stored
 
 LISTED: Names = {
     frozenset(): {"one.configuration_one": {"OneConfig", "OneTextConfig"}},
@@ -48,31 +48,31 @@ def folder(tmp_path: Path) -> Path:
 def test_made_once(cache: Path, folder: Path) -> None:
     """The second call reads the list of the first, also when it names a file of the folder."""
     first, second = Maker(), Maker()
-    assert LISTED == kept(first)(folder, "models") == kept(second)(folder, "models")
+    assert LISTED == stored(first)(folder, "models") == stored(second)(folder, "models")
     assert [(folder, "models")] == first.calls
     assert [] == second.calls
-    kept(second)(folder / "__init__.py")
+    stored(second)(folder / "__init__.py")
     assert [(folder / "__init__.py", None)] == second.calls
 
 
 def test_made_again_when_the_folder_has_changed(cache: Path, folder: Path) -> None:
     """A new version has other files."""
-    kept(Maker())(folder)
+    stored(Maker())(folder)
     os.utime(folder, ns=(1, 1))
     again = Maker()
-    kept(again)(folder)
+    stored(again)(folder)
     assert [(folder, None)] == again.calls
 
 
 @pytest.mark.parametrize("text", ["", "[", "[1]", '{"a": 1}', "[[[], []]]"])
 def test_made_again_when_the_file_is_damaged(text: str, cache: Path, folder: Path) -> None:
     """It is written again."""
-    kept(Maker())(folder)
+    stored(Maker())(folder)
     (file,) = (cache / "imports").iterdir()
     file.write_text(text, encoding="utf-8")
     again, last = Maker(), Maker()
-    assert LISTED == kept(again)(folder)
-    assert LISTED == kept(last)(folder)
+    assert LISTED == stored(again)(folder)
+    assert LISTED == stored(last)(folder)
     assert (1, 0) == (len(again.calls), len(last.calls))
 
 
@@ -82,7 +82,7 @@ def test_a_cache_that_cannot_be_written(
     """The list is made each time."""
     monkeypatch.setenv("CAIRN_CACHE_DIR", str(folder / "__init__.py"))
     maker = Maker()
-    assert LISTED == kept(maker)(folder) == kept(maker)(folder)
+    assert LISTED == stored(maker)(folder) == stored(maker)(folder)
     assert 2 == len(maker.calls)
 
 
@@ -92,8 +92,8 @@ def test_the_names_of_transformers(cache: Path) -> None:
     for _ in range(2):
         said = subprocess.check_output([sys.executable, "-P", "-c", code], text=True)
         assert "AutoTokenizer" == said.strip()
-    kept_files = sorted((cache / "imports").iterdir())
+    stored_files = sorted((cache / "imports").iterdir())
     models = Path(import_utils.__file__).parents[1] / "models"
-    named = kept(import_utils.define_import_structure)(models, "models")
-    assert kept_files == sorted((cache / "imports").iterdir())
+    named = stored(import_utils.define_import_structure)(models, "models")
+    assert stored_files == sorted((cache / "imports").iterdir())
     assert import_utils.define_import_structure(models, "models") == named

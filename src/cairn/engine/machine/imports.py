@@ -59,10 +59,10 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
         if make := getattr(module, _FUNCTION, None):
-            setattr(module, _FUNCTION, kept(make))
+            setattr(module, _FUNCTION, stored(make))
 
 
-def kept(make: Callable[..., Names]) -> Callable[..., Names]:
+def stored(make: Callable[..., Names]) -> Callable[..., Names]:
     """
     The same function, which looks for its result in a file first.
 
