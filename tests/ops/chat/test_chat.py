@@ -520,7 +520,7 @@ def test_a_server_that_cannot_be_found(
     A server that uses the data directory and does not answer is named, with what to do.
     """
     with stub(nothing_here) as url, hold(data_dir, journal_url(data_dir)) as held:
-        monkeypatch.setattr(chat_server, "_ADDRESS_S", 0.2)
+        monkeypatch.setattr(chat_server, "ADDRESS_S", 0.2)
         # A server other than Cairn's is ignored at the default address.
         monkeypatch.setattr(chat_server, "DEFAULT_URL", url)
         if address:

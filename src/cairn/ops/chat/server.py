@@ -22,7 +22,7 @@ from cairn.ops.serve.data_dir import Holder, make_home, server_at
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 _LOOK_S = 0.1
-_ADDRESS_S = 30.0
+ADDRESS_S = 30.0
 """How long a server may take from its start until it listens."""
 _ENDING_S = 5.0  # enough for a machine under load
 _HEARTBEAT_S = 1
@@ -273,7 +273,7 @@ def server_over(
             f"{_held_words(holder, data_dir)}, with the model that it was started with. Omit "
             "--model, stop that server, or choose another directory with --data-dir."
         )
-    until_s = time.monotonic() + _ADDRESS_S
+    until_s = time.monotonic() + ADDRESS_S
     while holder is not None and holder.address is None and time.monotonic() < until_s:
         report(f"the server (process {holder.process}) is starting")
         time.sleep(_LOOK_S)
