@@ -158,7 +158,9 @@ async def test_an_answer_is_not_delayed(setup: Setup) -> None:
         while server.loaded.activity.is_idle:
             await trio.testing.wait_all_tasks_blocked()
         setup.embedder.go.set()
-    assert [97, *[-1] * 39, 101, 105, 109] == ran
+    assert [97] == ran[:1]
+    assert {-1} == set(ran[1:-3])
+    assert [101, 105, 109] == ran[-3:]
 
 
 async def test_tenants_take_turns() -> None:

@@ -287,8 +287,8 @@ class Embeddings:
 
 class Turns:
     """
-    Who computes next: one at a time, of the tenants that wait the one whose turn is longest ago, and
-    its tasks in their order.
+    Who computes next, one at a time: of the tenants that wait, the one whose turn is longest ago;
+    of its tasks, the first.
     """
 
     def __init__(self) -> None:
