@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -286,16 +286,23 @@ class Embeddings:
 
 
 class Turns:
-    """Who computes next: one at a time, tenants in turn, and each tenant's tasks in their order."""
+    """
+    Who computes next, one at a time: of the tenants that wait, the one whose turn is longest ago;
+    of its tasks, the first.
+    """
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[trio.Event]] = OrderedDict()
+        self._waiting: dict[str, deque[trio.Event]] = {}
+        self._had: dict[str, int] = {}  # when each tenant last had the turn
+        self._turns = 0
         self._taken = False
 
     @contextlib.asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
         """Have the turn while the context lasts."""
-        if self._taken:
+        if not self._taken:
+            self._give(tenant)
+        else:
             mine = trio.Event()
             self._waiting.setdefault(tenant, deque()).append(mine)
             try:
@@ -306,19 +313,25 @@ class Turns:
                 else:
                     self._leave(tenant, mine)
                 raise
-        self._taken = True
         try:
             yield
         finally:
             self._pass_on()
 
+    def _give(self, tenant: str) -> None:
+        self._taken = True
+        self._turns += 1
+        self._had[tenant] = self._turns
+
     def _pass_on(self) -> None:
-        self._taken = bool(self._waiting)
-        if self._taken:
-            tenant, tasks = self._waiting.popitem(last=False)
-            tasks.popleft().set()
-            if tasks:
-                self._waiting[tenant] = tasks  # behind the other tenants
+        self._taken = False
+        if not self._waiting:
+            return
+        tenant = min(self._waiting, key=lambda one: self._had.get(one, 0))
+        event = self._waiting[tenant][0]
+        self._leave(tenant, event)
+        self._give(tenant)
+        event.set()
 
     def _leave(self, tenant: str, mine: trio.Event) -> None:
         self._waiting[tenant].remove(mine)
