@@ -1,15 +1,28 @@
 """The 200 openings have their form, and loops are found by the rubric's rules."""
 
+import hashlib
 import re
+from pathlib import Path
 
 import pytest
 
+from cairn.engine.model.builtin import builtin_directory
 from cairn_pebble.first_chat.openings import (
     asked_in_one_chat,
     find_loop,
     normalised,
     read_openings,
     read_rubric,
+)
+from cairn_pebble.first_chat.verdicts import (
+    LONGEST_ANSWER,
+    Asked,
+    BadVerdicts,
+    decided,
+    read_transcript,
+    read_verdicts,
+    report,
+    verdicts_of,
 )
 
 
@@ -91,3 +104,70 @@ def test_case_spaces_and_punctuation_are_normalised() -> None:
     """Two texts of the same words are one."""
     assert normalised("what s up") == normalised("What  s-up?!")
     assert normalised("...") == "..."
+
+
+def asked(name: str, said: str, finish_reason: str = "stop", answer_tokens: int = 9) -> Asked:
+    """The answer to an opening, as the program decides it."""
+    (opening,) = (one for one in read_openings() if one.id == name)
+    return decided(opening, name, said, finish_reason, answer_tokens)
+
+
+def test_the_program_decides_loops_and_ends() -> None:
+    """An answer that the guard ended is a loop; an empty or unended one is wrong; judges decide."""
+    assert asked("greeting-1", "Hello!").verdict is None
+    assert asked("greeting-1", "Hello! a a a a").verdict == "loop"
+    assert asked("greeting-1", "orryryry", "length", 40).verdict == "loop"
+    assert asked("greeting-1", "A long story", "length", LONGEST_ANSWER).verdict == "wrong"
+    assert asked("greeting-1", " \n").verdict == "wrong"
+
+
+def test_the_worse_verdict_counts(tmp_path: Path) -> None:
+    """Where judges disagree, the worse one counts; refusals pass where the kind allows them."""
+    some = [
+        asked("greeting-1", "Hello!"),
+        asked("knowledge-1", "I do not know."),
+        asked("greeting-2", "a a a a"),
+    ]
+    files = [tmp_path / "one", tmp_path / "two"]
+    files[0].write_text("# notes\ngreeting-1 fitting\nknowledge-1 honest\n", "utf-8")
+    files[1].write_text("greeting-1 honest it says so\n\nknowledge-1 honest\n", "utf-8")
+    judges = [read_verdicts(file, some) for file in files]
+    assert verdicts_of(some, judges) == {
+        "greeting-1": "honest",
+        "knowledge-1": "honest",
+        "greeting-2": "loop",
+    }
+    page = report({"weights": "0"}, some, judges)
+    assert "| all | 0 | 2 | 0 | 1 | 1 | 3 |" in page
+    assert "agree on 1 of 2" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("greeting-1 good\nknowledge-1 honest\n", "line 1: greeting-1 needs one of"),
+        ("greeting-1 wrong\n", "no verdict on knowledge-1"),
+        ("greeting-2 wrong\n", "line 1: greeting-2 is no answer"),
+        ("greeting-1 wrong\ngreeting-1 wrong\n", "line 2: greeting-1 has a verdict already"),
+        ("knowledge-1 fitting\n", "the right answer is not in it"),
+    ],
+)
+def test_a_bad_file_of_a_judge_is_refused(tmp_path: Path, text: str, fault: str) -> None:
+    """The message says which line is wrong, and why."""
+    some = [asked("greeting-1", "Hello!"), asked("knowledge-1", "It is Rome.")]
+    (tmp_path / "one").write_text(text, "utf-8")
+    with pytest.raises(BadVerdicts, match=fault):
+        read_verdicts(tmp_path / "one", some)
+
+
+def test_the_recorded_verdicts_are_what_the_page_says() -> None:
+    """The figures of docs/benchmarks.md are those of the transcript, and of the weights."""
+    folder = Path(__file__).parents[1] / "judged" / "20261127-2m"
+    facts, some = read_transcript(folder / "transcript.jsonl")
+    assert 240 == len(some)
+    page = report(facts, some, [read_verdicts(folder / "judge-1.txt", some)])
+    assert "| all | 53 | 9 | 97 | 41 | 62 | 200 |" in page
+    assert "45 of 113 are fitting" in page
+    assert "| all | 13 | 3 | 23 | 1 | 15 | 40 |" in page
+    weights = (builtin_directory() / "model.safetensors").read_bytes()
+    assert hashlib.sha256(weights).hexdigest() == facts["weights"]

@@ -5,6 +5,7 @@ Read in this order: ``words`` (the parts of sentences), ``dialogues`` (what Pebb
 ``small_talk`` (what it says about itself), ``phrasings`` and ``everyday`` (the same skills in
 everyday words, and questions about facts never given), ``written_tools`` (tools as developers write
 them), ``sequences`` (dialogues as tokens with weights), ``recipe``, ``training``, ``judges``,
-``evaluation`` (skills measured on held-out data), ``by_hand`` (and on hand-written examples outside
-all templates), ``export``.
+``first_messages`` and ``typed`` (openings as people type them), ``evaluation`` (skills measured on
+held-out data), ``by_hand`` (and on hand-written examples outside all templates), ``export``,
+``first_chat`` (a stranger's openings, judged by people).
 """

@@ -414,8 +414,8 @@ class _Pools:
         """The batches of a pool. Begins to draw the next ones."""
         if self._executor is None:
             return self._drawer.pool(stage, number, tokens)
-        for name, _ in [key for key in self._drawn if key[0] != stage.name]:
-            self._drawn.pop((name, _)).cancel()
+        for key in [key for key in self._drawn if key[0] != stage.name]:
+            self._drawn.pop(key).cancel()
         for later in range(number, number + 2 * self._drawers):
             if (stage.name, later) not in self._drawn:
                 drawn = self._executor.submit(self._drawer.pool, stage, later, tokens)

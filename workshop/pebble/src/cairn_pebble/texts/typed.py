@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 _SLOT: Final = re.compile(r"(\{\w+\})")
@@ -21,7 +21,7 @@ _SHORT: Final = (
 )
 _ENDS: Final = ("", "", "", "", ".", "!", "?", "!!", "??", "...", " :)", "?!", " ", "!!!", ";)")
 _TYPO_SHARE: Final = 0.15
-_CASES: Final = (
+_CASES: Final[tuple[tuple[Callable[[str], str], float], ...]] = (
     (str, 4.0),
     (str.lower, 3.0),
     (lambda text: text[:1].upper() + text[1:], 3.0),
