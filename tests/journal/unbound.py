@@ -31,6 +31,7 @@ UNBOUND: dict[str, dict[str, str]] = {
         "settings": _OPERATOR,
     },
     "server_stopped": {"reason": _WORDS},
+    "node_taken_over": {"token": "any that no earlier lease had", "by": _OPERATOR},
     "model_loaded": {
         "grain": _LATER,
         "name": _OPERATOR,
