@@ -297,7 +297,7 @@ class SqlStore:
                 self._require_lease()
                 yield
         except LeaseLost:
-            self.close()  # with the lock, which whoever took the journal over may wait for
+            self.close()  # with the lock, for which the takeover may wait
             raise
 
     def _require_lease(self) -> None:
