@@ -341,7 +341,8 @@ async def test_a_stream_of_a_session_that_is_forgotten() -> None:
             with trio.fail_after(60):
                 while not (await anext(lines)).startswith("id: "):
                     pass
-                here.server.loaded.sequencer.append(ev.SessionClosed(session=name, reason="x"))
+                async with here.client() as other:
+                    assert 200 == (await other.delete(f"/v1/sessions/{name}")).status_code
                 here.server.loaded.sequencer.append(forgotten(name))
                 rest = [line async for line in lines]
         assert "event: gone" in rest
