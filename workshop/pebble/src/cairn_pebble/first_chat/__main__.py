@@ -16,6 +16,7 @@ lines `ID VERDICT`, with `fitting`, `honest` or `wrong`, for every answer that i
 
 import hashlib
 import json
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -106,9 +107,9 @@ def ask(model: Path, out: Path) -> None:
                 ask_all(server.url, openings),
                 length=total,
                 label="answers",
-                file=click.get_text_stream("stderr"),
+                file=sys.stderr,
             ) as bar:
-                asked += bar
+                asked.extend(bar)
         finally:
             server.end()
             server.wait()

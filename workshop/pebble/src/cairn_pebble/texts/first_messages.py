@@ -117,6 +117,15 @@ def _trace(rng: random.Random) -> str:
     )
 
 
+_DIGITS: Final = range(10)
+_HARD: Final[list[str]] = [
+    *(f"{a} + {b}" for a in _DIGITS for b in _DIGITS if a + b > 9),
+    *(f"{a} * {b}" for a in _DIGITS for b in _DIGITS if a * b > 9),
+    *(f"{a}{sign}{b}" for a in _DIGITS for b in _DIGITS if a * b > 9 for sign in "*x"),
+    *(f"{a} times {b}" for a in _DIGITS for b in _DIGITS if a * b > 9),
+    *(f"{a} plus {b}" for a in _DIGITS for b in _DIGITS if a + b > 9),
+]
+
 _DRAWN: Final[Mapping[str, Callable[[random.Random], str]]] = {
     "mash": _mash,
     "marks": _marks,
@@ -136,17 +145,9 @@ _VALUES: Final = {
     "big2": words.number,
 }
 # Larger numbers are values to copy, of which some are held out; results of one digit are not.
-_DIGITS: Final = range(10)
 _SUMS: Final = [(a, b) for a in _DIGITS for b in _DIGITS if a + b < 10]
 _DIFFERENCES: Final = [(a, b) for a in _DIGITS for b in _DIGITS if a >= b]
 _PRODUCTS: Final = [(a, b) for a in _DIGITS for b in _DIGITS if a * b < 10]
-_HARD: Final = [
-    *(f"{a} + {b}" for a in _DIGITS for b in _DIGITS if a + b > 9),
-    *(f"{a} * {b}" for a in _DIGITS for b in _DIGITS if a * b > 9),
-    *(f"{a}{sign}{b}" for a in _DIGITS for b in _DIGITS if a * b > 9 for sign in "*x"),
-    *(f"{a} times {b}" for a in _DIGITS for b in _DIGITS if a * b > 9),
-    *(f"{a} plus {b}" for a in _DIGITS for b in _DIGITS if a + b > 9),
-]
 
 
 def _slots(rng: random.Random, split: Split, form: str) -> dict[str, str]:
