@@ -172,6 +172,16 @@ def test_what_one_node_has(fleet: Fleet):
         assert 200 == fleet.ask((path, {}, {})).status_code
 
 
+def answered(fleet: Fleet, path: str) -> bool:
+    """Whether a request gets an answer, and not an error of the router."""
+    try:
+        status = fleet.ask((path, {}, {})).status_code
+    except httpx.RemoteProtocolError:
+        return False  # as HAProxy ends a connection on which it has answered before
+    assert status in (200, 502)
+    return status == 200
+
+
 def test_a_node_that_drops_requests(fleet: Fleet):
     """
     A turn of a chat goes to another node, without an error for its client. One to an agent is sent
@@ -182,10 +192,9 @@ def test_a_node_that_drops_requests(fleet: Fleet):
     assert {"n2"} == {fleet.node_of(made(number, 0)) for number in range(6)}
     assert fleet.nodes["n1"].asked
     path = "/v1/agents/n1.notes/generate"
-    assert 502 == fleet.ask((path, {}, {})).status_code
+    assert not answered(fleet, path)
     assert 1 == fleet.asked(path)
-    created = [fleet.ask(("/v1/agents", {}, {})).status_code for _ in range(6)]
-    assert {200, 502} == set(created)
+    assert {True, False} == {answered(fleet, "/v1/agents") for _ in range(6)}
     assert 6 == fleet.asked("/v1/agents")
 
 

@@ -1633,6 +1633,7 @@ class Driver:
         base_parts = _same(last.chain, chain) if last else 0
         same_model = last is not None and last.fingerprint == self.fingerprint
         base_keys = base_tokens // self.chunk if same_model else 0
+        calls = self._count("call")
         return ev.RequestReceived(
             session=session,
             request=request,
@@ -1662,7 +1663,7 @@ class Driver:
             grammar=None,
             words=None,
             waited_us=0,
-            traceparent=None,
+            traceparent=f"00-{calls:032x}-{calls:016x}-01" if calls % 3 else None,
         )
 
     def selected(self, session: str) -> ev.PathSelected:

@@ -185,6 +185,7 @@ UNBOUND: dict[str, dict[str, str]] = {
     "request_cancelled": {"stage": "what ended the request, outside the journal"},
     "prewarm_started": {
         "next_role": "what the template expects next",
+        "new_keys": "of a prewarm that sealed none of these blocks",
     },
     "prewarm_abandoned": {"reason": "what came first, outside the journal"},
     "session_settled": {"complete": "without a prewarm, whether a request came first"},
