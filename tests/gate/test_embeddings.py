@@ -157,6 +157,17 @@ def test_files_decide(tmp_path: Path) -> None:
     (place / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
     with pytest.raises(ModelRefused, match="other states than that of the last token"):
         started(place)
+    both = '{"pooling_mode_lasttoken": true, "pooling_mode_mean_tokens": true}'
+    (place / "1_Pooling" / "config.json").write_text(both)
+    with pytest.raises(ModelRefused, match="other states than that of the last token"):
+        started(place)
+    (place / "1_Pooling" / "config.json").write_text("[1]")
+    with pytest.raises(ModelRefused, match=r"1_Pooling/config.json is no object"):
+        started(place)
+    (place / "modules.json").write_text('["x"]')
+    with pytest.raises(ModelRefused, match=r"modules.json is no list of modules"):
+        started(place)
+    (place / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
     (place / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
     with pytest.raises(ModelRefused, match="module Dense"):
         started(place)

@@ -25,6 +25,7 @@ def test_the_last_row_of_each_kind() -> None:
         ev.BlockEvicted(**MEMORY, reason="expired"),
         ev.ModelUnloaded(fingerprint="f", reason="-", active_bytes=0),
         ev.OperatorActed(action="note", detail="-"),
+        ev.BlockEvicted(**MEMORY, reason="superseded"),
     ]
     for position, event in enumerate(events, 1):
         found = found.after(position, event)

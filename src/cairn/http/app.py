@@ -228,7 +228,7 @@ def create_app(
         read = read_embeddings_request(body, ignored, server.models)
         found = await service().embed(read.command)
         headers = {**request_header(found.request), **warning_of(read.ignored)}
-        return json_response(embedding_list(found, read), headers=headers)
+        return json_response(await embedding_list(found, read), headers=headers)
 
     @app.post(responses_errors.ADDRESS)
     async def responses() -> Response:

@@ -34,6 +34,8 @@ class Losses:
         match event:
             case ev.BlockEvicted(reason="expired") | ev.BlockFileRemoved(reason="expired"):
                 return attrs.evolve(self, expired=position)
+            case ev.BlockEvicted(reason="superseded"):
+                return self  # another block has its tokens
             case ev.BlockEvicted() | ev.BlockFileRemoved():
                 return attrs.evolve(self, evicted=position)
             case ev.ServerStopped() | ev.ServerLost() | ev.ModelUnloaded():

@@ -252,6 +252,21 @@ async def test_a_full_queue(setup: Setup) -> None:
     assert ["queue_full", "computed"] == setup.ended()
 
 
+async def test_a_tenant_takes_half_of_the_queue(setup: Setup) -> None:
+    """The other half is for the others."""
+    setup.embedder.go.clear()
+    async with setup.serving(queue=4) as server, trio.open_nursery() as nursery:
+        for place in range(2):
+            nursery.start_soon(server.for_tenant("alice").embed, texts(f"{place}"))
+        await setup.hold()
+        await trio.testing.wait_all_tasks_blocked()
+        assert isinstance(await refused(server, texts("z"), "alice"), QueueFull)
+        nursery.start_soon(server.for_tenant("bob").embed, texts("b"))
+        await trio.testing.wait_all_tasks_blocked()
+        setup.embedder.go.set()
+    assert ["queue_full", *["computed"] * 3] == setup.ended()
+
+
 async def test_a_request_that_takes_too_long(setup: Setup) -> None:
     """It ends, also while it waits for answers."""
     async with setup.serving(request_s=0.01) as server:

@@ -167,6 +167,21 @@ async def test_calls_and_results_without_ids():
     assert ["mine", "call00000", "call00002", None] == [one.tool_call_id for one in results]
 
 
+async def test_results_that_name_their_function():
+    """In whichever order they come."""
+    calls = [{"function": {"name": name, "arguments": {}}} for name in ("f", "g", "f")]
+    results = [("g", "of g"), ("f", "first of f"), ("h", "of the call that is left")]
+    talk = [
+        *HELLO,
+        {"role": "assistant", "tool_calls": calls},
+        *({"role": "tool", "tool_name": name, "content": text} for name, text in results),
+    ]
+    found, _ = await chat(messages=talk)
+    assert found.conversation is not None
+    said = found.conversation.messages[2:]
+    assert ["call00001", "call00000", "call00002"] == [one.tool_call_id for one in said]
+
+
 async def test_an_answer_that_the_client_began():
     """The last message is continued if it is the assistant's."""
     found, _ = await chat(messages=[*HELLO, {"role": "assistant", "content": "Well,"}])
@@ -272,6 +287,8 @@ async def test_the_tag_that_clients_add(name: str, expected: str):
         ("chat", {"messages": HELLO, "format": "xml"}, "format", "'xml'"),
         ("chat", {"messages": HELLO, "think": "hard"}, "think", "'hard'"),
         ("chat", {"messages": HELLO, "keep_alive": "soon"}, "keep_alive", "'soon'"),
+        # A text that can be split in many ways takes no longer.
+        ("chat", {"messages": HELLO, "keep_alive": "1" * 60 + "x"}, "keep_alive", "'1111"),
         ("chat", {"messages": HELLO, "session_id": ""}, "session_id", "printable"),
         (
             "chat",

@@ -103,6 +103,32 @@ def test_a_writer_that_was_taken_over(url: str):
         assert holder.endswith(socket.gethostname())
 
 
+def test_a_reader_that_was_taken_over(url: str):
+    """A server that was taken over and reads does not take the lock from the next one."""
+    with closing(SqlStore.open(url)) as first:
+        first.append(ROWS[:4])
+        take_over(url, "operator")
+        with pytest.raises(LeaseLost, match="taken over by operator"):
+            first.row(1)
+        with closing(SqlStore.open(url, holder="jo")) as second:
+            assert ROWS[:4] == list(second.read())
+            second.append(ROWS[4:6])
+            with connected(url) as connection:
+                holders = connection.exec_driver_sql("SELECT holder FROM lease").scalars().all()
+            assert ["jo"] == holders
+
+
+def test_a_table_that_is_missing(url: str):
+    """It is a finding, with the names of its columns."""
+    with closing(SqlStore.open(url)) as store:
+        store.append(ROWS[:4])
+    with connected(url) as connection:
+        connection.exec_driver_sql("DROP TABLE lease")
+        connection.commit()
+    with closing(SqlStore.open(url, read_only=True)) as store:
+        assert ("column lease.token", "it is missing") in store.schema_faults()
+
+
 def test_a_writer_that_was_taken_over_finds_the_next_one(url: str, monkeypatch: pytest.MonkeyPatch):
     """It gets no lock, and says who took it over; not so if that was without a takeover."""
     monkeypatch.setattr(postgres_store, "CLAIM_TRIES", 2)

@@ -124,7 +124,7 @@ class Embeddings:
         }
         started_s = wall_clock_us() // 1_000_000
         self.listed = tuple(_listed(one, started_s) for one in loaded)
-        self._open: set[trio.CancelScope] = set()
+        self._open: dict[trio.CancelScope, str] = {}  # each with its tenant
         self._stopping = False
         self._all_left = trio.Event()
 
@@ -140,11 +140,11 @@ class Embeddings:
         try:
             await self._admit(request, tenant)
             with trio.CancelScope(deadline=trio.current_time() + self._limits.request_s) as scope:
-                self._open.add(scope)
+                self._open[scope] = tenant
                 try:
                     return await self._embedded(embedder, command, request, tenant)
                 finally:
-                    self._open.remove(scope)
+                    del self._open[scope]
                     if self._stopping and not self._open:
                         self._all_left.set()
             if self._stopping:
@@ -174,11 +174,14 @@ class Embeddings:
     async def _admit(self, request: str, tenant: str) -> None:
         self._run.admission.check_open(stopping=self._stopping)
         await self._run.admission.check_bugs()
-        if len(self._open) >= max(1, self._limits.queue):
+        most = max(1, self._limits.queue)
+        own = sum(one == tenant for one in self._open.values())
+        # No tenant takes all places from the others.
+        if len(self._open) >= most or own >= max(1, most // 2):
             self._reject(request, tenant, "queue_full")
             raise QueueFull(
-                f"{len(self._open)} requests for embeddings wait already; try again in a few "
-                "seconds",
+                f"{own} requests of yours for embeddings wait already, and {len(self._open)} in "
+                "all; try again in a few seconds",
                 retry_after_s=RETRY_AFTER_S,
             )
 

@@ -299,10 +299,16 @@ class EngineThread:
     async def embed(self, run: Callable[[], T]) -> T:
         """
         One pass over a text to embed, when no answer's job waits. It uses no cache of a session, so
-        a caller that is cancelled does not wait for its turn. Raises as ``call`` does.
+        a caller that is cancelled waits for no pass but its own. Raises as ``call`` does.
         """
-        needed = True
-        job = _Job(lambda _: run(), _identity, JobKind.EMBED, lambda: needed)
+        needed, begun = True, False
+
+        def run_it(_: object) -> T:
+            nonlocal begun
+            begun = True
+            return run()
+
+        job = _Job(run_it, _identity, JobKind.EMBED, lambda: needed)
         if self._ended.is_set():
             raise EngineGone("the engine has ended")
         self._inbox.put(job)
@@ -311,8 +317,9 @@ class EngineThread:
             await job.done.wait()
         finally:
             needed = False
-            with trio.CancelScope(shield=True):
-                await job.done.wait()
+            if begun:
+                with trio.CancelScope(shield=True):
+                    await job.done.wait()
             self._open.discard(job)
         if self.abandoned:
             raise EngineGone("the engine was abandoned")

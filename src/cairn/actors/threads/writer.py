@@ -31,7 +31,7 @@ import trio
 from cairn.actors.errors import CannotRecord
 from cairn.actors.threads.heads import HeadKeeper
 from cairn.actors.threads.thread import run_thread
-from cairn.journal.errors import StoreError, StoreUnready
+from cairn.journal.errors import LeaseLost, StoreError, StoreUnready
 from cairn.journal.events import Recorded, SessionForgotten, StallReason
 from cairn.journal.rows.base import Base, histories_of
 from cairn.journal.rows.codec import Row
@@ -411,6 +411,8 @@ class JournalWriter:
         """Look rows up. A failure is for the caller: it does not concern the rows to write."""
         try:
             return [self._store.row(at) or self._in_base(at) for at in positions]
+        except LeaseLost:
+            raise  # nothing can be written any more
         except StoreError as error:
             return error
 

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
 import json
 import os
 import sys
@@ -78,6 +79,8 @@ def stored(make: Callable[..., Names]) -> Callable[..., Names]:
         # A file that cannot be read, or is not whole, is written again.
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
             listed = json.loads(file.read_text(encoding="utf-8"))
+            if not listed:
+                raise ValueError("a list without names")
             return {
                 frozenset(needed): {name: set(names) for name, names in modules.items()}
                 for needed, modules in listed
@@ -96,7 +99,8 @@ def _file_of(module_path: Path, prefix: str | None) -> Path | None:
     folder = module_path if module_path.is_dir() else module_path.parent
     if cache is None:
         return None
-    digest = hashlib.sha256(f"{sys.version_info[:2]} {folder} {prefix}".encode())
+    version = importlib.metadata.version("transformers")  # times and sizes may be equal
+    digest = hashlib.sha256(f"{sys.version_info[:2]} {version} {folder} {prefix}".encode())
     for place in (folder, folder / "__init__.py", Path(sys.modules[_MODULE].__file__ or folder)):
         facts = place.stat()
         digest.update(f" {facts.st_mtime_ns} {facts.st_size}".encode())

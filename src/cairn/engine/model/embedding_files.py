@@ -53,19 +53,32 @@ def embedding_fault(where: str) -> str | None:
         modules, pooling = _json(place / "modules.json"), _json(place / "1_Pooling/config.json")
     except (OSError, ValueError) as error:
         return f"{where} cannot be read: {error}."
+    if not (modules is None or _is_list_of_objects(modules)):
+        return f"{where}: modules.json is no list of modules."
+    if not isinstance(pooling, dict | None):
+        return f"{where}: 1_Pooling/config.json is no object."
     kinds = [str(one.get("type", "")).rpartition(".")[2] for one in modules or ()]
     if strange := [kind for kind in kinds if kind not in _KNOWN_MODULES]:
         return (
             f"{where} has a module {strange[0]} after the model (modules.json), which cannot be "
             "served. Choose an embedding model without one, such as Qwen3-Embedding."
         )
-    if pooling is not None and not pooling.get(_LAST_TOKEN):
+    used = {name for name, is_used in (pooling or {}).items() if _is_mode(name) and is_used}
+    if pooling is not None and used != {_LAST_TOKEN}:
         return (
             f"{where} makes its vectors from other states than that of the last token "
             "(1_Pooling/config.json), which cannot be served. Choose an embedding model of a "
             "decoder family, such as Qwen3-Embedding."
         )
     return None
+
+
+def _is_list_of_objects(found: object) -> bool:
+    return isinstance(found, list) and all(isinstance(one, dict) for one in found)
+
+
+def _is_mode(name: object) -> bool:
+    return str(name).startswith("pooling_mode_")
 
 
 def read_matryoshka(where: str) -> Matryoshka:

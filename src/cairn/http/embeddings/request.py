@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import msgspec
+import trio
 
 from cairn.actors.requests.messages import Embed, Embedded, ListedModel
 from cairn.http.completions.request import read_token_ids
@@ -92,18 +94,23 @@ def embeddings_request(
     )
 
 
-def embedding_list(found: Embedded, read: EmbeddingsRequest) -> EmbeddingList:
+async def vector_texts(found: Embedded, *, as_base64: bool = False) -> list[Any]:
+    """
+    The JSON of each vector, which takes a second for a large request. Other tasks run in between.
+    """
+    texts = []
+    for vector in found.vectors:
+        await trio.lowlevel.checkpoint()
+        sent = base64.b64encode(vector).decode() if as_base64 else array("f", vector).tolist()
+        texts.append(msgspec.Raw(msgspec.json.encode(sent)))
+    return texts
+
+
+async def embedding_list(found: Embedded, read: EmbeddingsRequest) -> EmbeddingList:
     """The vectors, as they are sent."""
+    texts = await vector_texts(found, as_base64=read.as_base64)
     return EmbeddingList(
-        data=[
-            EmbeddingObject(
-                index=index,
-                embedding=base64.b64encode(vector).decode()
-                if read.as_base64
-                else array("f", vector).tolist(),
-            )
-            for index, vector in enumerate(found.vectors)
-        ],
+        data=[EmbeddingObject(index=index, embedding=text) for index, text in enumerate(texts)],
         model=found.model,
         usage=EmbeddingUsage(found.tokens, found.tokens),
         cairn=EmbeddingCairn(

@@ -5,7 +5,6 @@ conversation may switch between the two.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -82,16 +81,18 @@ def _as_chat(wire: WireMessage) -> chat.WireMessage:
 
 def _name_calls(messages: Sequence[chat.WireMessage]) -> None:
     """
-    Give ids to calls without one, and to results, in order. Some clients drop the ids that they
-    were sent, and some templates need them. Changes the messages.
+    Give ids to calls without one, and to results: a result is of the first call without one to the
+    function that it names, else of the first. Some clients drop the ids that they were sent, and
+    some templates need them. Changes the messages.
     """
-    count, unanswered = 0, deque[str]()
+    count, unanswered = 0, dict[str, str]()
     for message in messages:
         for call in message.tool_calls or ():
             call.id = call.id or f"call{count:05}"
             count += 1
-            unanswered.append(call.id)
+            unanswered[call.id] = call.function.name
         if message.role == "tool" and not message.tool_call_id and unanswered:
-            message.tool_call_id = unanswered[0]
-        if (answers := message.tool_call_id) is not None and answers in unanswered:
-            unanswered.remove(answers)
+            named = (one for one, name in unanswered.items() if name == message.name)
+            message.tool_call_id = next(named, next(iter(unanswered)))
+        if message.tool_call_id is not None:
+            unanswered.pop(message.tool_call_id, None)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import msgspec
 
 from cairn.actors.requests.messages import Embedded, ListedModel
 from cairn.http.embeddings.objects import EmbeddingCairn
-from cairn.http.embeddings.request import EmbeddingsRequest, embeddings_request
+from cairn.http.embeddings.request import EmbeddingsRequest, embeddings_request, vector_texts
 from cairn.http.ollama.objects import OllamaEmbedding, OllamaEmbeddings
 from cairn.http.wire.checks import JsonObject, missing
 from cairn.http.wire.json import to_struct
@@ -50,11 +49,11 @@ def read_prompt_request(
     return embeddings_request({**others, "input": prompt}, ignored, models)
 
 
-def vectors(found: Embedded, read: EmbeddingsRequest) -> OllamaEmbeddings:
+async def vectors(found: Embedded, read: EmbeddingsRequest) -> OllamaEmbeddings:
     """The vectors of all texts, in their order."""
     return OllamaEmbeddings(
         model=found.model,
-        embeddings=[array("f", vector).tolist() for vector in found.vectors],
+        embeddings=await vector_texts(found),
         prompt_eval_count=found.tokens,
         cairn=EmbeddingCairn(
             request=found.request,
@@ -64,7 +63,7 @@ def vectors(found: Embedded, read: EmbeddingsRequest) -> OllamaEmbeddings:
     )
 
 
-def vector(found: Embedded, read: EmbeddingsRequest) -> OllamaEmbedding:
+async def vector(found: Embedded, read: EmbeddingsRequest) -> OllamaEmbedding:
     """The vector of a single text."""
-    all_of_it = vectors(found, read)
+    all_of_it = await vectors(found, read)
     return OllamaEmbedding(embedding=all_of_it.embeddings[0], cairn=all_of_it.cairn)

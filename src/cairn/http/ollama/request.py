@@ -64,7 +64,9 @@ _ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
-_DURATION: Final = re.compile(r"(-?)((?:[0-9]{1,12}(?:\.[0-9]{0,9})?(?:ns|us|µs|ms|s|m|h)?)+)")
+_NUMBER: Final = r"[0-9]{1,12}(?:\.[0-9]{0,9})?"
+# Each number but a lone one has a unit: with several ways to split a text, a match takes for ever.
+_DURATION: Final = re.compile(rf"(-?)((?:{_NUMBER}(?:ns|us|µs|ms|s|m|h))+|{_NUMBER})")
 _DURATION_PART: Final = re.compile(r"([0-9.]+)(ns|us|µs|ms|s|m|h)?")
 _UNITS_S: Final[Mapping[str, float]] = MappingProxyType(
     {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -135,12 +135,12 @@ def add_ollama_routes(
     @app.post(f"{ADDRESS}/embed")
     async def ollama_embed() -> Response:
         found, asked, headers = await embedded(read_embed_request)
-        return json_response(vectors(found, asked), headers=headers)
+        return json_response(await vectors(found, asked), headers=headers)
 
     @app.post(f"{ADDRESS}/embeddings")
     async def ollama_embeddings() -> Response:
         found, asked, headers = await embedded(read_prompt_request)
-        return json_response(vector(found, asked), headers=headers)
+        return json_response(await vector(found, asked), headers=headers)
 
     @app.post(f"{ADDRESS}/show")
     async def ollama_show() -> Response:

@@ -364,7 +364,7 @@ def turn_object(view: TurnView, caller: str) -> TurnObject:
         was=why.was if why is not None else None,
         now=why.now if why is not None else None,
         end=view.end,
-        gone_row=(of.expired if view.reason == "expired" else of.evicted or of.lost) or None,
+        gone_row=(of.expired if view.reason == "expired" else max(of.evicted, of.lost)) or None,
         rows=TurnRows(of.received, of.selected, of.ended),
         damaged=UNSET if view.damaged is None else view.damaged,
     )

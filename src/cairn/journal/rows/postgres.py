@@ -175,7 +175,8 @@ def columns(
     connection: sa.Connection, table: sa.Table
 ) -> tuple[dict[str, object], dict[str, object]]:
     """The columns of a table as they are, and as they should be."""
-    there = sa.inspect(connection).get_columns(table.name)
+    inspector = sa.inspect(connection)
+    there = inspector.get_columns(table.name) if inspector.has_table(table.name) else []
     found: dict[str, object] = {
         column["name"]: (str(column["type"]), column["nullable"]) for column in there
     }

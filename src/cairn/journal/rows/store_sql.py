@@ -214,6 +214,7 @@ class SqlStore:
         read_only: bool = False,
         sync: Sync = "full",
         keys: KeyRing | None = None,
+        holder: str | None = None,
     ) -> SqlStore:
         """
         Open an existing journal. Changes nothing in it, and runs no migration.
@@ -223,6 +224,7 @@ class SqlStore:
                 and cannot write.
             sync: for a writer: see ``Sync``.
             keys: open the sealed payloads of the rows; new ones are stored before rows are.
+            holder: who holds the lease from now on, for people; by default this process.
 
         Raises:
             StoreError: there is no journal, it is not a Cairn journal, its schema is not this
@@ -243,7 +245,7 @@ class SqlStore:
         if path is None and not read_only:
             try:
                 with _errors(place, "write to"), connection.begin():
-                    token = lease.taken(connection, _this_process())
+                    token = lease.taken(connection, holder or _this_process())
             except BaseException:
                 _let_go(connection)
                 raise
@@ -321,8 +323,12 @@ class SqlStore:
             return step()
         except StoreLost:
             try:
+                if self._token is not None:
+                    # The new connection has the lock, for which the next server of the node waits.
+                    with self._writing("read"):
+                        pass
                 return step()
-            except StoreUnready:
+            except (StoreUnready, LeaseLost):
                 raise
             except StoreError as error:
                 # It may have lost its connection because it was taken over.
@@ -332,12 +338,13 @@ class SqlStore:
         """Why the lease is lost, looked up without the lock; None if it is not."""
         if self._token is None:
             return None
-        connection = postgres.unlocked(self._connection.engine.url)
-        try:
-            with _errors(self._place, "read"), connection.begin():
-                found = lease.held(connection)
-        finally:
-            _let_go(connection)
+        with _errors(self._place, "read"):
+            connection = postgres.unlocked(self._connection.engine.url)
+            try:
+                with connection.begin():
+                    found = lease.held(connection)
+            finally:
+                _let_go(connection)
         return self._lost(found) if found is not None and found.token != self._token else None
 
     def _lost(self, found: Lease) -> LeaseLost:

@@ -472,7 +472,7 @@ class Dialog:
         """
         stored = [one.agent_id for one in self._stored()]
         if name is None:
-            others = (one for one in stored if PREFIX in one)
+            others = (one for one in stored if _is_chat(one, PREFIX))
             last = next((one for one in others if one != self._conversation.agent), None)
             if last is None:
                 raise Unreadable("There is no earlier chat on this server.")
@@ -482,7 +482,7 @@ class Dialog:
         numbers = list(map(str, range(1, len(self._listed) + 1)))
         if name in numbers:
             return self._listed[numbers.index(name)]
-        near = [one for one in stored if one.startswith(name) or f"{PREFIX}{name}" in one]
+        near = [one for one in stored if one.startswith(name) or _is_chat(one, f"{PREFIX}{name}")]
         if len(near) == 1:
             return near[0]
         if near:
@@ -527,3 +527,8 @@ def _ago(time: str) -> str:
         if seconds >= unit:
             return f"{seconds // unit} {name} ago"
     return "now"
+
+
+def _is_chat(agent: str, beginning: str) -> bool:
+    """Whether an agent's name begins so, after the name of its node perhaps."""
+    return agent.startswith(beginning) or agent.partition(".")[2].startswith(beginning)

@@ -68,7 +68,7 @@ def takeover(node: str, journal: str, by: str | None, yes: bool) -> None:
     token, ended = take_over(url, named)
     if ended:
         click.echo(f"ended {counted(len(ended), 'connection')} of the server of {node}")
-    with closing(SqlStore.open(url)) as store:
+    with closing(SqlStore.open(url, holder=named)) as store:
         _record(store, node, named)
     click.echo(
         f"{node} is taken over: lease {store.token or token}. Start it with `ops serve --node "
