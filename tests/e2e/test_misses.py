@@ -16,6 +16,7 @@ import httpx
 import msgspec
 import pytest
 
+from cairn.journal import events as ev
 from tests.support.subprocess_server import Serving, eventually, started
 
 SYSTEM = (
@@ -91,7 +92,7 @@ def test_a_clock(roomy: Serving) -> None:
     person.said[0] = {"role": "system", "content": SYSTEM.format("14:06")}
     found = person.says("And then?").reads()
     assert found.startswith("clock ")
-    assert "`14:05` became `14:06`. A clock in the system prompt" in found
+    assert "14:05 became 14:06 . A clock in the system prompt" in found
 
 
 def test_reordered_tools(roomy: Serving) -> None:
@@ -110,7 +111,7 @@ def test_an_edit(roomy: Serving) -> None:
     person.said[1] = {"role": "user", "content": "I like blue wine in the evening, and you?"}
     found = person.says("And then?").reads()
     assert found.startswith("a message changed ")
-    assert "`red` became `blue`. That is usual after an edit" in found
+    assert "red became blue . That is usual after an edit" in found
 
 
 def test_another_model(roomy: Serving) -> None:
@@ -127,13 +128,19 @@ def test_expiry(roomy: Serving) -> None:
     session = person.session
 
     def expired() -> bool:
+        """The session, and what it sealed, which was used a little later."""
         found = httpx.get(f"{roomy.url}/v1/sessions/{session}").json()["session"]
-        return found["kv"]["where"] == "nowhere"
+        sealed = {one.key for one in roomy.events(ev.BlockSealed, session=session)}
+        filed = {one.key for one in roomy.events(ev.BlockSpilled)}
+        evicted = {one.key for one in roomy.events(ev.BlockEvicted, reason="expired")}
+        removed = {one.key for one in roomy.events(ev.BlockFileRemoved, reason="expired")}
+        gone = sealed <= evicted and sealed & filed <= removed
+        return gone and found["kv"]["where"] == "nowhere"
 
     eventually(expired)
     found = person.says("And then?").reads()
     assert found.startswith("expired ")
-    assert "it was not used for its TTL. Set a longer `--ttl`" in found
+    assert "it was not used for its TTL. Set a longer --ttl" in found
 
 
 def test_busy(roomy: Serving) -> None:
@@ -173,7 +180,7 @@ def test_a_disabled_cache(roomy: Serving) -> None:
     """A request that wants none."""
     found = Person(roomy).begins("three").says("And then?", cache_prompt=False).reads()
     assert found.startswith("cache disabled ")
-    assert "The request disabled the cache (`cache_prompt: false`)." in found
+    assert "The request disabled the cache ( cache_prompt: false )." in found
 
 
 def test_eviction(tmp_path: Path) -> None:
@@ -197,7 +204,7 @@ def test_too_short(tmp_path: Path) -> None:
             Person(server).begins("seven", f"Number {number}.")
         found = person.says("And then?").reads()
         assert found.startswith("too short ")
-        assert "it had fewer than 500 tokens. A smaller `--min-cache-tokens`" in found
+        assert "it had fewer than 500 tokens. A smaller --min-cache-tokens" in found
 
 
 DROPPED = (
