@@ -218,6 +218,7 @@ async def test_a_long_chat_is_shown_in_pages() -> None:
         found = [int(at) for at in re.findall(r'<article class="exchange" data-turn="(\d+)"', text)]
         assert list(range(numbers[0], numbers[1] + 1)) == found
         assert 'data-turns="120"' in text
+    assert 404 == (await client.get("/explorer/chat?agent=none", headers=HTML)).status_code
     assert "&amp;before=71" in last
     assert "&amp;before=21" in middle
     assert "Earlier turns" not in first

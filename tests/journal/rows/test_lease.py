@@ -61,6 +61,8 @@ def test_the_url_of_a_node():
         parsed.password,
         parsed.query["options"],
     )
+    with pytest.raises(StoreError, match="names a schema, and so does --node n1"):
+        node_url("postgresql://db/one?options=-csearch_path%3Dx", "n1")
     twice = node_url("postgresql://db/one?options=-ca%3Db&options=-cc%3Dd", "n1")
     assert "-ca=b -cc=d -csearch_path=node_n1" == sa.make_url(twice).query["options"]
 
@@ -116,6 +118,22 @@ def test_a_reader_that_was_taken_over(url: str):
             with connected(url) as connection:
                 holders = connection.exec_driver_sql("SELECT holder FROM lease").scalars().all()
             assert ["jo"] == holders
+
+
+def test_a_reader_whose_journal_is_gone(url: str):
+    """A reader has no lease that it could have lost."""
+    with closing(SqlStore.open(url)) as store:
+        store.append(ROWS[:4])
+    with closing(SqlStore.open(url, read_only=True)) as reader, connected(url) as connection:
+        connection.exec_driver_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        connection.exec_driver_sql("ALTER TABLE events RENAME TO gone")
+        connection.commit()
+        with pytest.raises(StoreError, match="events") as refused:
+            reader.row(1)
+        assert not isinstance(refused.value, LeaseLost)
 
 
 def test_a_table_that_is_missing(url: str):
