@@ -226,7 +226,7 @@ def test_a_node_that_is_killed(fleet: Fleet, tmp_path: Path, lengthy: Any):
     with fleet.node("n1") as one, fleet.node("n2") as two:
         nodes = {"n1": one, "n2": two}
         places = {name: "{}:{}".format(*node.address) for name, node in nodes.items()}
-        with running_haproxy(tmp_path, places) as router:
+        with running_haproxy(tmp_path, places, check_s=20) as router:
             hello = user("Hello! My name is Jordis.")
             first = {key: turn(router, key, hello) for key in ("a", "b", "c", "d")}
             assert set(nodes) == {node for node, _ in first.values()}

@@ -20,6 +20,7 @@ from tests.support.child_process import die_with_parent
 from tests.support.subprocess_server import DEADLINE_S, Serving, eventually
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "fleet.cfg"
+_CHECK = "timeout check 1s"
 _CLIENTS, _NODES = "127.0.0.1:8080", {"n1": "127.0.0.1:8001", "n2": "127.0.0.1:8002"}
 
 Fault = Literal["none", "drops", "refuses", "hangs"]
@@ -31,12 +32,16 @@ def installed() -> bool:
 
 
 @contextlib.contextmanager
-def running_haproxy(folder: Path, nodes: Mapping[str, str]) -> Iterator[Serving]:
+def running_haproxy(
+    folder: Path, nodes: Mapping[str, str], *, check_s: int = 1
+) -> Iterator[Serving]:
     """
     Run HAProxy with ``fleet.cfg``, of which only the addresses are changed.
 
     Args:
         nodes: the address of each node, HOST:PORT, by its name in the file.
+        check_s: how long an answer to a health check may take. A real server needs more than the
+            file allows on a machine that runs other tests.
 
     Yields:
         It, as the server that its clients see.
@@ -50,6 +55,8 @@ def running_haproxy(folder: Path, nodes: Mapping[str, str]) -> Iterator[Serving]
     for name, usual in _NODES.items():
         assert 2 == text.count(usual)
         text = text.replace(usual, nodes[name])
+    assert 1 == text.count(_CHECK)
+    text = text.replace(_CHECK, f"timeout check {check_s}s")
     file = folder / "fleet.cfg"
     file.write_text(text, encoding="utf-8")
     log = folder / "haproxy.log"

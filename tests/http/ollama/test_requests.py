@@ -169,7 +169,7 @@ async def test_calls_and_results_without_ids():
 
 async def test_results_that_name_their_function():
     """In whichever order they come."""
-    calls = [{"function": {"name": name, "arguments": {}}} for name in ("f", "g", "f")]
+    calls: list[Any] = [{"function": {"name": name, "arguments": {}}} for name in ("f", "g", "f")]
     results = [("g", "of g"), ("f", "first of f"), ("h", "of the call that is left")]
     talk = [
         *HELLO,
