@@ -148,7 +148,6 @@ UNBOUND: dict[str, dict[str, str]] = {
     "block_file_rejected": {"reason": _REPORTED, "moved_to": _REPORTED},
     "block_file_removed": {"reason": "`space` or `expired`; the file is gone either way"},
     "tokens_emitted": {
-        "ids": "which row released the last token, or the end token",
         "text": "bound by a stored answer, else by `ops replay --engine`",
     },
     "call_rejected": {
@@ -164,7 +163,6 @@ UNBOUND: dict[str, dict[str, str]] = {
         "texts_at": "a row of the session that has a text of this name",
     },
     "session_forgotten": {
-        "of_session": _OPERATOR,
         "rows": "the rows without their keys are counted again by `ops verify`",
         "key_ids": _OPERATOR,
         "blocks": "some of the blocks on record; which are the session's needs its rows",
