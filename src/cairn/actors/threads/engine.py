@@ -309,10 +309,7 @@ class EngineThread:
             return run()
 
         job = _Job(run_it, _identity, JobKind.EMBED, lambda: needed)
-        if self._ended.is_set():
-            raise EngineGone("the engine has ended")
-        self._inbox.put(job)
-        self._open.add(job)
+        self._submit(job)
         try:
             await job.done.wait()
         finally:
@@ -321,10 +318,7 @@ class EngineThread:
                 with trio.CancelScope(shield=True):
                     await job.done.wait()
             self._open.discard(job)
-        if self.abandoned:
-            raise EngineGone("the engine was abandoned")
-        assert job.result is not None
-        done: T = job.result.unwrap()
+        done: T = self._result(job)
         return done
 
     def decode(
@@ -385,19 +379,26 @@ class EngineThread:
         joined: Callable[[], int] = lambda: 0,
     ) -> R:
         job = _Job(run, record, kind, still_needed, goes_first, joined)
-        if self._ended.is_set():
-            raise EngineGone("the engine has ended")
-        self._inbox.put(job)
-        self._open.add(job)
+        self._submit(job)
         # A job that has begun changes caches, so it is waited for and recorded.
         with trio.CancelScope(shield=True):
             await job.done.wait()
         self._open.discard(job)
+        done: R = self._result(job)
+        return done
+
+    def _submit(self, job: _Job) -> None:
+        if self._ended.is_set():
+            raise EngineGone("the engine has ended")
+        self._inbox.put(job)
+        self._open.add(job)
+
+    def _result(self, job: _Job) -> Any:
+        """What a job that is done has returned. Raises what it raised."""
         if self.abandoned:
             raise EngineGone("the engine was abandoned")
         assert job.result is not None
-        done: R = job.result.unwrap()
-        return done
+        return job.result.unwrap()
 
     def _finish(self, job: _Job) -> None:
         """In trio's thread, in the order in which jobs ran."""

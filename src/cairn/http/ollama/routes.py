@@ -116,21 +116,26 @@ def add_ollama_routes(
         )
         return json_response(sent)
 
+    async def generated(
+        read: Reader,
+        piece: Callable[..., Piece],
+        whole: Callable[[ReadRequest], AnswerBuilder],
+        stream: Callable[[ReadRequest], StreamBuilder],
+    ) -> Response:
+        """An answer, or what a request without a prompt gets."""
+        fields, asked = await asked_of(read)
+        if isinstance(asked, Preload):
+            return preloaded(fields, asked, piece)
+        check_model(asked.command.requested_model)
+        return await answered(asked, whole, stream)
+
     @app.post(f"{ADDRESS}/chat")
     async def ollama_chat() -> Response:
-        fields, asked = await asked_of(read_chat_request)
-        if isinstance(asked, Preload):
-            return preloaded(fields, asked, chat_piece)
-        check_model(asked.command.requested_model)
-        return await answered(asked, ChatAnswer, ChatStream)
+        return await generated(read_chat_request, chat_piece, ChatAnswer, ChatStream)
 
     @app.post(f"{ADDRESS}/generate")
     async def ollama_generate() -> Response:
-        fields, asked = await asked_of(read_generate_request)
-        if isinstance(asked, Preload):
-            return preloaded(fields, asked, text_piece)
-        check_model(asked.command.requested_model)
-        return await answered(asked, TextAnswer, TextStream)
+        return await generated(read_generate_request, text_piece, TextAnswer, TextStream)
 
     @app.post(f"{ADDRESS}/embed")
     async def ollama_embed() -> Response:

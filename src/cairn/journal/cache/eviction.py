@@ -389,9 +389,9 @@ def expired(
 
 def next_expiry(order: Order) -> int | None:
     """When the next TTL ends, in microseconds since 1970; None if none does."""
-    ends = [expires_us for _, expires_us in islice(order.expiry.in_order(), 1)]
-    ends += [end for end in (order.resting.first_us(),) if end is not None]
-    return min(ends, default=None)
+    _, of_blocks = next(order.expiry.in_order(), (None, None))
+    ends = (of_blocks, order.resting.first_us())
+    return min((end for end in ends if end is not None), default=None)
 
 
 def sessions_over(order: Order, now_us: int) -> tuple[Session, ...]:
