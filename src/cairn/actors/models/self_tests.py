@@ -13,12 +13,10 @@ drills.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ import structlog
 
 import cairn.engine
 from cairn.engine.errors import EngineFault
+from cairn.engine.machine.cache import replace_file
 from cairn.engine.model import fingerprint
 from cairn.engine.row_class import RowClass
 from cairn.journal.events import SelfTestFinished
@@ -75,7 +74,7 @@ class StoredSelfTests:
         try:
             if tested.passed:
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                _replace(path, _signed(_document(fields, msgspec.to_builtins(tested))))
+                replace_file(path, _signed(_document(fields, msgspec.to_builtins(tested))))
             else:
                 path.unlink(missing_ok=True)
         except OSError as error:
@@ -160,16 +159,3 @@ def _result(document: bytes, fields: Mapping[str, Any]) -> SelfTestFinished:
     if not tested.passed or tested.base_fingerprint != fingerprint.base_of(fields):
         raise _Unusable("it is not of a passed test")
     return tested
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file that its owner alone can read. Other processes see all of it, or the old one."""
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(draft).replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            Path(draft).unlink()
-        raise

@@ -15,14 +15,12 @@ import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from cairn.engine.machine.cache import cache_folder
+from cairn.engine.machine.cache import cache_folder, replace_file
 
 _MODULE = "transformers.utils.import_utils"
 _FUNCTION = "define_import_structure"
@@ -113,12 +111,4 @@ def _write(file: Path, names: Names) -> None:
         [sorted(needed), {name: sorted(found) for name, found in modules.items()}]
         for needed, modules in names.items()
     ]
-    # Another process may make the same list at the same time.
-    handle, draft = tempfile.mkstemp(dir=file.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as text:
-            json.dump(listed, text)
-        Path(draft).replace(file)
-    except OSError:
-        Path(draft).unlink()
-        raise
+    replace_file(file, json.dumps(listed).encode())
