@@ -34,12 +34,24 @@ from cairn.actors.requests.messages import (
 from cairn.actors.threads.pages import PageShares
 from cairn.engine.answer.parts import AnswerPart, Said
 from cairn.engine.contract import EmbedderFacts
+from cairn.engine.model.embedding_files import Matryoshka
 from cairn.http.service import SessionService
 from cairn.journal.events import Event, Recorded
 from cairn.journal.state import EMPTY
 from cairn.journal.summaries import Summaries
 from tests.http.agents.fake_agents import FakeAgents, FakeTenantAgents
 
+EMBEDS = EmbedderFacts(
+    name="vectors",
+    fingerprint="e" * 16,
+    dimensions=256,
+    matryoshka=Matryoshka(),
+    context_tokens=32,
+    vocabulary_tokens=100,
+    pass_tokens=4,
+    dtype="float32",
+    memory_bytes=1000,
+)
 FACTS = ServerFacts(
     model="cairn/small-1",
     fingerprint="f" * 16,

@@ -12,27 +12,14 @@ import trio
 
 from cairn.actors.errors import Broken, InputTooLong, PromptRefused, QueueFull
 from cairn.actors.requests.messages import Embed
-from cairn.engine.contract import EmbedderFacts
 from cairn.engine.model.embedding_files import Matryoshka
 from cairn.http.app import create_app
 from cairn.journal.events import EmbeddingsComputed
 from tests.http.conftest import Serve
 from tests.http.explorer.test_login import KEYS
-from tests.http.fake_service import FACTS, FakeService
+from tests.http.fake_service import EMBEDS, FACTS, FakeService
 
 pytestmark = pytest.mark.trio
-
-EMBEDS = EmbedderFacts(
-    name="vectors",
-    fingerprint="e" * 16,
-    dimensions=256,
-    matryoshka=Matryoshka(),
-    context_tokens=32,
-    vocabulary_tokens=100,
-    pass_tokens=4,
-    dtype="float32",
-    memory_bytes=1000,
-)
 
 
 def embedding(matryoshka: Matryoshka | None = None) -> FakeService:

@@ -12,13 +12,20 @@ from cairn.actors.errors import Broken, ModelBusy
 from cairn.actors.models.size import ModelSize
 from cairn.actors.requests.messages import Delta
 from cairn.engine.answer.parts import Called, Calling, Said, Thought
-from cairn.engine.contract import EmbedderFacts
-from cairn.engine.model.embedding_files import Matryoshka
 from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
 from cairn.http.ollama.models import API_VERSION
 from cairn.journal.summaries import TurnCounts
-from tests.http.fake_service import ACCEPTED, FACTS, FINISHED, PREFILLING, QUEUED, FakeService, Step
+from tests.http.fake_service import (
+    ACCEPTED,
+    EMBEDS,
+    FACTS,
+    FINISHED,
+    PREFILLING,
+    QUEUED,
+    FakeService,
+    Step,
+)
 
 pytestmark = pytest.mark.trio
 
@@ -277,17 +284,6 @@ async def test_only_the_operator_has_models_loaded():
 # --- embeddings --------------------------------------------------------------------------------
 
 
-EMBEDS = EmbedderFacts(
-    name="vectors",
-    fingerprint="e" * 16,
-    dimensions=256,
-    matryoshka=Matryoshka(),
-    context_tokens=32,
-    vocabulary_tokens=100,
-    pass_tokens=4,
-    dtype="float32",
-    memory_bytes=1000,
-)
 MADE = {"request": "req-1", "fingerprint": "e" * 16}
 
 

@@ -26,8 +26,7 @@ from cairn.http.responses.objects import Echo
 from cairn.http.wire.errors import ErrorEnvelope
 from cairn.journal.tenants import LOCAL
 from tests.http.agents.fake_agents import TURN
-from tests.http.fake_service import ACCEPTED, DELTAS, FINISHED, FakeService
-from tests.http.ollama.test_answers import EMBEDS
+from tests.http.fake_service import ACCEPTED, DELTAS, EMBEDS, FINISHED, FakeService
 
 pytestmark = pytest.mark.trio
 
