@@ -21,7 +21,7 @@ import click
 import msgspec
 
 from cairn.actors.clock import clock
-from cairn.actors.journal_keys import KeyFile
+from cairn.actors.journal_keys import JournalKeys, open_keys
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
 from cairn.journal.forgetting import Found, find
@@ -121,22 +121,22 @@ def forget(
     source = Source.of(data_dir, journal)
     server = server_of(data_dir, url)
     if server is not None:
-        name = _named(source, keys_in(files.keys), session)
+        name = _named(source, keys_in(files.keys, url), session)
         _ask(server, name, api_key, yes=yes, with_agent=agent)
         return
     other = "and forget the session then, or ask it: POST /v1/sessions/SESSION/forget"
     with hold_journal(url, other, who=_WHO):
         require_known_head(files, url, accept=False)
         with contextlib.ExitStack() as opened:
-            keys = KeyFile.open(files.keys)
+            keys = open_keys(files.keys, url)
             opened.callback(keys.close)
-            name = _named(source, keys, session)
             store = SqlStore.open(url, keys=keys)
             opened.callback(store.close)
+            name = _named(source, keys, session)
             _forget(store, keys, data_dir, name, yes=yes, with_agent=agent)
 
 
-def _named(source: Source, keys: KeyFile | None, session: str) -> str:
+def _named(source: Source, keys: JournalKeys | None, session: str) -> str:
     """
     The id of the session that is meant.
 
@@ -217,7 +217,7 @@ def _name_places(places: Sequence[str]) -> None:
 
 
 def _forget(
-    store: SqlStore, keys: KeyFile, data_dir: Path, name: str, *, yes: bool, with_agent: bool
+    store: SqlStore, keys: JournalKeys, data_dir: Path, name: str, *, yes: bool, with_agent: bool
 ) -> None:
     base = store.base()
     left = store.head()[0] - (base.position if base is not None else 0)
@@ -251,7 +251,7 @@ def _forget(
     _append(store, report, [found.event(stored)])
     keys.remove(name, (*found.key_ids, *stored))
     click.echo(f"Session {name} is forgotten.")
-    _name_places(found.traces.still_readable(report.state))
+    _name_places(found.traces.still_readable(report.state, keys.left_in))
 
 
 def _require_possible(found: Found, *, with_agent: bool) -> None:
