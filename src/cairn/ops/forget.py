@@ -90,7 +90,7 @@ def forget(
     Make the texts of a session unreadable, in all copies of the journal.
 
     Removes the keys of SESSION, with which its texts and token ids are sealed, from the data
-    directory: then they cannot be read in the journal, nor in exports and backups of it that were
+    directory, or from a node's database: then they cannot be read in the journal, nor in exports and backups of it that were
     made before. The rows stay, so that the chain and its checkpoints hold, and `session_forgotten`
     records what was done. Also closes the session, and removes the files of its blocks that no
     other session has, and the snapshot.
@@ -98,8 +98,8 @@ def forget(
     Not forgotten are: what other sessions have (those with the same beginning, or that quote words
     of it where they differ, are listed), what bugs of other sessions quote, token ids in the base
     of an earlier prune, names of sessions, models and tenants, numbers and times; what keys open
-    that were handed over (`ops export --with-keys`, `ops bundle`) or are in a backup of keys.db;
-    and logs of other programs. The output says which of these there are.
+    that were handed over (`ops export --with-keys`, `ops bundle`) or are in a backup of keys.db, or
+    of a node's database; and logs of other programs. The output says which of these there are.
 
     If a server uses the journal, it is asked to forget the session, and need not be stopped. With
     API keys, that needs the session's own, or the operator's. A server on PostgreSQL, or whose
