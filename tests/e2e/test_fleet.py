@@ -173,7 +173,8 @@ def test_a_node_goes_on_without_its_data_directory(fleet: Fleet, tmp_path: Path)
     """
     with fleet.node("n1") as old:
         call(old, "POST", "/v1/agents", agent_id="notes")
-        say(old, "Hello! My name is Jordis.")
+        hello = user("Hello! My name is Jordis.")
+        first = say(old, hello)
         old.kill()
     assert not list(fleet.home("n1").glob("keys.db*"))
     code, out, err = run_ops("takeover", "n1", "--journal", fleet.url, "--by", "jo", "--yes")
@@ -194,7 +195,13 @@ def test_a_node_goes_on_without_its_data_directory(fleet: Fleet, tmp_path: Path)
     with started(elsewhere, *where[2:], *fleet.options, *named) as new:
         (turn,) = call(new, "GET", "/v1/agents/n1.notes/turns").json()["data"]
         assert "Jordis" in str(turn)
-        assert "Jordis" in say(new, "What is my name?")
+        more = user("What is my name?")
+        second = say(new, more)
+        (alone,) = cold(new, hello, assistant(first["message"]["content"]), more)
+        assert (alone["message"]["content"], alone["logprobs"]) == (
+            second["message"]["content"],
+            second["logprobs"],
+        )
         new.wait_idle()
         assert (0, True) == verified("--data-dir", elsewhere, *where[2:])
         forgotten = call(new, "POST", "/v1/sessions/agent/n1.notes/forget?agent=true").json()
@@ -229,12 +236,13 @@ def test_a_file_of_keys_from_before(fleet: Fleet):
     assert f"{file} has the keys of node n1 from a development version" in refusal(*where)
 
 
-def say(server: Serving, text: str) -> str:
-    """A turn of agent ``n1.notes``, and its answer."""
-    asked = {"messages": [user(text)], "max_tokens": 16, "temperature": 0}
+def say(server: Serving, message: Any) -> Any:
+    """A turn of agent ``n1.notes``; what its client gets."""
+    asked = {"messages": [message], "max_tokens": 8, "temperature": 0, "logprobs": True}
     answer = call(server, "POST", "/v1/agents/n1.notes/generate", **asked)
     assert 200 == answer.status_code, answer.text
-    return str(answer.json()["choices"][0]["message"]["content"])
+    (choice,) = answer.json()["choices"]
+    return choice
 
 
 def verified(*where: object) -> tuple[int, bool]:
