@@ -90,10 +90,10 @@ def forget(
     Make the texts of a session unreadable, in all copies of the journal.
 
     Removes the keys of SESSION, with which its texts and token ids are sealed, from the data
-    directory, or from a node's database: then they cannot be read in the journal, nor in exports and backups of it that were
-    made before. The rows stay, so that the chain and its checkpoints hold, and `session_forgotten`
-    records what was done. Also closes the session, and removes the files of its blocks that no
-    other session has, and the snapshot.
+    directory, or from a node's database: then they cannot be read in the journal, nor in exports
+    and backups of it that were made before. The rows stay, so that the chain and its checkpoints
+    hold, and `session_forgotten` records what was done. Also closes the session, and removes the
+    files of its blocks that no other session has, and the snapshot.
 
     Not forgotten are: what other sessions have (those with the same beginning, or that quote words
     of it where they differ, are listed), what bugs of other sessions quote, token ids in the base
