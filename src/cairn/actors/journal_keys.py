@@ -363,7 +363,7 @@ class KeyTable(JournalKeys):
         self._url = url
         self._follows = named is None
         self._wrapped: dict[str, bytes] | None = None  # by id
-        self._ids: dict[str, set[str]] = {}  # by subject
+        self._ids: dict[str, tuple[str, ...]] = {}  # by subject
         self._counts = (0, 0)
 
     @classmethod
@@ -490,7 +490,7 @@ class KeyTable(JournalKeys):
         )
         with self._lock:
             self._drop(gone)
-            self._ids[subject] = self._stored(subject) - gone
+            self._ids[subject] = tuple(self._stored(subject) - gone)
             for key_id in gone:
                 self._all().pop(key_id, None)
             self._counts = (self._counts[0], self._counts[1] + removed)
@@ -498,7 +498,7 @@ class KeyTable(JournalKeys):
 
     def _stored(self, subject: str) -> set[str]:
         self._load()
-        return self._ids.get(subject, set())
+        return {*self._ids.get(subject, ())}
 
     def _wrapped_of(self, key_id: str) -> bytes | None:
         from cairn.journal.rows import key_table, store_sql
@@ -518,7 +518,7 @@ class KeyTable(JournalKeys):
 
     def _hold(self, key_id: str, subject: str, wrapped: bytes) -> bytes:
         self._all()[key_id] = wrapped
-        self._ids.setdefault(subject, set()).add(key_id)
+        self._ids[subject] = (*self._ids.get(subject, ()), key_id)
         return wrapped
 
     def _all(self) -> dict[str, bytes]:
