@@ -29,12 +29,13 @@ class Fleet:
     options: tuple[object, ...]
 
     def home(self, node: str) -> Path:
-        """The data directory of a node, with the fleet's secret."""
+        """The data directory of a node, with the fleet's secret and journal key."""
         home = self.folder / node
         if not home.exists():
             home.mkdir(mode=0o700)
-            (home / "secret").write_bytes(bytes(SECRET_BYTES))
-            (home / "secret").chmod(0o600)
+            for name in ("secret", "journal-key"):
+                (home / name).write_bytes(bytes(SECRET_BYTES))
+                (home / name).chmod(0o600)
         return home
 
     def where(self, node: str) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import attrs
 
-from cairn.actors.journal_keys import KeyFile
+from cairn.actors.journal_keys import JournalKeys
 from cairn.actors.requests.limits import Limits
 from cairn.engine.prompt.specials import SpecialTokens
 from cairn.journal.rows.store import Store
@@ -88,7 +88,7 @@ class Settings:
     fold_all: bool = False
     keep_s: int | None = None
     reader: Callable[[], Store] | None = None
-    keys: KeyFile | None = None
+    keys: JournalKeys | None = None
     disk_bytes: int | None = 0
     speculation: bool = True
     prewarm: bool = True

@@ -16,6 +16,7 @@ SCHEMA_PREFIX: Final = "node_"
 NODE_MAX: Final = 16
 
 _NAME = re.compile(r"[a-z][a-z0-9]*")
+_IN_OPTIONS = re.compile(rf"-c\s*search_path={SCHEMA_PREFIX}([a-z][a-z0-9]*)(?!\S)")
 _APART: Final = "."  # in no name of a node, and in no id that the server makes
 
 
@@ -29,6 +30,12 @@ def is_node_name(name: str) -> bool:
 def schema_of(node: str) -> str:
     """The schema with the journal of a node."""
     return f"{SCHEMA_PREFIX}{node}"
+
+
+def node_in(options: str) -> str | None:
+    """The node whose schema these options of a connection to PostgreSQL name; None if none."""
+    found = _IN_OPTIONS.search(options)
+    return found[1] if found is not None and is_node_name(found[1]) else None
 
 
 def on_node(node: str | None, name: str) -> str:

@@ -1,6 +1,6 @@
 """
 Rows in a database: SQLite by default, PostgreSQL by URL. What is PostgreSQL's alone is in
-``postgres`` and ``lease``; no other module uses SQLAlchemy.
+``postgres``, ``lease`` and ``key_table``; no other module uses SQLAlchemy.
 
 Rules of this module:
 
@@ -43,8 +43,8 @@ from cairn.journal.errors import (
     StoreLost,
     StoreUnready,
 )
-from cairn.journal.nodes import schema_of
-from cairn.journal.rows import lease, postgres
+from cairn.journal.nodes import node_in, schema_of
+from cairn.journal.rows import key_table, lease, postgres
 from cairn.journal.rows.base import Base
 from cairn.journal.rows.codec import COLUMNS, GENESIS, Row, opened, shown
 from cairn.journal.rows.lease import Lease
@@ -182,6 +182,14 @@ def node_url(url: str, node: str) -> str:
     return parsed.update_query_dict({"options": chosen}).render_as_string(hide_password=False)
 
 
+def node_of(url: str) -> str | None:
+    """The node whose journal a URL names; None if it is not that of a node."""
+    parsed = _parsed(url)
+    given = parsed.query.get("options", "")
+    options = given if isinstance(given, str) else " ".join(given)
+    return node_in(options) if parsed.get_backend_name() == "postgresql" else None
+
+
 class SqlStore:
     """
     The rows of a journal in a database. See ``store.Store``.
@@ -266,7 +274,7 @@ class SqlStore:
         if not rows:
             return
         if self._keys is not None:
-            self._keys.commit()
+            self._keys.commit(self._within)
         self._lasting(lambda: self._commit(rows))
         self._require_own_file()
 
@@ -354,6 +362,14 @@ class SqlStore:
             "committed before is in the journal."
         )
 
+    def _within(self, work: Callable[[Any], None]) -> None:
+        """See ``sealing.Within``."""
+        self._lasting(lambda: self._step(work))
+
+    def _step(self, work: Callable[[Any], None]) -> None:
+        with self._writing("write to"):
+            work(self._connection)
+
     def _commit(self, rows: Sequence[Row]) -> None:
         with self._writing("write to"):
             self._append(rows)
@@ -381,7 +397,7 @@ class SqlStore:
     def cut(self, base: Base, rows: Sequence[Row]) -> None:
         """See ``Store.cut``."""
         if self._keys is not None:
-            self._keys.commit()
+            self._keys.commit(self._within)
         self._lasting(lambda: self._cut(base, rows))
         self._require_own_file()
 
@@ -742,6 +758,26 @@ def take_over(url: str, by: str) -> tuple[int, list[int]]:
     return token, ended
 
 
+def in_database(url: str, doing: str, work: Callable[[sa.Connection], T]) -> T:
+    """
+    A step in a transaction of its own, without the lock of the journal: it must not change rows.
+
+    Args:
+        doing: what it does to the journal, for the message of an error.
+
+    Raises:
+        StoreError: the database cannot be reached, or refuses.
+    """
+    parsed = _parsed(url)
+    with _errors(_place(parsed), doing):
+        connection = postgres.unlocked(parsed)
+        try:
+            with connection.begin():
+                return work(connection)
+        finally:
+            _let_go(connection)
+
+
 def schema_revision(url: str) -> str | None:
     """
     The revision of a journal's schema; None if there is no journal yet. Changes nothing: opens an
@@ -977,7 +1013,7 @@ def _column_faults(
 
 
 def _postgres_faults(connection: sa.Connection) -> list[tuple[str, str]]:
-    tables = [*metadata.tables.values(), lease.table]
+    tables = [*metadata.tables.values(), lease.table, *key_table.metadata.tables.values()]
     names = [table.name for table in tables]
     faults = [(part, _STRANGE) for part in postgres.strange_parts(connection, names)]
     for table in tables:

@@ -419,7 +419,8 @@ _CHECKS = "Checks and debugging"
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The key that wraps the keys of the journal's texts; may be on another disk. Made at the "
-    "first start. Default: where it was last, else journal-key in the data directory.",
+    "first start; all nodes of a fleet have the same. Default: where it was last, else journal-key "
+    "in the data directory.",
 )
 @_option(
     "--journal-sync",

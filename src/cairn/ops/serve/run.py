@@ -29,7 +29,7 @@ from cairn.actors.boot import (
     booted,
     booted_models,
 )
-from cairn.actors.journal_keys import KeyFile
+from cairn.actors.journal_keys import JournalKeys, open_keys
 from cairn.actors.models.choice import Choice
 from cairn.actors.requests.limits import Limits
 from cairn.actors.server import Server
@@ -141,7 +141,7 @@ def run(options: dict[str, Any]) -> None:
         _warn(secret_warning(data_dir))
         if url.startswith("sqlite"):
             _warn(warning(sqlite_path(url), sqlite3.sqlite_version_info))
-        sealed = KeyFile.open(files.keys, options["journal_key"])
+        sealed = open_keys(files.keys, url, options["journal_key"])
         store = SqlStore.open(url, sync=options["journal_sync"], keys=sealed)
         if url.startswith("sqlite"):
             _warn(
@@ -233,7 +233,7 @@ async def serve_over(
     keys: Keys | None,
     models: ModelList | None = None,
     heads: HeadKeeper | None = None,
-    sealed: KeyFile | None = None,
+    sealed: JournalKeys | None = None,
     listens: Callable[[str], None] = lambda _: None,
 ) -> bool:
     """
@@ -267,7 +267,7 @@ async def _serve(
     models: ModelList | None,
     starting: Starting,
     heads: HeadKeeper | None,
-    sealed: KeyFile | None,
+    sealed: JournalKeys | None,
     listens: Callable[[str], None],
 ) -> None:
     """
@@ -383,7 +383,9 @@ async def _signals(
             stop.set()
 
 
-def settings_of(options: dict[str, Any], data_dir: Path, sealed: KeyFile | None = None) -> Settings:
+def settings_of(
+    options: dict[str, Any], data_dir: Path, sealed: JournalKeys | None = None
+) -> Settings:
     """The settings that the command's options give."""
     budgets = {
         name: options[option] * 1024 * 1024
