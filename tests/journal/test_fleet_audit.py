@@ -1,4 +1,4 @@
-"""What the journals of a fleet's nodes say of each other, and each way in which that can be wrong."""
+"""What the journals of a fleet say of each other, and each way in which that can be wrong."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _print_node(node: _Node, audit: FleetAudit) -> None:
     seen = audit.seen.get(node.name)
     follow = consequences(findings)
     unread = checked.not_checked if checked is not None else NotChecked()
-    if not sys.stdout.isatty():
+    if _is_piped():
         _print_object(
             node=node.name,
             verdict=_WORDS[node.code],
@@ -181,7 +181,7 @@ def _print_fleet(nodes: list[_Node], audit: FleetAudit) -> int:
     findings = audit.findings
     codes = [_BROKEN for _ in findings] + [node.code for node in nodes]
     code = next((one for one in (_BROKEN, _UNREADABLE, _UNREAD) if one in codes), _SOUND)
-    if not sys.stdout.isatty():
+    if _is_piped():
         _print_object(
             fleet=[node.name for node in nodes],
             verdict=_WORDS[code],
@@ -208,6 +208,10 @@ def _print_fleet(nodes: list[_Node], audit: FleetAudit) -> int:
     )
     click.echo(f"fleet of {counted(len(nodes), 'node')}: {_WORDS[code]}")
     return code
+
+
+def _is_piped() -> bool:
+    return not sys.stdout.isatty()
 
 
 def _none(findings: tuple[Finding, ...], invariant: str) -> bool:
