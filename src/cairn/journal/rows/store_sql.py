@@ -43,7 +43,7 @@ from cairn.journal.errors import (
     StoreLost,
     StoreUnready,
 )
-from cairn.journal.nodes import NodeHead, schema_of
+from cairn.journal.nodes import NodeHead, node_of, schema_of
 from cairn.journal.rows import lease, postgres
 from cairn.journal.rows.base import Base
 from cairn.journal.rows.codec import COLUMNS, GENESIS, Row, opened, shown
@@ -180,6 +180,20 @@ def node_url(url: str, node: str) -> str:
         )
     chosen = f"{options} -csearch_path={schema_of(node)}".strip()
     return parsed.update_query_dict({"options": chosen}).render_as_string(hide_password=False)
+
+
+def fleet_url(url: str) -> str:
+    """The URL of the database of a fleet, by that of a node's journal in it (``node_url``)."""
+    parsed = _parsed(url)
+    given = parsed.query.get("options", "")
+    words = given.split() if isinstance(given, str) else list(given)
+    own = [word for word in words if node_of(word.removeprefix("-csearch_path=")) is None]
+    if own == words:
+        return url
+    rest = {name: value for name, value in parsed.query.items() if name != "options"}
+    if own:
+        rest["options"] = " ".join(own)
+    return parsed.set(query=rest).render_as_string(hide_password=False)
 
 
 class SqlStore:
