@@ -213,7 +213,7 @@ def test_a_digest_in_a_base():
     """The digests of blocks whose rows were pruned count, too."""
     rows = healthy()
     sealed = next(row for row in rows if row.kind == "block_sealed")
-    key = fleet_audit._fields(sealed)["key"]
+    key = msgspec.json.decode(sealed.public)["key"]
     block = Block(key=key, parent=None, digest="another", start=0, bytes=1, present=False, tokens=4)
     state = attrs.evolve(EMPTY, position=4, blocks=EMPTY.blocks.set(key, block))
     audit = audited({"n1": [], "n2": rows}, {}, {"n1": base_of(state, "ef" * 32)})
@@ -222,7 +222,7 @@ def test_a_digest_in_a_base():
 
 def adopting(rows: Sequence[Row], sealed: Row, **changes: Any) -> list[Reference]:
     """What a node names that adopted the block of a row."""
-    fields = fleet_audit._fields(sealed)
+    fields = msgspec.json.decode(sealed.public)
     named = {
         "digest": fields["digest"],
         "key": fields["key"],

@@ -112,7 +112,7 @@ def test_a_journal_that_cannot_be_read(run: Run, fleet: str, postgres: Postgres)
 
 def test_for_people(run: Run, fleet: str, postgres: Postgres, monkeypatch: pytest.MonkeyPatch):
     """On a terminal, a line for each finding and each node, and a verdict."""
-    monkeypatch.setattr("cairn.ops.fleet.verify._is_piped", lambda: False)
+    monkeypatch.setattr("cairn.ops.fleet.verify.is_piped", lambda: False)
     lines = run("verify", "--fleet", fleet).stdout.splitlines()
     assert lines[0].startswith("n1: sound; 3 rows, head 3:")
     assert lines[1].endswith("lease 1, others saw row 31")

@@ -97,7 +97,7 @@ def verify_fleet(url: str, data_dir: Path) -> int:
         own = node_url(url, name)
         node = _Node(name, Source.of(data_dir, own))
         nodes.append(node)
-        with _reading(node):
+        with _noting_fault(node):
             # Before any rows are verified, which servers may be adding to.
             node.known = known_heads(
                 node.source, HeadFiles.of(data_dir, own), None, None, public_key=None
@@ -109,7 +109,7 @@ def verify_fleet(url: str, data_dir: Path) -> int:
     for node in nodes:
         audit.begin(node.name, node.base)
         if not node.fault:
-            with _reading(node):
+            with _noting_fault(node):
                 _verify(node, audit)
         _print_node(node, audit)
     audit.end_all(names)
@@ -117,7 +117,7 @@ def verify_fleet(url: str, data_dir: Path) -> int:
 
 
 @contextlib.contextmanager
-def _reading(node: _Node) -> Iterator[None]:
+def _noting_fault(node: _Node) -> Iterator[None]:
     """What is wrong with one journal does not keep the others from being checked."""
     try:
         yield
@@ -146,7 +146,7 @@ def _print_node(node: _Node, audit: FleetAudit) -> None:
     seen = audit.seen.get(node.name)
     follow = consequences(findings)
     unread = checked.not_checked if checked is not None else NotChecked()
-    if _is_piped():
+    if is_piped():
         _print_object(
             node=node.name,
             verdict=_WORDS[node.code],
@@ -181,7 +181,7 @@ def _print_fleet(nodes: list[_Node], audit: FleetAudit) -> int:
     findings = audit.findings
     codes = [_BROKEN for _ in findings] + [node.code for node in nodes]
     code = next((one for one in (_BROKEN, _UNREADABLE, _UNREAD) if one in codes), _SOUND)
-    if _is_piped():
+    if is_piped():
         _print_object(
             fleet=[node.name for node in nodes],
             verdict=_WORDS[code],
@@ -210,7 +210,8 @@ def _print_fleet(nodes: list[_Node], audit: FleetAudit) -> int:
     return code
 
 
-def _is_piped() -> bool:
+def is_piped() -> bool:
+    """Whether another program reads the output."""
     return not sys.stdout.isatty()
 
 
