@@ -71,7 +71,7 @@ def loaded_models(url: str) -> dict[str, Models]:
     """
     from cairn.journal.rows.store_sql import SqlStore, fleet_url, node_url, nodes_of
 
-    found = {}
+    found: dict[str, Models] = {}
     for node in nodes_of(url):
         with contextlib.closing(
             SqlStore.open(node_url(fleet_url(url), node), read_only=True)
