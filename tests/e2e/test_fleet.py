@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from pathlib import Path
@@ -249,6 +250,50 @@ def verified(*where: object) -> tuple[int, bool]:
     """The exit code of `ops verify`, and whether it found no violation."""
     code, out, _ = run_ops("verify", *where)
     return code, "broken: 0" in out.splitlines()
+
+
+# --- audit ----------------------------------------------------------------------------------------
+
+
+def audit(fleet: Fleet) -> tuple[int, dict[str, Any]]:
+    """What `ops verify --fleet` says: its exit code, and the verdict on all nodes."""
+    code, out, err = run_ops("verify", "--fleet", fleet.url, "--data-dir", fleet.folder / "none")
+    assert out, err
+    return code, json.loads(out.splitlines()[-1])
+
+
+def test_rows_that_are_cut_off(fleet: Fleet, postgres: Postgres):
+    """
+    Nodes append each other's heads. Rows that are then removed from the end of one journal, which
+    stays valid in itself, are found.
+    """
+    often = ("--see-heads", "0.1")
+    with fleet.node("n1", *often) as one, fleet.node("n2", *often) as two:
+        assert 200 == two.post(messages=[user("Hello")], max_tokens=4).status_code
+        two.wait_idle()
+        position = two.position()
+        eventually(lambda: position <= _seen(fleet, "n1", "n2"))
+        eventually(lambda: _seen(fleet, "n2", "n1") > 0)
+        one.wait_idle()
+        two.wait_idle()
+        assert (0, 0) == (one.stop(), two.stop())
+    code, verdict = audit(fleet)
+    assert (4, 0) == (code, verdict["broken"])  # the keys of texts are in the nodes' directories
+    assert verdict["named_rows"]["present"] >= 2
+    with postgres.connect(fleet.name) as connection:
+        connection.execute(f"DELETE FROM node_n2.events WHERE position >= {position}")
+    shutil.rmtree(fleet.home("n2"))  # the recorded head, too
+    fleet.assert_valid("n1")
+    code, verdict = audit(fleet)
+    assert 1 == code
+    assert {"INV-8"} == {finding["invariant"] for finding in verdict["findings"]}
+    assert "the journal of n2 ends before it" in verdict["findings"][0]["message"]
+
+
+def _seen(fleet: Fleet, by: str, node: str) -> int:
+    """The last row of a node that another one saw."""
+    heads = (one.heads for one in fleet.events(by) if isinstance(one, ev.HeadsSeen))
+    return max((at for seen in heads for name, at, _ in seen if name == node), default=0)
 
 
 # --- the database ---------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ UNBOUND: dict[str, dict[str, str]] = {
     },
     "server_stopped": {"reason": _WORDS},
     "node_taken_over": {"token": "any that no earlier lease had", "by": _OPERATOR},
+    "heads_seen": {"heads": "what other journals have; `ops verify --fleet` compares them"},
     "model_loaded": {
         "grain": _LATER,
         "name": _OPERATOR,

@@ -28,6 +28,11 @@ class Fleet:
     folder: Path
     options: tuple[object, ...]
 
+    @property
+    def name(self) -> str:
+        """The name of the database."""
+        return self.url.partition("?")[0].rpartition("/")[2]
+
     def home(self, node: str) -> Path:
         """The data directory of a node, with the fleet's secret and journal key."""
         home = self.folder / node

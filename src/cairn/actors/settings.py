@@ -8,6 +8,7 @@ from typing import Literal
 
 import attrs
 
+from cairn.actors.idle.fleet_heads import ReadHeads
 from cairn.actors.journal_keys import JournalKeys
 from cairn.actors.requests.limits import Limits
 from cairn.engine.prompt.specials import SpecialTokens
@@ -68,6 +69,8 @@ class Settings:
         accept_tight: load a model even if it may not fit in memory.
         beside_bytes: what embedding models hold of the memory.
         node: the name of the server in its fleet; None if it is alone.
+        heads_s: how often it appends the heads of the other nodes, in seconds; 0 for never.
+        read_heads: reads them; needed for that.
         on_record: the settings that go into the journal.
     """
 
@@ -103,6 +106,8 @@ class Settings:
     beside_bytes: int = 0
     limits: Limits = attrs.field(factory=Limits)
     node: str | None = None
+    heads_s: float = 0.0
+    read_heads: ReadHeads | None = None
     on_record: Mapping[str, object] = attrs.field(factory=dict)
 
 

@@ -48,6 +48,7 @@ from cairn.ops.common.locations import (
 )
 from cairn.ops.common.output import counted, printable, size_text
 from cairn.ops.common.passes import TEST_AGAIN, decode_text, drafts_text, prefill_text, was_busy
+from cairn.ops.fleet.fingerprints import differences, loaded_models
 from cairn.ops.journal.growth import Growth, growth
 from cairn.ops.journal.readers import readers_warning
 from cairn.ops.serve.models_option import models_option
@@ -191,6 +192,8 @@ def checks(
     yield "journal", lambda: check_journal(url, options)
     yield "heads", lambda: check_heads(data_dir, journal, options)
     yield "bits", lambda: check_bits(url)
+    if url.startswith("postgresql"):
+        yield "fleet", lambda: check_fleet(url)
     yield "disk", lambda: check_disk(data_dir, url)
     yield "memory", lambda: check_memory(models)
     yield "server", lambda: check_server(data_dir)
@@ -399,6 +402,25 @@ def check_bits(url: str) -> Found:
     if was_busy(tested.row_class_reason):
         return Found("warn", fact, TEST_AGAIN)
     return Found("ok", fact)
+
+
+def check_fleet(url: str) -> Found:
+    """Whether the nodes that share a database have one fingerprint, and in which fields not."""
+    try:
+        nodes = loaded_models(url)
+    except JournalError as error:
+        return Found("fail", str(error))
+    if not nodes:
+        return Found("ok", "no node has a journal in this database")
+    found = differences(nodes)
+    if found:
+        fact = f"fingerprints differ, so nodes share nothing and answer with other bits: {found[0]}"
+        rest = "".join(f"; {one}" for one in found[1:])
+        advice = "; ".join(dict.fromkeys(one.advice for one in found))
+        return Found("fail", f"{fact}{rest}", advice)
+    empty = [node for node, models in nodes.items() if not models]
+    fact = f"{', '.join(nodes)}: the same fingerprint"
+    return Found("ok", f"{fact}; no model loaded yet: {', '.join(empty)}" if empty else fact)
 
 
 def _begins_wrong(base: Base | None, first: Row | None) -> str | None:

@@ -43,7 +43,7 @@ from cairn.journal.errors import (
     StoreLost,
     StoreUnready,
 )
-from cairn.journal.nodes import node_in, schema_of
+from cairn.journal.nodes import NodeHead, node_in, node_of_schema, schema_of
 from cairn.journal.rows import key_table, lease, postgres
 from cairn.journal.rows.base import Base
 from cairn.journal.rows.codec import COLUMNS, GENESIS, Row, opened, shown
@@ -190,6 +190,20 @@ def node_of(url: str) -> str | None:
     return node_in(options) if parsed.get_backend_name() == "postgresql" else None
 
 
+def fleet_url(url: str) -> str:
+    """The URL of the database of a fleet, by that of a node's journal in it (``node_url``)."""
+    parsed = _parsed(url)
+    given = parsed.query.get("options", "")
+    words = given.split() if isinstance(given, str) else list(given)
+    own = [word for word in words if node_of_schema(word.removeprefix("-csearch_path=")) is None]
+    if own == words:
+        return url
+    rest = {name: value for name, value in parsed.query.items() if name != "options"}
+    if own:
+        rest["options"] = " ".join(own)
+    return parsed.set(query=rest).render_as_string(hide_password=False)
+
+
 class SqlStore:
     """
     The rows of a journal in a database. See ``store.Store``.
@@ -263,6 +277,11 @@ class SqlStore:
     def token(self) -> int | None:
         """Of the lease of a writer on PostgreSQL; None if there is none."""
         return self._token
+
+    def leases(self) -> list[tuple[str, int]]:
+        """The schemas and tokens of the leases of a journal on PostgreSQL: one, once served."""
+        with _errors(self._place, "read"), self._connection.begin():
+            return lease.listed(self._connection)
 
     @property
     def place(self) -> str:
@@ -776,6 +795,52 @@ def in_database(url: str, doing: str, work: Callable[[sa.Connection], T]) -> T:
                 return work(connection)
         finally:
             _let_go(connection)
+
+
+def nodes_of(url: str) -> list[str]:
+    """
+    The nodes that have a journal in the database of a fleet, in order of their names.
+
+    Raises:
+        StoreError: it is not PostgreSQL, or cannot be reached.
+    """
+    with _looking(url) as connection, connection.begin():
+        return postgres.nodes(connection)
+
+
+def heads_of_others(url: str, node: str, since: Mapping[str, tuple[int, str]]) -> list[NodeHead]:
+    """
+    What the journals of the other nodes of a fleet end with, over a connection of its own.
+
+    Args:
+        url: the database, or the journal of a node in it.
+        node: the one that looks.
+        since: node to position and hash of the head that it saw last.
+
+    Raises:
+        StoreError: they cannot be read.
+    """
+    with _looking(url) as connection:
+        with connection.begin():
+            others = [other for other in postgres.nodes(connection) if other != node]
+        return postgres.heads_of(connection, others, since)
+
+
+@contextmanager
+def _looking(url: str) -> Iterator[sa.Connection]:
+    """A connection to the database of a fleet that changes nothing."""
+    parsed = _parsed(url)
+    if parsed.get_backend_name() != "postgresql":
+        raise StoreError(
+            f"{_place(parsed)} has no nodes, because the nodes of a fleet share a PostgreSQL "
+            "database. Write postgresql://user@host/name."
+        )
+    connection = _connected(parsed, mode="ro")
+    try:
+        with _errors(_place(parsed), "read"):
+            yield connection
+    finally:
+        _let_go(connection)
 
 
 def schema_revision(url: str) -> str | None:

@@ -399,6 +399,16 @@ _CHECKS = "Checks and debugging"
     "the PostgreSQL database that --journal names, and ids of responses and agents begin with n1.",
 )
 @_option(
+    "--see-heads",
+    group=_JOURNAL,
+    default=60.0,
+    type=click.FloatRange(0.0),
+    callback=_is_number,
+    metavar="SECONDS",
+    help="How often a node appends the heads of the other nodes' journals to its own, if they have "
+    "grown, so that rows which are removed from the end of one of them show. 0: never.",
+)
+@_option(
     "--checkpoints",
     group=_JOURNAL,
     metavar="FILE",

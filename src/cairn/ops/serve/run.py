@@ -47,7 +47,13 @@ from cairn.http.app import CairnApp, create_app
 from cairn.http.server.listen import bind_socket, is_loopback, serve_http
 from cairn.http.starting import StartingServer
 from cairn.journal.rows.store import Store
-from cairn.journal.rows.store_sql import SqlStore, migrate, sqlite_path, strange_words
+from cairn.journal.rows.store_sql import (
+    SqlStore,
+    heads_of_others,
+    migrate,
+    sqlite_path,
+    strange_words,
+)
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import (
@@ -430,6 +436,10 @@ def settings_of(
         reader=partial(
             SqlStore.open, url_of(data_dir, options["journal"]), read_only=True, keys=sealed
         ),
+        heads_s=options["see_heads"],
+        read_heads=partial(heads_of_others, url_of(data_dir, options["journal"]), options["node"])
+        if options["node"] is not None
+        else None,
         disk_bytes=None if options["disk_mb"] is None else options["disk_mb"] * 1024 * 1024,
         speculation=not options["no_speculation"],
         prewarm=not options["no_prewarm"],
