@@ -561,9 +561,16 @@ class World:
         names = ("key", "parent", "digest", "start", "bytes", "node")
         self.blocks[event.key] = {
             **{name: getattr(event, name) for name in names},
-            **{"present": True, "tokens": event.end - event.start, "ids": b"", "prewarmed": 0},
-            **{"file_bytes": None, "gone": None, "bug_id": None, "pins": known["pins"]},
-            **{"last_used": self.position, "previous_use": before},
+            "tokens": event.end - event.start,
+            "present": True,
+            "ids": b"",
+            "prewarmed": 0,
+            "file_bytes": None,
+            "gone": None,
+            "bug_id": None,
+            "pins": known["pins"],
+            "last_used": self.position,
+            "previous_use": before,
             "expires_us": max(dues, default=None),
         }
         rates = self.rates

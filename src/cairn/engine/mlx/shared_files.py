@@ -113,7 +113,7 @@ class SharedFiles:
         metadata = metadata_for(block, key, self._fingerprint, digest, span, self._run)
         try:
             mx.save_safetensors(sink, arrays_of(block), metadata=metadata)
-            size = sink.tell()
+            size: int = sink.tell()
             if self._bytes + size > most_bytes:
                 raise NoRoom
             if shutil.disk_usage(self._fleet).free < RESERVE_BYTES + size:

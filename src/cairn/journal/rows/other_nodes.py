@@ -170,7 +170,7 @@ class _Quarantined(msgspec.Struct):
 
 
 def _events_of(node: str) -> sa.TableClause:
-    columns = (sa.column(name) for name in COLUMNS)
+    columns = [sa.column(name, sa.types.NullType()) for name in COLUMNS]
     return sa.table("events", *columns, schema=schema_of(node))
 
 
