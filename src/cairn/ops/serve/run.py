@@ -46,6 +46,7 @@ from cairn.http.access.keys import Keys
 from cairn.http.app import CairnApp, create_app
 from cairn.http.server.listen import bind_socket, is_loopback, serve_http
 from cairn.http.starting import StartingServer
+from cairn.journal.rows.other_nodes import OtherNodes
 from cairn.journal.rows.store import Store
 from cairn.journal.rows.store_sql import (
     SqlStore,
@@ -82,7 +83,16 @@ ENDED_AT_ONCE = 130
 """The exit code if a signal ended the process before it had finished."""
 
 # Paths of this machine are not journaled, nor what is only shown.
-_PLACES = ("model", "models", "adapter", "journal", "checkpoints", "journal_key", "verbose")
+_PLACES = (
+    "model",
+    "models",
+    "adapter",
+    "journal",
+    "checkpoints",
+    "journal_key",
+    "verbose",
+    "blocks",
+)
 # After the last answer was cut off, its client still has to get the error.
 _LAST_WORDS_S = 10.0
 
@@ -428,7 +438,12 @@ def settings_of(
         }
         | {"shadow_check": share, "python": sysconfig.get_python_version()},
         self_tests=self_tests_folder(),
-        blocks_folder=data_dir / "blocks",
+        blocks_folder=(data_dir / "blocks")
+        if options["blocks"] is None
+        else options["blocks"] / options["node"],
+        other_nodes=None
+        if options["blocks"] is None
+        else OtherNodes(options["journal"], options["node"]),
         snapshot=snapshot_path(data_dir),
         fold_all=options["fold_all"] or (sealed is not None and sealed.is_new),
         keys=sealed,
