@@ -532,7 +532,9 @@ def first_token(place: Place) -> Iterator[Figure]:
     body = json.dumps(
         {
             "messages": [user(SYSTEM * 3), assistant("Yes."), user("Go on, please.")],
-            **{"max_tokens": 1, "stream": True, "session_id": "mine"},
+            "max_tokens": 1,
+            "stream": True,
+            "session_id": "mine",
         }
     )
     with running(fleet) as nodes, place.router(nodes) as router:
@@ -566,9 +568,7 @@ def first_token(place: Place) -> Iterator[Figure]:
 def timed(connection: http.client.HTTPConnection, body: str) -> tuple[float, str]:
     """The seconds until the first token of a stream, and the node that sent it."""
     begun = time.perf_counter()
-    connection.request(
-        "POST", "/v1/chat/completions", body, {"content-type": "application/json"}
-    )
+    connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
     took = 0.0
     with connection.getresponse() as answer:
         node = answer.headers["x-request-id"].partition(".")[0]
@@ -615,8 +615,11 @@ def rate(place: Place) -> Iterator[Figure]:
         for number in tqdm(range(ANSWERS + 1), "pairs of answers", disable=None):
             body = {
                 "messages": [user(f"Tell me of {number} stones.")],
-                **{"max_tokens": TOKENS, "stream": True, "logit_bias": endless},
-                **{"temperature": 3.0, "seed": number},
+                "max_tokens": TOKENS,
+                "stream": True,
+                "logit_bias": endless,
+                "temperature": 3.0,
+                "seed": number,
             }
             for name in order:
                 servers[name].wait_idle()
