@@ -273,7 +273,7 @@ def add_explorer(
         # Until the client leaves.
         cast(OwningRequest, request).resources.enter_context(streams.one_of(g.tenant))
         stream = feed.stream(g.tenant, of_all=of_all())
-        response = Response(stream, headers=STREAM_HEADERS)
+        response = Response(streams.until_stopped(stream), headers=STREAM_HEADERS)
         response.timeout = None
         return with_policy(response)
 
