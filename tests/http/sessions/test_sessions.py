@@ -83,7 +83,11 @@ async def site(
 
 
 async def served(
-    app: CairnApp, shutdown: trio.Event, grace_s: float, *, task_status: trio.TaskStatus[str]
+    app: CairnApp,
+    shutdown: trio.Event,
+    grace_s: float = 1.0,
+    *,
+    task_status: trio.TaskStatus[str],
 ) -> None:
     await serve_http(
         app,
