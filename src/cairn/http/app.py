@@ -513,6 +513,8 @@ def _error(error: Exception) -> ErrorAnswer:
     answer = _describe_at(path, error)
     shown = _without_keys(asked.path) if is_nowhere or answer.status == 401 else asked.path
     write = log.info
+    if isinstance(error, StillStarting):
+        write = log.debug  # a page asks again every two seconds
     if answer.status == 401:
         # A caller may be guessing keys. Behind a proxy, the address is that of the proxy.
         write, address = log.warning, {"address": asked.remote_addr}
