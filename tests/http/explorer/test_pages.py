@@ -479,7 +479,7 @@ async def hostile_objects(attack: str) -> list[str]:
     )
     shared: dict[str, Any] = {
         "facts": attrs.evolve(FACTS, model=attack),
-        **dict.fromkeys(("base", "state", "tenant", "tool"), attack),
+        **dict.fromkeys(("base", "model_state", "state", "tenant", "tool"), attack),
         **dict.fromkeys(("of_all", "with_keys", "others", "logged_in", "texts"), True),
         "path": "/explorer/session",
         "bug_count": 1,
@@ -516,7 +516,7 @@ async def hostile_objects(attack: str) -> list[str]:
             agents=[agents.facts((LOCAL, "notes"))],
             words={"notes": attack},
         ),
-        page("error.html", message=attack, code=attack, starting=False),
+        page("error.html", path="/", message=attack, code=attack, starting=False),
         page("login.html", message=attack, to="/"),
     )
     return [await one.get_data(as_text=True) for one in pages]

@@ -46,6 +46,7 @@ from cairn.http.sessions.routes import find_session, flag, number
 from cairn.http.wire.checks import ClientError
 from cairn.http.wire.errors import ErrorAnswer
 from cairn.journal.agents import session_of
+from cairn.journal.explanations import short
 from cairn.journal.invariants import SENTENCES
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.tenants import session_name, session_tenant
@@ -409,10 +410,15 @@ def _session(look: Looking, name: str) -> SessionView:
         if _SHORT(name) is None:
             raise
         found, _ = look.sessions(SessionFilter(text=name), _SESSIONS)
-        begun = [one for one in found if session_name(one.summary.id).startswith(name)]
+        begun = [one for one in found if _begins(one.summary.id, name)]
         if len(begun) != 1:
             raise
         return begun[0]
+
+
+def _begins(session: str, name: str) -> bool:
+    """Whether a session has an id that is shortened, and it begins with a name."""
+    return short(session) == name[:8] and session_name(session).startswith(name)
 
 
 def _words_of(look: Looking, agent: str) -> str:
