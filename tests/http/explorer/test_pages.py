@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import attrs
@@ -637,7 +637,9 @@ async def test_a_model_that_is_not_loaded() -> None:
     """Each page says so beside its name, and the dot is not green."""
     service = FakeService()
     client = create_app(service).test_client()
-    for state, dot, words in (("not_loaded", "idle", "· not loaded"), ("loaded", "good", "tokens<")):
+    states: dict[Literal["loaded", "not_loaded"], tuple[str, str]]
+    states = {"not_loaded": ("idle", "· not loaded"), "loaded": ("good", "tokens<")}
+    for state, (dot, words) in states.items():
         service.state = state
         text = await (await client.get("/explorer/cache", headers=HTML)).get_data(as_text=True)
         assert f'<span class="dot {dot}"></span>' in text

@@ -22,12 +22,12 @@ function svg(name, attributes) {
 // --- pages that are fetched again --------------------------------------------------------------
 
 // Parsed by the browser as a document whose scripts do not run.
-function fetchPage(address) {
+function fetchPage(address, timeout = 0) {
   return new Promise((resolve, reject) => {
     const asked = new XMLHttpRequest();
     asked.open("GET", address);
     asked.responseType = "document";
-    asked.timeout = 10000;
+    asked.timeout = timeout;
     asked.setRequestHeader("accept", "text/html");
     asked.onload = () => (asked.status === 200 && asked.response ? resolve(asked.response) : reject(asked.status));
     asked.onerror = asked.ontimeout = () => reject(0);
@@ -76,7 +76,7 @@ function follow() {
     source.close();
     clearTimeout(silence);
     current = last = null;
-    const status = await fetchPage(location.href).then(() => 200, (failed) => failed);
+    const status = await fetchPage(location.href, SILENT_MS).then(() => 200, (failed) => failed);
     if (status === 401) {
       const to = encodeURIComponent(location.pathname + location.search);
       say("This server requires a login now. ", node("a", { href: `/explorer/login?next=${to}` }, "Log in"));
