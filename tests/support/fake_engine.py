@@ -267,7 +267,8 @@ class FakeEngine(Engine):
     def adopt(
         self, key: str, node: str, expected_digest: str, size: int
     ) -> LoadReport | RejectReport | None:
-        if self._fleet is None or (block := FLEETS[self._fleet, node].get(key)) is None:
+        block = FLEETS[self._fleet, node].get(key) if (self._fleet, node) in FLEETS else None
+        if self._fleet is None or block is None:
             return None
         if block.digest != expected_digest:
             del FLEETS[self._fleet, node][key]
