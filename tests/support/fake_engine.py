@@ -267,8 +267,10 @@ class FakeEngine(Engine):
     def adopt(
         self, key: str, node: str, expected_digest: str, size: int
     ) -> LoadReport | RejectReport | None:
-        block = FLEETS[self._fleet, node].get(key) if (self._fleet, node) in FLEETS else None
-        if self._fleet is None or block is None:
+        if self._fleet is None:
+            return None
+        block = FLEETS.get((self._fleet, node), {}).get(key)
+        if block is None:
             return None
         if block.digest != expected_digest:
             del FLEETS[self._fleet, node][key]
