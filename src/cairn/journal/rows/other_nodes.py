@@ -84,8 +84,8 @@ class OtherNodes:
             connection = self._connected()
             with connection.begin():
                 connection.exec_driver_sql(f"SET LOCAL statement_timeout = {STATEMENT_MS}")
-                self._index(connection)
-                return self._found(connection, keys)
+                nodes = self._index(connection)
+                return self._found(connection, nodes, keys)
         except sa.exc.SQLAlchemyError as error:
             self._drop()
             fact = (str(error).splitlines() or ["no message"])[0]
@@ -105,12 +105,14 @@ class OtherNodes:
             self._connection = connection.execution_options(postgresql_readonly=True)
         return self._connection
 
-    def _index(self, connection: sa.Connection) -> None:
-        """Index the rows that came since the last time."""
+    def _index(self, connection: sa.Connection) -> set[str]:
+        """Index the rows that came since the last time. The nodes that have a journal now."""
+        nodes = set()
         for (schema,) in connection.execute(_SCHEMAS, {"prefix": SCHEMA_PREFIX}).all():
             node = schema.removeprefix(SCHEMA_PREFIX)
             if node == self._node or not is_node_name(node):
                 continue
+            nodes.add(node)
             events = _events_of(node)
             last = connection.execute(sa.select(sa.func.max(events.c.position))).scalar_one() or 0
             read = self._read.get(node, 0)
@@ -122,6 +124,7 @@ class OtherNodes:
             for position, kind, public in found:
                 self._note(node, position, kind, public)
             self._read[node] = last
+        return nodes
 
     def _note(self, node: str, position: int, kind: str, public: bytes) -> None:
         try:
@@ -137,12 +140,12 @@ class OtherNodes:
             del self._places[next(iter(self._places))]
 
     def _found(
-        self, connection: sa.Connection, keys: Collection[str]
+        self, connection: sa.Connection, nodes: Collection[str], keys: Collection[str]
     ) -> dict[str, Sequence[SealedRow]]:
         places: dict[str, list[int]] = {}
         for key in keys:
             for node, position in self._places.get(bytes.fromhex(key), ()):
-                if (node, key) not in self._quarantined:
+                if node in nodes and (node, key) not in self._quarantined:
                     places.setdefault(node, []).append(position)
         found: dict[str, list[SealedRow]] = {}
         for node, positions in sorted(places.items()):
