@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from cairn.journal import events as ev
+from cairn.journal.rows.store_sql import node_url
+from cairn.ops.common.heads import HeadFiles
 from tests.e2e.test_startup import refusal
 from tests.support.fleet import Fleet
 from tests.support.haproxy import installed, running_haproxy
@@ -163,6 +165,91 @@ def test_a_server_that_hangs_is_taken_over(fleet: Fleet, tmp_path: Path, lengthy
     released = [one for one in events[:lost] if getattr(one, "request", None) == running.request]
     assert sent <= sum(getattr(one, "emitted", 0) for one in released)
     fleet.assert_valid("n1")
+
+
+def test_a_node_goes_on_without_its_data_directory(fleet: Fleet, tmp_path: Path):
+    """
+    The keys of its texts are in the database, so a machine that has the fleet's secret and journal
+    key serves its agents. Another journal key is refused. Forgetting removes the keys there.
+    """
+    with fleet.node("n1") as old:
+        call(old, "POST", "/v1/agents", agent_id="notes")
+        hello = user("Hello! My name is Jordis.")
+        first = say(old, hello)
+        old.kill()
+    assert not list(fleet.home("n1").glob("keys.db*"))
+    code, out, err = run_ops("takeover", "n1", "--journal", fleet.url, "--by", "jo", "--yes")
+    assert 0 == code, out + err
+
+    elsewhere, wrong = tmp_path / "elsewhere", tmp_path / "wrong"
+    elsewhere.mkdir(mode=0o700)
+    shutil.copy(fleet.home("n1") / "secret", elsewhere)
+    (tmp_path / "fleets").write_bytes((fleet.home("n1") / "journal-key").read_bytes())
+    wrong.write_bytes(b"w" * 32)
+    where = ("--data-dir", elsewhere, "--journal", fleet.url, "--node", "n1")
+    assert f"{wrong} is not the journal key of the journal postgresql" in refusal(
+        *where, "--journal-key", wrong
+    )
+    assert "The journal key" in refusal(*where)
+    assert not (elsewhere / "journal-key").exists()
+    named = ("--journal-key", tmp_path / "fleets")
+    with started(elsewhere, *where[2:], *fleet.options, *named) as new:
+        (turn,) = call(new, "GET", "/v1/agents/n1.notes/turns").json()["data"]
+        assert "Jordis" in str(turn)
+        more = user("What is my name?")
+        second = say(new, more)
+        (alone,) = cold(new, hello, assistant(first["message"]["content"]), more)
+        assert (alone["message"]["content"], alone["logprobs"]) == (
+            second["message"]["content"],
+            second["logprobs"],
+        )
+        new.wait_idle()
+        assert (0, True) == verified("--data-dir", elsewhere, *where[2:])
+        forgotten = call(new, "POST", "/v1/sessions/agent/n1.notes/forget?agent=true").json()
+        assert any("write-ahead log" in place for place in forgotten["still_readable"])
+        assert 0 == new.stop()
+    assert (4, True) == verified("--data-dir", elsewhere, *where[2:])
+    with started(elsewhere, *where[2:], *fleet.options) as again:
+        assert 404 == call(again, "GET", "/v1/agents/n1.notes").status_code
+        assert 0 == again.stop()
+
+
+def test_the_journal_key_of_a_fleet(fleet: Fleet, tmp_path: Path):
+    """A node whose journal key differs is refused at its first start, and so is one without."""
+    with fleet.node("n1") as server:
+        assert 0 == server.stop()
+    home = tmp_path / "n2"
+    home.mkdir(mode=0o700)
+    where = ("--data-dir", home, "--journal", fleet.url, "--node", "n2")
+    assert "copy that of node n1 to there" in refusal(*where)
+    assert not (home / "journal-key").exists()
+    (home / "journal-key").write_bytes(b"w" * 32)
+    assert "is not the journal key of node n1" in refusal(*where)
+
+
+def test_a_file_of_keys_from_before(fleet: Fleet):
+    """The keys of a node were in its data directory once; a start says what to do."""
+    with fleet.node("n1") as server:
+        assert 0 == server.stop()
+    where = fleet.where("n1")
+    file = HeadFiles.of(fleet.home("n1"), node_url(fleet.url, "n1")).keys
+    file.touch()
+    assert f"{file} has the keys of node n1 from a development version" in refusal(*where)
+
+
+def say(server: Serving, message: Any) -> Any:
+    """A turn of agent ``n1.notes``; what its client gets."""
+    asked = {"messages": [message], "max_tokens": 8, "temperature": 0, "logprobs": True}
+    answer = call(server, "POST", "/v1/agents/n1.notes/generate", **asked)
+    assert 200 == answer.status_code, answer.text
+    (choice,) = answer.json()["choices"]
+    return choice
+
+
+def verified(*where: object) -> tuple[int, bool]:
+    """The exit code of `ops verify`, and whether it found no violation."""
+    code, out, _ = run_ops("verify", *where)
+    return code, "broken: 0" in out.splitlines()
 
 
 # --- audit ----------------------------------------------------------------------------------------

@@ -209,6 +209,7 @@ class FakeEngine(Engine):
         earlier: Collection[str] = (),
         known: Collection[str] = (),
         keep_aside: bool = True,
+        shared: bool = False,
     ) -> ScanReport:
         # Its files are in memory, so no earlier run can have left any.
         self._files = {}
@@ -251,6 +252,11 @@ class FakeEngine(Engine):
             memory_bytes=_bytes_of(self._blocks),
             duration_us=1,
         )
+
+    def adopt(
+        self, key: str, node: str, expected_digest: str, size: int
+    ) -> LoadReport | RejectReport | None:
+        """It shares no files with other nodes."""
 
     def drop_file(self, key: str) -> FileReport | None:
         if self._files is None or key not in self._files:

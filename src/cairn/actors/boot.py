@@ -39,6 +39,7 @@ from cairn.actors.models.model_server import ModelServer
 from cairn.actors.models.startup import StartGivenUp as StartGivenUp
 from cairn.actors.models.startup import Starting as Starting
 from cairn.actors.models.swap import Models
+from cairn.actors.other_blocks import OtherBlocks
 from cairn.actors.requests.admission import Admission
 from cairn.actors.requests.messages import ServerFacts
 from cairn.actors.requests.prepare import Preparer
@@ -184,7 +185,8 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
     limits = settings.limits
     preparer, switches = await _read_tokenizer(run, settings, started)
     actors: dict[str, SessionActor] = {}  # of sessions; memory finds the owners of slabs there
-    memory = Memory(sequencer, engine, facts, actors)
+    memory = Memory(sequencer, engine, facts, actors, settings.node)
+    other_blocks = OtherBlocks(settings.other_nodes)
     context = SessionContext(
         sequencer=sequencer,
         engine=engine,
@@ -198,6 +200,7 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
         next_prompt=NextPrompt(preparer.encoder, run.threads) if settings.prewarm else None,
         slab_idle_s=limits.slab_idle_s,
         ttl_s=limits.ttl_s,
+        other_blocks=other_blocks,
         turns=run.agents.agents.turns,
         gathering=run.gathering,
     )
@@ -242,7 +245,9 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
         folder, budget = settings.blocks_folder, settings.disk_bytes
         if budget is None:
             budget = await _disk_budget(folder, facts)
-        await server.find_blocks(folder, budget, run.boot, run.earlier)
+        shared = settings.other_nodes is not None
+        await server.find_blocks(folder, budget, run.boot, run.earlier, shared=shared)
+        await other_blocks.index()
     return server
 
 

@@ -234,7 +234,7 @@ _OF_A_BLOCK = (
     ev.BlockFileRejected,
     ev.BlockFileRemoved,
 )
-"""Steps of a block that was sealed before."""
+"""Steps of a block that was sealed before; another node may have sealed one that it rejects."""
 
 
 def _of_the_server(state: State, event: ev.Event) -> Iterator[Illegal]:
@@ -270,6 +270,8 @@ def _of_the_server(state: State, event: ev.Event) -> Iterator[Illegal]:
             yield "a session was forgotten that is open", "a closed one", session
         case ev.BlockFilesScanned() if state.model is None:
             yield "block files were scanned without a model", "a model", None
+        case ev.BlockAdopted() | ev.AdoptionDeclined() if state.model is None:
+            yield f"{event.kind} without a model", "a model", None
         case ev.ShadowStarted():
             if state.model is None:
                 yield "a shadow check started without a model", "a model", None
@@ -279,7 +281,8 @@ def _of_the_server(state: State, event: ev.Event) -> Iterator[Illegal]:
             yield from _of_the_check(state, event)
         case _:
             pass
-    if isinstance(event, _OF_A_BLOCK) and event.key not in state.blocks:
+    of_other = isinstance(event, ev.BlockFileRejected) and event.node is not None
+    if isinstance(event, _OF_A_BLOCK) and not of_other and event.key not in state.blocks:
         yield f"{event.kind} of a block that was never sealed", "a key", event.key
 
 

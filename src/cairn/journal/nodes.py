@@ -18,6 +18,7 @@ SCHEMA_PREFIX: Final = "node_"
 NODE_MAX: Final = 16
 
 _NAME = re.compile(r"[a-z][a-z0-9]*")
+_IN_OPTIONS = re.compile(rf"-c\s*search_path={SCHEMA_PREFIX}([a-z][a-z0-9]*)(?!\S)")
 _APART: Final = "."  # in no name of a node, and in no id that the server makes
 
 
@@ -51,7 +52,13 @@ def schema_of(node: str) -> str:
     return f"{SCHEMA_PREFIX}{node}"
 
 
-def node_of(schema: str) -> str | None:
+def node_in(options: str) -> str | None:
+    """The node whose schema these options of a connection to PostgreSQL name; None if none."""
+    found = _IN_OPTIONS.search(options)
+    return found[1] if found is not None and is_node_name(found[1]) else None
+
+
+def node_of_schema(schema: str) -> str | None:
     """The node whose journal is in a schema; None if it is no node's."""
     name = schema.removeprefix(SCHEMA_PREFIX)
     return name if name != schema and is_node_name(name) else None

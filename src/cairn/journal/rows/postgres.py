@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from cairn.journal.errors import StoreError, StoreLost
 from cairn.journal.events import HeadsSeen
-from cairn.journal.nodes import SCHEMA_PREFIX, NodeHead, node_of, schema_of
+from cairn.journal.nodes import SCHEMA_PREFIX, NodeHead, node_of_schema, schema_of
 
 CLAIM_TRIES = 50
 """
@@ -127,7 +127,7 @@ def _create_schema_of_node(raw: Any) -> None:
     with raw.cursor() as cursor:
         cursor.execute("SHOW search_path")
         (path,) = cursor.fetchone()
-        if node_of(path) is not None:
+        if node_of_schema(path) is not None:
             cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {path}")
         raw.commit()
 
@@ -175,7 +175,7 @@ def nodes(connection: sa.Connection) -> list[str]:
     """The nodes that have a journal in a database, in order of their names."""
     like = SCHEMA_PREFIX.replace("_", r"\_") + "%"
     found = connection.execute(_SCHEMAS, {"like": like, "table": "events"})
-    return [node for (schema,) in found if (node := node_of(schema)) is not None]
+    return [node for (schema,) in found if (node := node_of_schema(schema)) is not None]
 
 
 def heads_of(

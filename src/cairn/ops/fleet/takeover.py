@@ -48,8 +48,8 @@ def takeover(node: str, journal: str, by: str | None, yes: bool) -> None:
 
     From then on that server can commit nothing, and no client gets another token from it: it stops
     when it next writes. Its connection to the database is ended, and `node_taken_over` is appended
-    to the journal of NODE. Then start the node elsewhere, with its data directory (`keys.db`,
-    `journal-key`, `secret`): it continues from what was committed, and its agents go on.
+    to the journal of NODE. Then start the node elsewhere, with the fleet's `secret` and journal
+    key: it continues from what was committed, and its agents go on.
 
     A server that can be stopped needs no takeover. Nothing takes a node over by itself.
 
@@ -72,7 +72,7 @@ def takeover(node: str, journal: str, by: str | None, yes: bool) -> None:
         _record(store, node, named)
     click.echo(
         f"{node} is taken over: lease {store.token or token}. Start it with `ops serve --node "
-        f"{node}` and its data directory."
+        f"{node}`, on any machine that has the fleet's `secret` and journal key."
     )
 
 

@@ -113,7 +113,7 @@ def size(data_dir: Path, journal: str | None) -> None:
     from cairn.journal.rows.store_sql import SqlStore
 
     url = url_of(data_dir, journal)
-    keys = keys_in(HeadFiles.of(data_dir, journal).keys)
+    keys = keys_in(HeadFiles.of(data_dir, journal).keys, url)
     store = SqlStore.open(url, read_only=True, keys=keys)
     try:
         size = store.size_bytes() if url.startswith("sqlite") else None

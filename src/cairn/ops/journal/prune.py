@@ -127,7 +127,7 @@ def prune(
     options = PruneOptions(
         before_us=before_us, close_idle=close_idle, close_quarantined=close_quarantined
     )
-    keys = keys_in(HeadFiles.of(data_dir, journal).keys)
+    keys = keys_in(HeadFiles.of(data_dir, journal).keys, url)
     store = SqlStore.open(url, read_only=True, keys=keys)
     if dry_run:
         try:
