@@ -388,3 +388,67 @@ def test_a_node_that_is_killed(fleet: Fleet, tmp_path: Path, lengthy: Any):
             nodes[left].wait_idle()
             assert 0 == nodes[left].stop()
     fleet.assert_valid("n1", "n2")
+
+
+@pytest.mark.skipif(not installed(), reason="HAProxy is not installed")
+def test_a_node_that_is_stopped(fleet: Fleet, tmp_path: Path, lengthy: Any):
+    """
+    Once a node that hangs misses two health checks, its stream ends without its end, and the turn
+    that waits for it is answered by another node, with the bits of an answer that reuses nothing.
+    When it wakes up it does no harm: it cancels what it was at, and serves again.
+    """
+    with fleet.node("n1") as one, fleet.node("n2") as two:
+        nodes = {"n1": one, "n2": two}
+        places = {name: "{}:{}".format(*node.address) for name, node in nodes.items()}
+        with running_haproxy(tmp_path, places, check_s=5) as router:
+            hello = user("Hello! My name is Jordis.")
+            hung, said = turn(router, "a", hello)
+            (left,) = {*nodes} - {hung}
+            more = (hello, assistant(said[0]["message"]["content"]), user("And mine?"))
+            # On the same node, because any field that names a key gives the same one.
+            long = {**lengthy[0], "max_tokens": 4000, "prompt_cache_key": "a"}
+            running = Listener(router, **long).decoding(10)
+            assert hung == running.request.partition(".")[0]
+
+            nodes[hung].signal(signal.SIGSTOP)
+            assert (left, cold(nodes[left], *more)) == turn(router, "a", *more)
+            assert not running.end().done
+            own = f"{router.url}/v1/agents/{hung}.notes"
+            eventually(lambda: 503 == httpx.get(own, timeout=60).status_code)
+
+            nodes[hung].signal(signal.SIGCONT)
+            eventually(lambda: 404 == httpx.get(own, timeout=60).status_code)
+            nodes[hung].wait_idle()
+            assert cold(nodes[hung], *more) == cold(nodes[left], *more)
+            for node in nodes.values():
+                node.wait_idle()
+                assert 0 == node.stop()
+    cancelled = [one for one in fleet.events(hung) if isinstance(one, ev.RequestCancelled)]
+    assert running.request in {one.request for one in cancelled}
+    fleet.assert_valid("n1", "n2")
+
+
+# --- two fingerprints -----------------------------------------------------------------------------
+
+
+def test_two_fingerprints(fleet: Fleet):
+    """
+    Nodes on different fingerprints have no block in common, and `ops doctor` names the field. With
+    the same one they have, with one digest each.
+    """
+    for node, options in (("n1", ()), ("n2", ("--block-tokens", 32)), ("n3", ())):
+        with fleet.node(node, *options) as server:
+            question = user("Hello! My name is Jordis. " * 20)
+            assert 200 == server.post(messages=[question], max_tokens=4).status_code
+            server.wait_idle()
+            assert 0 == server.stop()
+        if node == "n2":
+            code, verdict = audit(fleet)
+            assert (4, 0, 0) == (code, verdict["broken"], verdict["shared_blocks"])
+            code, out, _ = run_ops("doctor", "--journal", fleet.url, "--port", 1024)
+            (line,) = [one for one in out.splitlines() if " fleet " in one]
+            assert (1, "fail") == (code, line[:4])
+            assert ": block_tokens: n1 64, n2 32" in line
+            assert "start the nodes with the same options" in line
+    _, verdict = audit(fleet)
+    assert (0, True) == (verdict["broken"], verdict["shared_blocks"] > 0)
