@@ -714,8 +714,8 @@ def reused(place: Place) -> Iterator[Figure]:
         f"{share:.3f}",
         "at least 0.95",
         share >= 0.95 and equal == LONG_TALKS and found["control"] == 0,
-        f"{found['other']:,} of {found['own']:,} in {LONG_TALKS} conversations, {equal} answers equal; "
-        f"control (without `--blocks`) {found['control']}",
+        f"{found['other']:,} of {found['own']:,} in {LONG_TALKS} conversations, {equal} answers "
+        f"equal; control (without `--blocks`) {found['control']}",
     )
 
 
