@@ -267,11 +267,14 @@ class FakeEngine(Engine):
     def adopt(
         self, key: str, node: str, expected_digest: str, size: int
     ) -> LoadReport | RejectReport | None:
-        block = FLEETS[self._fleet, node].get(key) if (self._fleet, node) in FLEETS else None
-        if self._fleet is None or block is None:
+        if self._fleet is None:
             return None
+        files = FLEETS.get((self._fleet, node), {})
+        if key not in files:
+            return None
+        block = files[key]
         if block.digest != expected_digest:
-            del FLEETS[self._fleet, node][key]
+            del files[key]
             return RejectReport(key=key, reason="digest", moved_to=None)
         self._blocks.setdefault(key, block)
         return self._load_report(key, block)

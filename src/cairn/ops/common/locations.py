@@ -148,10 +148,12 @@ def blocks_option(command: Decorated) -> Decorated:
 
 
 def _of_the_node(context: click.Context, _: click.Parameter, value: Path | None) -> Path | None:
-    node = context.meta.get(_NODE)
-    if value is not None and node is None:
+    if value is None:
+        return None
+    node: str | None = context.meta.get(_NODE)
+    if node is None:
         raise click.UsageError("--blocks is a folder of the nodes of a fleet: add --node.", context)
-    return None if value is None else value.absolute() / node
+    return value.absolute() / node
 
 
 def check_node(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
