@@ -140,8 +140,13 @@ def test_another_journal_key(url: str, path: Path, tmp_path: Path):
     (tmp_path / "far").write_bytes(held)
     with closing(open_keys(path, url, tmp_path / "far")) as keys:
         keys.confirm()
-    found = read_keys(path, url)  # where it was last
-    assert found is not None
+    assert None is not read_keys(path, url)  # where it was last
+    (tmp_path / "journal-key").write_bytes(held)
+    (tmp_path / "far").unlink()  # that was on another machine
+    for open_ in (open_keys, read_keys):
+        assert None is not open_(path, url)
+    with pytest.raises(StoreError, match="far is missing"):
+        open_keys(path, url, tmp_path / "far")
 
 
 def test_two_first_starts(url: str, path: Path, tmp_path: Path):

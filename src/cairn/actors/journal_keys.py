@@ -23,12 +23,15 @@ import sqlite3
 import threading
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
 from cairn.journal.errors import StoreError, StoreFull, StoreLocked, StoreStarved
 from cairn.journal.rows.sealing import KEY_BYTES, Key, Within
+
+if TYPE_CHECKING:
+    from cairn.journal.rows.key_table import Entry
 
 _CACHED = 4096
 BUSY_S = 5.0
@@ -384,7 +387,7 @@ class KeyTable(JournalKeys):
 
         name = f"the journal {store_sql.place_of(url)}"
         known = store_sql.in_database(url, "read", key_table.entry)
-        place = _place_of(path, None if known is None else (known.known, known.place), journal_key)
+        place = cls._place(path, known, journal_key)
         if known is None:
             others = store_sql.in_database(url, "read", key_table.of_other_nodes)
             if others and not place.exists():
@@ -417,10 +420,17 @@ class KeyTable(JournalKeys):
         if known is None:
             return None
         name = f"the journal {store_sql.place_of(url)}"
-        place = _place_of(path, (known.known, known.place), None)
+        place = cls._place(path, known, None)
         secret = _secret_of(place, name, may_make=False)
         _require(secret, known.known, place, name)
         return cls(url, name, secret, None, is_new=False)
+
+    @staticmethod
+    def _place(path: Path, entry: Entry | None, named: Path | None) -> Path:
+        """As ``_place_of``. Where the journal key was last may have been on another machine."""
+        place = _place_of(path, None if entry is None else (entry.known, entry.place), named)
+        own = _place_of(path, None, None)
+        return own if named is None and own.exists() and not place.exists() else place
 
     def confirm(self) -> None:
         """See ``JournalKeys.confirm``."""
