@@ -17,8 +17,8 @@ import sqlalchemy as sa
 from cairn.journal.errors import DamagedRow, StoreError, UnknownEvent
 from cairn.journal.events import BlockSealed, BlocksQuarantined
 from cairn.journal.nodes import schema_of
-from cairn.journal.rows import postgres
 from cairn.journal.rows.codec import COLUMNS, Row, decode, row_hash
+from cairn.journal.rows.database import postgres
 
 INDEXED_MOST: Final = 200_000
 """The most rows that are indexed; the oldest ones are left out. One takes some 300 bytes."""
