@@ -131,6 +131,26 @@ def test_variables_that_a_service_would_not_see(plain, asked: Path, monkeypatch)
     assert not asked.exists()
 
 
+@pytest.mark.parametrize("of", ["checkout", "wheel"])
+def test_how_the_program_was_called(home: Path, of: str):
+    """The launcher and the installed program note it in a variable, which is no setting."""
+    (home / "systemctl").touch(mode=0o755)
+    (home / "launchctl").touch(mode=0o755)
+    program = Path(sys.executable).with_name("cairn")
+    if of == "checkout":
+        program = Path(shutil.copy(Path(__file__).parents[3] / "cairn", home))
+        (home / ".venv").symlink_to(sys.prefix)
+    done = subprocess.run(
+        [program, "service", "install", "--show"],
+        env={**os.environ, "PATH": f"{home}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "cairn.service\n" in done.stdout or "io.cairn.server.plist\n" in done.stdout
+
+
 def test_paths_are_those_of_the_shell(plain, home: Path, asked: Path, monkeypatch):
     """A service starts in another directory; names of models stay as they are."""
     monkeypatch.chdir(home)

@@ -22,6 +22,7 @@ from click.core import ParameterSource
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.config_file import config_path
 from cairn.ops.common.locations import data_dir_option, example
+from cairn.ops.common.program import VARIABLE
 from cairn.ops.serve.configured import Configured, located
 from cairn.ops.state.running import health_of, running
 
@@ -300,7 +301,7 @@ def _checked(options: Sequence[str]) -> click.Context:
     """
     from cairn.ops.serve.command import serve
 
-    own = sorted(name for name in os.environ if name.startswith("CAIRN_"))
+    own = sorted(name for name in os.environ if name.startswith("CAIRN_") and name != VARIABLE)
     if own:
         config = config_path()
         where = f" or in {config}" if config is not None else ""
