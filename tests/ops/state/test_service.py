@@ -60,7 +60,7 @@ def installed(home: Path) -> Path:
     return found
 
 
-def test_a_life(plain, home: Path, asked: Path):
+def test_a_life(plain, home: Path, asked: Path, monkeypatch: pytest.MonkeyPatch):
     """It is installed, installed again with other options, looked at and removed."""
     done = plain("service", "install", "--wait", "0", "--model", ODD, "--port", "8111")
     assert 0 == done.exit_code, done.output
@@ -81,8 +81,10 @@ def test_a_life(plain, home: Path, asked: Path):
     assert not file.exists()
     last = asked.read_text().splitlines()[-1]
     assert "bootout" in last or "disable --now cairn" in last
+    monkeypatch.setenv("CAIRN_PROGRAM", "./cairn")
     none = plain("service", "status")
     assert (2, True) == (none.exit_code, "There is no service" in none.output)
+    assert none.output.endswith("`./cairn service install`\n")
 
 
 def test_what_is_shown_is_what_would_be_installed(plain, home: Path, asked: Path):

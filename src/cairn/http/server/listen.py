@@ -1,8 +1,8 @@
 """
 Hypercorn on trio, set up for long streams.
 
-The socket is bound and listens before anything else, so that a port in use is noticed before a model
-is loaded, and port 0 has its number early.
+The socket listens before anything else is done, so that a port in use is noticed before a model is
+loaded, and port 0 has its number early.
 
 This module, ``protocol.py`` and ``connection.py`` depend on private parts of Hypercorn, Quart and
 quart-trio, because these do not report a client's disconnect reliably, and let one broken

@@ -75,7 +75,7 @@ def write_report(
             found = {**_machine(), "checks": checks, **_of_server(model, progress, probe_s)}
             text = msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
             file.write(_without_home(text) + "\n")
-    except BaseException:  # Ctrl-C and SIGTERM, too: what is incomplete would be in the way of the next try
+    except BaseException:  # a signal, too: what is incomplete would be in the way of the next try
         path.unlink(missing_ok=True)
         raise
     fault = found["fault"]

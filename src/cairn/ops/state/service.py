@@ -22,7 +22,7 @@ from click.core import ParameterSource
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.config_file import config_path
 from cairn.ops.common.locations import data_dir_option, example
-from cairn.ops.common.program import VARIABLE
+from cairn.ops.common.program import VARIABLE, as_called
 from cairn.ops.serve.configured import Configured, located
 from cairn.ops.state.running import health_of, running
 
@@ -239,9 +239,11 @@ def install(show: bool, wait: float, options: tuple[str, ...]) -> None:
     for command in found.start:
         _run(command)
     click.echo(f"Cairn runs as a service ({found.file}).")
-    click.echo("`ops service status` shows how it is, `ops service logs` what it does.")
+    words = "`ops service status` shows how it is, `ops service logs` what it does."
+    click.echo(as_called(words))
     if wait and not _answers(found, data_dir, wait):
-        click.echo("Its server does not answer. `ops service status` shows why.", err=True)
+        words = "Its server does not answer. `ops service status` shows why."
+        click.echo(as_called(words), err=True)
         raise SystemExit(NOT_ANSWERING)
     if found.hint:
         click.echo(found.hint)
