@@ -19,7 +19,7 @@ from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
 from cairn.journal.replay import replay
 from cairn.journal.rows.codec import decode
-from cairn.journal.rows.other_nodes import SealedRow
+from cairn.journal.rows.database.other_nodes import SealedRow
 from cairn.journal.rows.store import MemoryStore
 from tests.gate.conversation import words
 from tests.support.in_process_server import MIB, ask, generate, serving, wait_idle

@@ -77,7 +77,16 @@ def plain(state: State) -> dict[str, Any]:
     _spread(shown["sessions"], shown["blocks"], shown.pop("uses"), shown.pop("pins"))
     shown["children"] = dict(shown["children"].items())
     shown["faults"] = {bug: (f.position, f.event) for bug, f in state.faults.items()}
-    for index in ("streams", "requests", "tips", "parts", "ends", "self_tests", "lost"):
+    for index in (
+        "streams",
+        "requests",
+        "tips",
+        "parts",
+        "ends",
+        "self_tests",
+        "lost",
+        "heads_seen",
+    ):
         shown[index] = dict(shown[index].items())
     for index in ("turns", "agents"):
         shown[index] = {name: attrs.asdict(one) for name, one in shown[index].items()}
@@ -144,6 +153,7 @@ class World:
         self.tested: ev.SelfTestFinished | None = None
         self.unstable_accepted = False
         self.lost: dict[str, int] = {}
+        self.heads_seen: dict[str, tuple[int, str]] = {}
         self.lease = 1
         self.turns: dict[str, dict[str, Any]] = {}
         self.agents: dict[str, dict[str, Any]] = {}
@@ -203,6 +213,7 @@ class World:
             "turns": self.turns,
             "turns_pruned": False,
             "lost": self.lost,
+            "heads_seen": self.heads_seen,
             "lease": self.lease,
             "agents": self.agents,
         }
@@ -274,6 +285,10 @@ class World:
 
     def _node_taken_over(self, event: ev.NodeTakenOver) -> None:
         self.lease = event.token
+
+    def _heads_seen(self, event: ev.HeadsSeen) -> None:
+        for node, position, row_hash in event.heads:
+            self.heads_seen[node] = position, row_hash
 
     def _loss_accepted(self, event: ev.LossAccepted) -> None:
         for head in event.heads:
@@ -2569,6 +2584,8 @@ class Driver:
             else:
                 if kind == "lost":
                     self.propose(ev.NodeTakenOver(token=self.state.lease + 1, by="operator"))
+                    at, _ = self.state.heads_seen.get("n2", (0, ""))
+                    self.propose(ev.HeadsSeen(heads=(("n2", at + 7, "ab"), ("n3", at + 1, "cd"))))
                 self.start(fingerprint)
         elif move == 30 and self._crashes and self.state.sessions:
             self.crash(self.tape.one_of(sorted(self.state.sessions)))

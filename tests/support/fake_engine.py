@@ -269,11 +269,12 @@ class FakeEngine(Engine):
     ) -> LoadReport | RejectReport | None:
         if self._fleet is None:
             return None
-        block = FLEETS.get((self._fleet, node), {}).get(key)
-        if block is None:
+        files = FLEETS.get((self._fleet, node), {})
+        if key not in files:
             return None
+        block = files[key]
         if block.digest != expected_digest:
-            del FLEETS[self._fleet, node][key]
+            del files[key]
             return RejectReport(key=key, reason="digest", moved_to=None)
         self._blocks.setdefault(key, block)
         return self._load_report(key, block)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
@@ -31,13 +32,19 @@ class Fleet:
     folder: Path
     options: tuple[object, ...]
 
+    @property
+    def name(self) -> str:
+        """The name of the database."""
+        return self.url.partition("?")[0].rpartition("/")[2]
+
     def home(self, node: str) -> Path:
-        """The data directory of a node, with the fleet's secret."""
+        """The data directory of a node, with the fleet's secret and journal key."""
         home = self.folder / node
         if not home.exists():
             home.mkdir(mode=0o700)
-            (home / "secret").write_bytes(bytes(SECRET_BYTES))
-            (home / "secret").chmod(0o600)
+            for name in ("secret", "journal-key"):
+                (home / name).write_bytes(bytes(SECRET_BYTES))
+                (home / name).chmod(0o600)
         return home
 
     def where(self, node: str) -> tuple[object, ...]:
@@ -68,3 +75,11 @@ class Fleet:
         for node in nodes:
             code, out, err = run_ops("verify", *self.where(node))
             assert (0, True) == (code, "broken: 0" in out.splitlines()), out + err
+
+    def audit(self) -> tuple[int, dict[str, Any]]:
+        """What `ops verify --fleet` says: its exit code, and the verdict on all nodes."""
+        own = ("--data-dir", self.home("n1"))
+        code, out, err = run_ops("verify", "--fleet", self.url, *own)
+        assert out, err
+        found: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return code, found

@@ -20,6 +20,7 @@ from cairn.actors.clock import new_id, wall_clock_us
 from cairn.actors.errors import CannotRecord
 from cairn.actors.idle.activity import Activity
 from cairn.actors.idle.expiry import Expiry
+from cairn.actors.idle.fleet_heads import FleetHeads
 from cairn.actors.idle.pruning import Pruning
 from cairn.actors.idle.shadow_check import ShadowCheck
 from cairn.actors.journal_start import read_journal as read_journal
@@ -420,6 +421,14 @@ async def _run(
                 agents=agents,
             )
             nursery.start_soon(pruning.run)
+        fleet_heads = None
+        if settings.read_heads is not None and settings.heads_s > 0:
+            fleet_heads = FleetHeads(
+                every_s=settings.heads_s,
+                read=settings.read_heads,
+                sequencer=sequencer,
+                writer=writer,
+            )
         run = Run(
             sequencer=sequencer,
             writer=writer,
@@ -450,9 +459,13 @@ async def _run(
             _begin(run, settings, heads.accepted if heads is not None else None)
             writer.observe(run.request_log)
             writer.observe(run.agents.see)
+            if fleet_heads is not None:
+                nursery.start_soon(fleet_heads.run)
             yield run
             if pruning is not None:
                 pruning.close()
+            if fleet_heads is not None:
+                fleet_heads.close()
             stopped = ev.ServerStopped(boot=run.boot, reason="asked to")
             with contextlib.suppress(CannotRecord):  # the writer reports it at its own end
                 await writer.wait_committed(sequencer.append(stopped))

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Literal
 
 import attrs
 
-from cairn.actors.journal_keys import KeyFile
+from cairn.actors.idle.fleet_heads import ReadHeads
+from cairn.actors.journal_keys import JournalKeys
 from cairn.actors.requests.limits import Limits
 from cairn.engine.prompt.specials import SpecialTokens
 from cairn.journal.rows.store import Store
 
 if TYPE_CHECKING:  # SQLAlchemy is loaded with it, and only a fleet needs it
-    from cairn.journal.rows.other_nodes import OtherNodes
+    from cairn.journal.rows.database.other_nodes import OtherNodes
 
 SHADOW_SHARE = 0.01
 """
@@ -73,6 +74,8 @@ class Settings:
         accept_tight: load a model even if it may not fit in memory.
         beside_bytes: what embedding models hold of the memory.
         node: the name of the server in its fleet; None if it is alone.
+        heads_s: how often it appends the heads of the other nodes, in seconds; 0 for never.
+        read_heads: reads them; needed for that.
         on_record: the settings that go into the journal.
     """
 
@@ -94,7 +97,7 @@ class Settings:
     fold_all: bool = False
     keep_s: int | None = None
     reader: Callable[[], Store] | None = None
-    keys: KeyFile | None = None
+    keys: JournalKeys | None = None
     disk_bytes: int | None = 0
     speculation: bool = True
     prewarm: bool = True
@@ -109,6 +112,8 @@ class Settings:
     beside_bytes: int = 0
     limits: Limits = attrs.field(factory=Limits)
     node: str | None = None
+    heads_s: float = 0.0
+    read_heads: ReadHeads | None = None
     on_record: Mapping[str, object] = attrs.field(factory=dict)
 
 

@@ -290,6 +290,20 @@ class NodeTakenOver(Event):
 
 
 @attrs.frozen(kw_only=True)
+class HeadsSeen(Event):
+    """
+    The heads of other nodes' journals, as this node read them: rows that are removed from the end
+    of one of those are missing then.
+
+    Attributes:
+        heads: (node, position, hash of the row there), of those that have changed since.
+    """
+
+    kind: ClassVar[str] = "heads_seen"
+    heads: tuple[tuple[str, int, str], ...]
+
+
+@attrs.frozen(kw_only=True)
 class JournalStalled(Event):
     """
     The journal could not be written for a time. Requests that were open ended without their answer,
@@ -1357,6 +1371,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     OperatorActed,
     LossAccepted,
     NodeTakenOver,
+    HeadsSeen,
     JournalStalled,
     JournalPruned,
     SessionForgotten,

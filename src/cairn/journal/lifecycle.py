@@ -249,6 +249,12 @@ def _of_the_server(state: State, event: ev.Event) -> Iterator[Illegal]:
                 yield "a node was taken over during a run", "the run's end", state.boot
             if event.token <= state.lease:
                 yield "a lease was taken twice", f"> {state.lease}", event.token
+        case ev.HeadsSeen(heads=heads):
+            last = {node: at for node, (at, _) in state.heads_seen.items()}
+            for node, at, _ in heads:
+                if at <= (before := last.get(node, 0)):
+                    yield "a head was seen that is not after the last one", f"> {before}", at
+                last[node] = at
         case ev.ModelLoaded():
             if state.model is not None:
                 yield "a model was loaded beside another", None, state.model.name

@@ -454,6 +454,7 @@ class State:
             the clock does. TTLs are counted from it; no decision depends on it.
         boot: the run of the server that has the journal open; None between runs.
         lease: the token of the writer that may commit, on PostgreSQL.
+        heads_seen: node to position and hash of the last head of its journal that this one saw.
         streams: last sequence number of each stream.
         model: what is loaded in this run of the server.
         tips: tip of a chain to the sessions whose last request had this chain. Named sessions are
@@ -492,6 +493,7 @@ class State:
     time_us: int = 0
     boot: str | None = None
     lease: int = 1
+    heads_seen: Map[str, tuple[int, str]] = Map()
     model: Model | None = None
     streams: Map[str, int] = Map()
     sessions: Map[SessionId, Session] = Map()
@@ -608,6 +610,9 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return attrs.evolve(state, lost=state.lost.update(dict.fromkeys(heads, state.position)))
         case ev.NodeTakenOver(token=token):
             return attrs.evolve(state, lease=token)
+        case ev.HeadsSeen(heads=heads):
+            seen = {node: (at, row_hash) for node, at, row_hash in heads}
+            return attrs.evolve(state, heads_seen=state.heads_seen.update(seen))
         case (
             ev.JournalStalled()
             | ev.RequestRejected()

@@ -128,6 +128,7 @@ class Forgetting:
         self, session: str, stored: tuple[str, ...], by_operator: bool, with_agent: bool
     ) -> ForgottenSession:
         run, later = self._run, _Later(session)
+        assert run.keys is not None
         with run.writer.submitted_to(later.see):
             await run.writer.wait_all_committed()
             traces = await self._read(partial(_own_rows, session))
@@ -161,7 +162,7 @@ class Forgetting:
             rows=forgotten.rows,
             blocks=len(forgotten.removed),
             same_text=forgotten.same_text,
-            still_readable=traces.still_readable(run.sequencer.state),
+            still_readable=traces.still_readable(run.sequencer.state, run.keys.left_in),
         )
 
     async def _remove_blocks(self, session: str, traces: Traces, later: _Later) -> None:

@@ -429,6 +429,16 @@ _CHECKS = "Checks and debugging"
     "those that other nodes have written there. Default: a folder in the data directory.",
 )
 @_option(
+    "--see-heads",
+    group=_JOURNAL,
+    default=60.0,
+    type=click.FloatRange(0.0),
+    callback=_is_number,
+    metavar="SECONDS",
+    help="How often a node appends the heads of the other nodes' journals to its own, if they have "
+    "grown, so that rows which are removed from the end of one of them show. 0: never.",
+)
+@_option(
     "--checkpoints",
     group=_JOURNAL,
     metavar="FILE",
@@ -449,7 +459,8 @@ _CHECKS = "Checks and debugging"
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The key that wraps the keys of the journal's texts; may be on another disk. Made at the "
-    "first start. Default: where it was last, else journal-key in the data directory.",
+    "first start; all nodes of a fleet have the same. Default: where it was last, else journal-key "
+    "in the data directory.",
 )
 @_option(
     "--journal-sync",
