@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
-from cairn.journal.rows.database import other_nodes
 from cairn.journal.rows.codec import GENESIS, Row, encode, row_hash
+from cairn.journal.rows.database import other_nodes
 from cairn.journal.rows.database.other_nodes import OtherNodes
 from cairn.journal.rows.store_sql import SqlStore, migrate, node_url
 from tests.support.postgres import Postgres
