@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
 from cairn.journal.rows.codec import GENESIS, Row, encode, row_hash
-from cairn.journal.rows.database import other_nodes
+from cairn.journal.rows.database import other_nodes, postgres
 from cairn.journal.rows.database.other_nodes import OtherNodes
 from cairn.journal.rows.store_sql import SqlStore, migrate, node_url
 from tests.support.postgres import Postgres
@@ -206,14 +206,14 @@ def test_a_database_that_was_never_there():
 def test_while_another_thread_reads(url: str, nodes: OtherNodes, monkeypatch: pytest.MonkeyPatch):
     """It finds nothing, and does not wait; nor does closing."""
     journal(url, "n2", *chained(SEALED))
-    connect, began, may_go = other_nodes.postgres.unlocked, Event(), Event()
+    connect, began, may_go = postgres.unlocked, Event(), Event()
 
     def slow(where: sa.URL) -> sa.Connection:
         began.set()
         assert may_go.wait(60)
         return connect(where)
 
-    monkeypatch.setattr(other_nodes.postgres, "unlocked", slow)
+    monkeypatch.setattr(postgres, "unlocked", slow)
     with ThreadPoolExecutor() as pool:
         other = pool.submit(nodes.sealed, [KEY])
         assert began.wait(60)
