@@ -31,7 +31,7 @@ from cairn.journal.errors import StoreError, StoreFull, StoreLocked, StoreStarve
 from cairn.journal.rows.sealing import KEY_BYTES, Key, Within
 
 if TYPE_CHECKING:
-    from cairn.journal.rows.key_table import Entry
+    from cairn.journal.rows.database.key_table import Entry
 
 _CACHED = 4096
 BUSY_S = 5.0
@@ -341,7 +341,8 @@ class KeyFile(JournalKeys):
 
 class KeyTable(JournalKeys):
     """
-    Keys of a node, in tables of its journal (``journal/rows/key_table.py``). See ``JournalKeys``.
+    Keys of a node, in tables of its journal (``journal/rows/database/key_table.py``). See
+    ``JournalKeys``.
 
     All of them are read at the first use and stay in memory, wrapped, so that no request waits for
     the database, nor fails because it is stopped.
@@ -383,7 +384,8 @@ class KeyTable(JournalKeys):
             StoreError: the journal key is missing or another one, other nodes have another one, or
                 the database cannot be reached.
         """
-        from cairn.journal.rows import key_table, store_sql
+        from cairn.journal.rows import store_sql
+        from cairn.journal.rows.database import key_table
 
         name = f"the journal {store_sql.place_of(url)}"
         known = store_sql.in_database(url, "read", key_table.entry)
@@ -412,7 +414,8 @@ class KeyTable(JournalKeys):
             StoreError: the journal key is missing or another one, or the database cannot be
                 reached.
         """
-        from cairn.journal.rows import key_table, store_sql
+        from cairn.journal.rows import store_sql
+        from cairn.journal.rows.database import key_table
 
         if store_sql.schema_revision(url) != store_sql.REVISION:
             return None  # which opening the journal reports
@@ -442,7 +445,7 @@ class KeyTable(JournalKeys):
         self._named = None
 
     def _enter(self, connection: Any) -> None:
-        from cairn.journal.rows import key_table
+        from cairn.journal.rows.database import key_table
 
         if self._named is not None:
             wrapped = aes_key_wrap(self._journal_key, _KNOWN)
@@ -459,7 +462,7 @@ class KeyTable(JournalKeys):
 
     def commit(self, within: Within | None = None) -> None:
         """See ``JournalKeys.commit``."""
-        from cairn.journal.rows import key_table
+        from cairn.journal.rows.database import key_table
 
         with self._lock:
             self._load()
@@ -489,7 +492,8 @@ class KeyTable(JournalKeys):
 
     def remove(self, subject: str, key_ids: Iterable[str]) -> int:
         """See ``JournalKeys.remove``. Needs no lease: a committed row says that they go."""
-        from cairn.journal.rows import key_table, store_sql
+        from cairn.journal.rows import store_sql
+        from cairn.journal.rows.database import key_table
 
         with self._lock:
             held = {*self._stored(subject), *self._new_of(subject)}
@@ -511,7 +515,8 @@ class KeyTable(JournalKeys):
         return {*self._ids.get(subject, ())}
 
     def _wrapped_of(self, key_id: str) -> bytes | None:
-        from cairn.journal.rows import key_table, store_sql
+        from cairn.journal.rows import store_sql
+        from cairn.journal.rows.database import key_table
 
         found = self._all().get(key_id)
         if found is None and self._follows:
@@ -543,7 +548,8 @@ class KeyTable(JournalKeys):
         """
         if self._wrapped is not None:
             return
-        from cairn.journal.rows import key_table, store_sql
+        from cairn.journal.rows import store_sql
+        from cairn.journal.rows.database import key_table
 
         entry, keys = store_sql.in_database(
             self._url, "read", lambda found: (key_table.entry(found), key_table.read(found))

@@ -16,19 +16,15 @@ import sqlalchemy as sa
 
 from cairn.journal.errors import DamagedRow, StoreError, UnknownEvent
 from cairn.journal.events import BlockSealed, BlocksQuarantined
-from cairn.journal.nodes import SCHEMA_PREFIX, is_node_name, schema_of
-from cairn.journal.rows import postgres
+from cairn.journal.nodes import schema_of
 from cairn.journal.rows.codec import COLUMNS, Row, decode, row_hash
+from cairn.journal.rows.database import postgres
 
 INDEXED_MOST: Final = 200_000
 """The most rows that are indexed; the oldest ones are left out. One takes some 300 bytes."""
 
 STATEMENT_MS: Final = 5_000
 
-_SCHEMAS = sa.text(
-    "SELECT table_schema FROM information_schema.tables WHERE table_name = 'events' "
-    "AND starts_with(table_schema, :prefix) ORDER BY table_schema"
-)
 _KINDS = (BlockSealed.kind, BlocksQuarantined.kind)
 
 
@@ -107,9 +103,8 @@ class OtherNodes:
 
     def _index(self, connection: sa.Connection) -> None:
         """Index the rows that came since the last time."""
-        for (schema,) in connection.execute(_SCHEMAS, {"prefix": SCHEMA_PREFIX}).all():
-            node = schema.removeprefix(SCHEMA_PREFIX)
-            if node == self._node or not is_node_name(node):
+        for node in postgres.nodes(connection):
+            if node == self._node:
                 continue
             events = _events_of(node)
             last = connection.execute(sa.select(sa.func.max(events.c.position))).scalar_one() or 0
