@@ -22,7 +22,7 @@ from click.shell_completion import CompletionItem
 
 from cairn import __version__
 from cairn.journal.errors import JournalError
-from cairn.ops.common.program import note_call
+from cairn.ops.common.program import as_called, note_call
 
 COMMANDS = {
     "serve": ("cairn.ops.serve.command:serve", "Run the server."),
@@ -132,7 +132,7 @@ class Unreadable(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Print the sentence without click's prefix."""
-        click.echo(self.format_message(), file=file, err=True)
+        click.echo(as_called(self.format_message()), file=file, err=True)
 
 
 class Interrupted(Unreadable):

@@ -46,7 +46,7 @@ async def site(folder: Path, keys: Keys | None = None) -> AsyncIterator[Site]:
             trio.open_nursery() as nursery,
         ):
             at = await nursery.start(partial(served, create_app(server, keys=keys), shutdown))
-            yield Site(server, store, at)
+            yield Site(server, store, at, shutdown)
             shutdown.set()
         store.close()
 

@@ -115,7 +115,7 @@ class Feed:
             if not quiet:
                 yield b"event: frame\ndata: %s\n\n" % encoded
             elif quiet % _KEEP_ALIVE_TICKS == 0:
-                yield b": alive\n\n"
+                yield b"event: alive\ndata: {}\n\n"  # a script is not told of comments
             last = encoded
             await trio.sleep(TICK_S)
 

@@ -29,6 +29,7 @@ from cairn.ops.common.locations import (
     url_of,
 )
 from cairn.ops.common.output import counted, progress, size_text
+from cairn.ops.common.program import as_called
 from cairn.ops.common.times import moment_of
 from cairn.ops.journal.forget import forget_files
 from cairn.ops.journal.sessions import time_text
@@ -279,7 +280,7 @@ def _why_held(span: Span, prepared: PreparedPrune, options: PruneOptions) -> str
         return f"{first}it was used after DATE. Choose a later DATE, or wait."
     if session.state is SessionState.QUARANTINED:
         if not options.close_quarantined:
-            how = f"See `ops replay {session.bug_id}`; --close-quarantined closes it."
+            how = as_called(f"See `ops replay {session.bug_id}`; --close-quarantined closes it.")
             return f"{first}it is quarantined. {how}"
     elif not options.close_idle:
         return f"{first}it is not closed. --close-idle closes it."

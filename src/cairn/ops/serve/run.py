@@ -355,7 +355,14 @@ async def _listen(
     task_status: trio.TaskStatus[str],
 ) -> None:
     """Answer requests until ``stop`` is set and the last one has its answer; then set ``ended``."""
-    await serve_http(app, listener, shutdown=stop, on_ready=task_status.started, grace_s=grace_s)
+    await serve_http(
+        app,
+        listener,
+        shutdown=stop,
+        on_ready=task_status.started,
+        on_stop=app.streams.stop,
+        grace_s=grace_s,
+    )
     ended.set()
 
 

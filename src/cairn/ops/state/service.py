@@ -22,6 +22,7 @@ from click.core import ParameterSource
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.config_file import config_path
 from cairn.ops.common.locations import data_dir_option, example
+from cairn.ops.common.program import VARIABLE, as_called
 from cairn.ops.serve.configured import Configured, located
 from cairn.ops.state.running import health_of, running
 
@@ -238,9 +239,11 @@ def install(show: bool, wait: float, options: tuple[str, ...]) -> None:
     for command in found.start:
         _run(command)
     click.echo(f"Cairn runs as a service ({found.file}).")
-    click.echo("`ops service status` shows how it is, `ops service logs` what it does.")
+    words = "`ops service status` shows how it is, `ops service logs` what it does."
+    click.echo(as_called(words))
     if wait and not _answers(found, data_dir, wait):
-        click.echo("Its server does not answer. `ops service status` shows why.", err=True)
+        words = "Its server does not answer. `ops service status` shows why."
+        click.echo(as_called(words), err=True)
         raise SystemExit(NOT_ANSWERING)
     if found.hint:
         click.echo(found.hint)
@@ -300,7 +303,7 @@ def _checked(options: Sequence[str]) -> click.Context:
     """
     from cairn.ops.serve.command import serve
 
-    own = sorted(name for name in os.environ if name.startswith("CAIRN_"))
+    own = sorted(name for name in os.environ if name.startswith("CAIRN_") and name != VARIABLE)
     if own:
         config = config_path()
         where = f" or in {config}" if config is not None else ""
