@@ -34,6 +34,7 @@ from tqdm import tqdm
 
 from cairn.engine.model.builtin import builtin_directory
 from cairn.journal.rows.store_sql import node_url
+from cairn.ops.common.locations import snapshot_path
 from tests.support import subprocess_server
 from tests.support.dtype_models import HALF, make_model
 from tests.support.fleet import Fleet
@@ -511,7 +512,7 @@ def taken_over(fleet: Fleet, home: Path, snapshot: bool) -> tuple[float, ...]:
         old.signal(signal.SIGSTOP)
         shutil.copytree(fleet.home("n1"), home)
         if not snapshot:
-            (home / "snapshot").unlink(missing_ok=True)
+            snapshot_path(home).unlink(missing_ok=True)
         begun, cpu_s = time.perf_counter(), children_s()
         code, out, err = run_ops("takeover", "n1", "--journal", fleet.url, "--yes")
         if code:
@@ -520,8 +521,7 @@ def taken_over(fleet: Fleet, home: Path, snapshot: bool) -> tuple[float, ...]:
         with started(home, "--journal", fleet.url, "--node", "n1", *fleet.options) as new:
             ask(new, user("Hello"), max_tokens=4)
             ended, of_start = time.perf_counter(), processor_s(new)
-            old.signal(signal.SIGCONT)
-            old.wait()
+            old.kill()  # idle, it would find out only when it next writes
             new.wait_idle()
             new.stop()
     return ended - begun, between - begun, ended - between, of_takeover, of_start
