@@ -645,3 +645,30 @@ async def test_a_model_that_is_not_loaded() -> None:
         text = await (await client.get("/explorer/cache", headers=HTML)).get_data(as_text=True)
         assert f'<span class="dot {dot}"></span>' in text
         assert words in text
+
+
+async def test_the_page_that_asks_names_the_conversation() -> None:
+    """By its first words and its id; by the id alone to an operator who may not read the words."""
+    async with site(KEYS) as here:
+        name = await talked(here.server, LONG, tenant="alice")
+        for what in ("close", "forget"):
+            page_of = f"/explorer/session/{what}"
+            own = await shown(here, page_of, "a", id=name)
+            assert "“A long first message" in own
+            assert f"<code>{name}</code>" in own
+            assert "A long first" not in await shown(here, page_of, "k", id=f"@alice/{name}")
+
+
+async def test_settings_of_clients() -> None:
+    """They are those of a server with keys, or without."""
+    for keys, has, lacks in (
+        (None, "No key is needed", ("import os", "CAIRN_API_KEY")),
+        (KEYS, "Send your API key", ("No key is needed",)),
+    ):
+        async with site(keys) as here:
+            text = await shown(here, "/explorer/connect", "k" if keys else None)
+            assert has in text
+            for words in (f"OLLAMA_HOST={here.url}", f"OPENAI_API_BASE_URL={here.url}/v1"):
+                assert words in text
+            for words in lacks:
+                assert words not in text

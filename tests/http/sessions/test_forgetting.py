@@ -109,7 +109,7 @@ async def test_a_session_is_closed(tmp_path: Path):
         assert {"id": name, "object": "cairn.session.closed", "closed": True} == response.json()
         assert 200 == (await sent(here, "DELETE", f"/v1/sessions/{name}")).status_code
         found = await here.get(f"/v1/sessions/{name}")
-        assert ("closed", "its client closed it") == (
+        assert ("closed", "a request closed it") == (
             *(found["session"]["state"], found["session"]["closed"]),
         )
         assert found["session"]["words"].startswith("A long first message")

@@ -132,12 +132,20 @@ function drawLive(frame) {
   }
 }
 
+const number = (value) => value.toLocaleString("en");
+
+function duration(us) {
+  if (us < 1e6) return `${Math.round(us / 1000)} ms`;
+  if (us < 60e6) return `${(us / 1e6).toFixed(1)} s`;
+  return us < 3600e6 ? `${Math.floor(us / 60e6)} min` : `${Math.floor(us / 3600e6)} h`;
+}
+
 function flight(one) {
   const link = node("a", { href: `/explorer/session?id=${encodeURIComponent(one.session)}` }, one.words || one.session);
   const how = [one.end ?? one.phase, one.client, one.decision].filter(Boolean).join(" · ");
-  const took = one.ended_us ? ` · ${Math.round((one.ended_us - one.received_us) / 1000)} ms` : "";
+  const took = one.ended_us ? ` · ${duration(one.ended_us - one.received_us)}` : "";
   return node("li", { "data-row": "" }, link, " ", node("span", { class: "quiet" },
-    `${how} · ${one.reused} reused of ${one.prompt} · ${one.computed} computed · ${one.generated} generated${took}`));
+    `${how} · ${number(one.reused)} reused of ${number(one.prompt)} · ${number(one.computed)} computed · ${number(one.generated)} generated${took}`));
 }
 
 function tick() {
@@ -161,8 +169,8 @@ function tick() {
   });
   $("#strip").replaceChildren(...bars);
   const recent = strip.slice(-4), per = (kind) => Math.round(recent.reduce((sum, one) => sum + one[kind], 0) / Math.max(1, recent.length) * 2);
-  $('[data-value="prefill-speed"]').textContent = per("computed");
-  $('[data-value="decode-speed"]').textContent = per("generated");
+  $('[data-value="prefill-speed"]').textContent = number(per("computed"));
+  $('[data-value="decode-speed"]').textContent = number(per("generated"));
 }
 
 // --- the keyboard ------------------------------------------------------------------------------
@@ -338,7 +346,7 @@ function chat(section) {
     return response;
   }
   const at = (name) => `/v1/agents/${encodeURIComponent(name)}`;
-  const number = (name) => (form.elements[name]?.value.trim() ? { [name]: Number(form.elements[name].value) } : {});
+  const numeric = (name) => (form.elements[name]?.value.trim() ? { [name]: Number(form.elements[name].value) } : {});
   const text = (name, as = name) => (form.elements[name]?.value.trim() ? { [as]: form.elements[name].value.trim() } : {});
 
   async function send(words) {
@@ -357,7 +365,7 @@ function chat(section) {
         const made = await (await call("POST", "/v1/agents", { ...text("agent", "agent_id"), ...text("system", "system_prompt"), ...text("model") })).json();
         agent = made.agent_id;
       }
-      const asked = { messages: [{ role: "user", content: words }], stream: true, ...number("temperature"), ...number("top_p"), ...number("max_tokens") };
+      const asked = { messages: [{ role: "user", content: words }], stream: true, ...numeric("temperature"), ...numeric("top_p"), ...numeric("max_tokens") };
       const response = await call("POST", `${at(agent)}/generate`, asked, running.signal);
       for await (const piece of pieces(response)) {
         if (piece === "[DONE]") { whole = true; break; }
