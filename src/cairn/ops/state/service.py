@@ -22,7 +22,7 @@ from click.core import ParameterSource
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.config_file import config_path
 from cairn.ops.common.locations import data_dir_option, example
-from cairn.ops.common.program import VARIABLE, as_called
+from cairn.ops.common.program import VARIABLE, as_called, program_name
 from cairn.ops.serve.configured import Configured, located
 from cairn.ops.state.running import health_of, running
 
@@ -311,7 +311,7 @@ def _checked(options: Sequence[str]) -> click.Context:
             f"{', '.join(own)} {'are' if len(own) > 1 else 'is'} set in this shell, and a service "
             f"does not see that. Unset it, and set it as an option{where}."
         )
-    context = serve.make_context("ops serve", list(options))
+    context = serve.make_context(f"{program_name()} serve", list(options))
     if context.params["api_key"]:
         raise click.UsageError(
             "--api-key would be in the file of the service. Write keys into a file that you alone "
