@@ -48,6 +48,7 @@ from cairn.ops.common.locations import (
 )
 from cairn.ops.common.output import counted, printable, size_text
 from cairn.ops.common.passes import TEST_AGAIN, decode_text, drafts_text, prefill_text, was_busy
+from cairn.ops.common.program import as_called
 from cairn.ops.fleet.fingerprints import differences, loaded_models
 from cairn.ops.journal.growth import Growth, growth
 from cairn.ops.journal.readers import readers_warning
@@ -144,8 +145,9 @@ def doctor(
         found = check()
         failed = failed or found.status == "fail"
         advice = f" - {found.advice}" if found.advice else ""
+        words = as_called(f"{found.fact}{advice}")
         mark = click.style(f"{found.status:<4}", fg=_COLORS[found.status])
-        click.echo(f"{mark}  {name:<8}  {found.fact}{advice}")
+        click.echo(f"{mark}  {name:<8}  {words}")
         said.append({"name": name, "status": found.status, "fact": found.fact})
     if report is not None:
         failed = not _reported(report, model, said) or failed
@@ -281,8 +283,12 @@ def check_self_tests() -> Found:
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         return Found("warn", f"{there} cannot be written: {again}", "set CAIRN_CACHE_DIR")
     stored = sum(1 for _ in folder.glob("*.json"))
-    fact = f"{counted(stored, 'self-test')} passed on this machine, in {folder}"
-    return Found("ok", f"{fact}; `ops serve --test-again` runs one again" if stored else fact)
+    if not stored:
+        return Found(
+            "ok", f"no result in {folder}; one that was cut off by a busy machine is not stored"
+        )
+    fact = f"{counted(stored, 'result')} stored in {folder}"
+    return Found("ok", f"{fact}; `ops serve --test-again` replaces one")
 
 
 def check_sqlite(url: str, version: tuple[int, ...]) -> Found:

@@ -23,6 +23,7 @@ from cairn.journal.ledger import Ledger
 from cairn.journal.replay import Replay
 from cairn.ops.common.locations import check_node, example, journal_of
 from cairn.ops.common.output import counted, progress
+from cairn.ops.common.program import as_called
 
 if TYPE_CHECKING:
     from cairn.journal.rows.store_sql import SqlStore
@@ -71,8 +72,10 @@ def takeover(node: str, journal: str, by: str | None, yes: bool) -> None:
     with closing(SqlStore.open(url, holder=named)) as store:
         _record(store, node, named)
     click.echo(
-        f"{node} is taken over: lease {store.token or token}. Start it with `ops serve --node "
-        f"{node}`, on any machine that has the fleet's `secret` and journal key."
+        as_called(
+            f"{node} is taken over: lease {store.token or token}. Start it with `ops serve --node "
+            f"{node}`, on any machine that has the fleet's `secret` and journal key."
+        )
     )
 
 

@@ -246,6 +246,7 @@ _CHECKS = "Checks and debugging"
     type=click.IntRange(0, 4096),
     default=4,
     callback=_of_window,
+    needs_others=True,
     help="How many first tokens --kv-policy sink_window keeps.",
 )
 @_option(
@@ -254,6 +255,7 @@ _CHECKS = "Checks and debugging"
     type=click.IntRange(32),
     default=4096,
     callback=_of_window,
+    needs_others=True,
     help="The size of the window for --kv-policy sink_window; at least four blocks.",
 )
 @_option(
@@ -425,6 +427,7 @@ _CHECKS = "Checks and debugging"
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     callback=_of_a_node,
+    needs_others=True,
     help="With --node: write sealed blocks to a folder that all nodes of the fleet see, and use "
     "those that other nodes have written there. Default: a folder in the data directory.",
 )

@@ -46,7 +46,7 @@ from cairn.http.access.keys import Keys
 from cairn.http.app import CairnApp, create_app
 from cairn.http.server.listen import bind_socket, is_loopback, serve_http
 from cairn.http.starting import StartingServer
-from cairn.journal.rows.other_nodes import OtherNodes
+from cairn.journal.rows.database.other_nodes import OtherNodes
 from cairn.journal.rows.store import Store
 from cairn.journal.rows.store_sql import (
     SqlStore,
