@@ -234,7 +234,7 @@ def test_an_agent_by_its_bare_name(run, stored):
     """Its session has a longer one, which is printed, and is shown."""
     driver = Driver()
     driver.start()
-    for name in ("agent/guide", "agent/chat-81dbaef7", "alice/agent/both", "bob/agent/both"):
+    for name in ("agent/guide", "agent/chat-81dbaef7", "@alice/agent/both", "@bob/agent/both"):
         driver.serve(Talk(tenant="t1", group=None, name=name, parts=(("user", (5,) * 20),)))
     stored(driver.rows)
     full = run("replay", "agent/guide")
@@ -246,7 +246,7 @@ def test_an_agent_by_its_bare_name(run, stored):
     assert "No bug id or session guid " in run("replay", "guid").stderr
     both = run("replay", "both")
     assert 2 == both.exit_code
-    assert "Several tenants have an agent both: alice/agent/both, bob/agent/both." in both.stderr
+    assert "Several tenants have an agent both: @alice/agent/both, @bob/agent/both." in both.stderr
 
 
 def test_an_engine_that_cannot_be_loaded(run, stored, monkeypatch: pytest.MonkeyPatch):
