@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from pathlib import Path
@@ -255,13 +254,6 @@ def verified(*where: object) -> tuple[int, bool]:
 # --- audit ----------------------------------------------------------------------------------------
 
 
-def audit(fleet: Fleet) -> tuple[int, dict[str, Any]]:
-    """What `ops verify --fleet` says: its exit code, and the verdict on all nodes."""
-    code, out, err = run_ops("verify", "--fleet", fleet.url, "--data-dir", fleet.folder / "none")
-    assert out, err
-    return code, json.loads(out.splitlines()[-1])
-
-
 def test_rows_that_are_cut_off(fleet: Fleet, postgres: Postgres):
     """
     Nodes append each other's heads. Rows that are then removed from the end of one journal, which
@@ -277,14 +269,14 @@ def test_rows_that_are_cut_off(fleet: Fleet, postgres: Postgres):
         one.wait_idle()
         two.wait_idle()
         assert (0, 0) == (one.stop(), two.stop())
-    code, verdict = audit(fleet)
-    assert (4, 0) == (code, verdict["broken"])  # the keys of texts are in the nodes' directories
+    code, verdict = fleet.audit()
+    assert (0, 0) == (code, verdict["broken"])
     assert verdict["named_rows"]["present"] >= 2
     with postgres.connect(fleet.name) as connection:
         connection.execute(f"DELETE FROM node_n2.events WHERE position >= {position}")
     shutil.rmtree(fleet.home("n2"))  # the recorded head, too
     fleet.assert_valid("n1")
-    code, verdict = audit(fleet)
+    code, verdict = fleet.audit()
     assert 1 == code
     assert {"INV-8"} == {finding["invariant"] for finding in verdict["findings"]}
     assert "the journal of n2 ends before it" in verdict["findings"][0]["message"]
@@ -388,3 +380,67 @@ def test_a_node_that_is_killed(fleet: Fleet, tmp_path: Path, lengthy: Any):
             nodes[left].wait_idle()
             assert 0 == nodes[left].stop()
     fleet.assert_valid("n1", "n2")
+
+
+@pytest.mark.skipif(not installed(), reason="HAProxy is not installed")
+def test_a_node_that_is_stopped(fleet: Fleet, tmp_path: Path, lengthy: Any):
+    """
+    Once a node that hangs misses two health checks, its stream ends without its end, and the turn
+    that waits for it is answered by another node, with the bits of an answer that reuses nothing.
+    When it wakes up it does no harm: it cancels what it was at, and serves again.
+    """
+    with fleet.node("n1") as one, fleet.node("n2") as two:
+        nodes = {"n1": one, "n2": two}
+        places = {name: "{}:{}".format(*node.address) for name, node in nodes.items()}
+        with running_haproxy(tmp_path, places, check_s=5) as router:
+            hello = user("Hello! My name is Jordis.")
+            hung, said = turn(router, "a", hello)
+            (left,) = {*nodes} - {hung}
+            more = (hello, assistant(said[0]["message"]["content"]), user("And mine?"))
+            # On the same node, because any field that names a key gives the same one.
+            long = {**lengthy[0], "max_tokens": 4000, "prompt_cache_key": "a"}
+            running = Listener(router, **long).decoding(10)
+            assert hung == running.request.partition(".")[0]
+
+            nodes[hung].signal(signal.SIGSTOP)
+            assert (left, cold(nodes[left], *more)) == turn(router, "a", *more)
+            assert not running.end().done
+            own = f"{router.url}/v1/agents/{hung}.notes"
+            eventually(lambda: 503 == httpx.get(own, timeout=60).status_code)
+
+            nodes[hung].signal(signal.SIGCONT)
+            eventually(lambda: 404 == httpx.get(own, timeout=60).status_code)
+            nodes[hung].wait_idle()
+            assert cold(nodes[hung], *more) == cold(nodes[left], *more)
+            for node in nodes.values():
+                node.wait_idle()
+                assert 0 == node.stop()
+    cancelled = [one for one in fleet.events(hung) if isinstance(one, ev.RequestCancelled)]
+    assert running.request in {one.request for one in cancelled}
+    fleet.assert_valid("n1", "n2")
+
+
+# --- two fingerprints -----------------------------------------------------------------------------
+
+
+def test_two_fingerprints(fleet: Fleet):
+    """
+    Nodes on different fingerprints have no block in common, and `ops doctor` names the field. With
+    the same one they have, with one digest each.
+    """
+    for node, options in (("n1", ()), ("n2", ("--block-tokens", 32)), ("n3", ())):
+        with fleet.node(node, *options) as server:
+            question = user("Hello! My name is Jordis. " * 20)
+            assert 200 == server.post(messages=[question], max_tokens=4).status_code
+            server.wait_idle()
+            assert 0 == server.stop()
+        if node == "n2":
+            code, verdict = fleet.audit()
+            assert (0, 0, 0) == (code, verdict["broken"], verdict["shared_blocks"])
+            code, out, _ = run_ops("doctor", "--journal", fleet.url, "--port", 1024)
+            (line,) = [one for one in out.splitlines() if " fleet " in one]
+            assert (1, "fail") == (code, line[:4])
+            assert ": block_tokens: n1 64, n2 32" in line
+            assert "start the nodes with the same options" in line
+    _, verdict = fleet.audit()
+    assert (0, True) == (verdict["broken"], verdict["shared_blocks"] > 0)

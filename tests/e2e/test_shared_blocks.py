@@ -83,11 +83,11 @@ def adopted(fleet: Fleet, node: str) -> list[ev.BlockAdopted]:
 # --- a conversation moves -------------------------------------------------------------------------
 
 
-def test_a_conversation_that_moves(fleet: Fleet, shared: Path):
+def test_a_conversation_that_moves(fleet: Fleet, shared: Path, postgres: Postgres):
     """
     The other node reuses nearly as much as the first one would, and its answer has the same bits as
     one that reuses nothing. It adopts each block by the row of the node that sealed it, and leaves
-    that node's files as they are.
+    that node's files as they are. An adoption whose row is gone later is found.
     """
     with moved(fleet, shared) as (one, talk), fleet.node("n2") as two:
         files = {path: path.read_bytes() for path in files_of(shared, "n1").values()}
@@ -107,6 +107,17 @@ def test_a_conversation_that_moves(fleet: Fleet, shared: Path):
         assert files.items() <= {path: path.read_bytes() for path in files}.items()
         assert not {event.key for event in adopted(fleet, "n2")} & files_of(shared, "n2").keys()
     fleet.assert_valid("n1", "n2")
+    code, verdict = fleet.audit()
+    assert (0, 0) == (code, verdict["broken"])
+    adoptions = adopted(fleet, "n2")
+    assert verdict["named_rows"]["present"] >= len(adoptions)
+    assert verdict["shared_blocks"] >= len({event.key for event in adoptions})
+    with postgres.connect(fleet.name) as connection:
+        last = max(event.position for event in adoptions)
+        connection.execute(f"DELETE FROM node_n1.events WHERE position >= {last}")
+    code, verdict = fleet.audit()
+    missing = [one["message"] for one in verdict["findings"] if "block_adopted" in one["message"]]
+    assert (1, True) == (code, f"row {last} of n1 (block_adopted) was removed" in missing[0])
 
 
 def test_a_node_that_shares_no_blocks(fleet: Fleet, shared: Path, model_directory: Path):

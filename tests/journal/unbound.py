@@ -149,11 +149,16 @@ UNBOUND: dict[str, dict[str, str]] = {
     },
     "block_loaded": {"duration_us": _CLOCK},
     "block_file_rejected": {
+        "key": "bound where the file is this node's own",
         "reason": _REPORTED,
         "moved_to": _REPORTED,
         "node": "the node that wrote the file, whose journal does not know of this row",
     },
     "block_file_removed": {"reason": "`space` or `expired`; the file is gone either way"},
+    "adoption_declined": {
+        "key": "a block that was not read; no row follows from it",
+        "blocks": "how many were not read; no row follows from it",
+    },
     "block_adopted": {
         "digest": "bound by each later row that measures the block, and by the other node's row",
         "bytes": _LATER,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
@@ -74,3 +75,11 @@ class Fleet:
         for node in nodes:
             code, out, err = run_ops("verify", *self.where(node))
             assert (0, True) == (code, "broken: 0" in out.splitlines()), out + err
+
+    def audit(self) -> tuple[int, dict[str, Any]]:
+        """What `ops verify --fleet` says: its exit code, and the verdict on all nodes."""
+        own = ("--data-dir", self.home("n1"))
+        code, out, err = run_ops("verify", "--fleet", self.url, *own)
+        assert out, err
+        found: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return code, found

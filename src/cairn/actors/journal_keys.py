@@ -23,12 +23,15 @@ import sqlite3
 import threading
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
 from cairn.journal.errors import StoreError, StoreFull, StoreLocked, StoreStarved
 from cairn.journal.rows.sealing import KEY_BYTES, Key, Within
+
+if TYPE_CHECKING:
+    from cairn.journal.rows.database.key_table import Entry
 
 _CACHED = 4096
 BUSY_S = 5.0
@@ -338,7 +341,8 @@ class KeyFile(JournalKeys):
 
 class KeyTable(JournalKeys):
     """
-    Keys of a node, in tables of its journal (``journal/rows/key_table.py``). See ``JournalKeys``.
+    Keys of a node, in tables of its journal (``journal/rows/database/key_table.py``). See
+    ``JournalKeys``.
 
     All of them are read at the first use and stay in memory, wrapped, so that no request waits for
     the database, nor fails because it is stopped.
@@ -380,11 +384,12 @@ class KeyTable(JournalKeys):
             StoreError: the journal key is missing or another one, other nodes have another one, or
                 the database cannot be reached.
         """
-        from cairn.journal.rows import key_table, store_sql
+        from cairn.journal.rows import store_sql
+        from cairn.journal.rows.database import key_table
 
         name = f"the journal {store_sql.place_of(url)}"
         known = store_sql.in_database(url, "read", key_table.entry)
-        place = _place_of(path, None if known is None else (known.known, known.place), journal_key)
+        place = cls._place(path, known, journal_key)
         if known is None:
             others = store_sql.in_database(url, "read", key_table.of_other_nodes)
             if others and not place.exists():
@@ -409,7 +414,8 @@ class KeyTable(JournalKeys):
             StoreError: the journal key is missing or another one, or the database cannot be
                 reached.
         """
-        from cairn.journal.rows import key_table, store_sql
+        from cairn.journal.rows import store_sql
+        from cairn.journal.rows.database import key_table
 
         if store_sql.schema_revision(url) != store_sql.REVISION:
             return None  # which opening the journal reports
@@ -417,10 +423,17 @@ class KeyTable(JournalKeys):
         if known is None:
             return None
         name = f"the journal {store_sql.place_of(url)}"
-        place = _place_of(path, (known.known, known.place), None)
+        place = cls._place(path, known, None)
         secret = _secret_of(place, name, may_make=False)
         _require(secret, known.known, place, name)
         return cls(url, name, secret, None, is_new=False)
+
+    @staticmethod
+    def _place(path: Path, entry: Entry | None, named: Path | None) -> Path:
+        """As ``_place_of``. Where the journal key was last may have been on another machine."""
+        place = _place_of(path, None if entry is None else (entry.known, entry.place), named)
+        own = _place_of(path, None, None)
+        return own if named is None and own.exists() and not place.exists() else place
 
     def confirm(self) -> None:
         """See ``JournalKeys.confirm``."""
@@ -432,7 +445,7 @@ class KeyTable(JournalKeys):
         self._named = None
 
     def _enter(self, connection: Any) -> None:
-        from cairn.journal.rows import key_table
+        from cairn.journal.rows.database import key_table
 
         if self._named is not None:
             wrapped = aes_key_wrap(self._journal_key, _KNOWN)
@@ -449,7 +462,7 @@ class KeyTable(JournalKeys):
 
     def commit(self, within: Within | None = None) -> None:
         """See ``JournalKeys.commit``."""
-        from cairn.journal.rows import key_table
+        from cairn.journal.rows.database import key_table
 
         with self._lock:
             self._load()
@@ -479,7 +492,8 @@ class KeyTable(JournalKeys):
 
     def remove(self, subject: str, key_ids: Iterable[str]) -> int:
         """See ``JournalKeys.remove``. Needs no lease: a committed row says that they go."""
-        from cairn.journal.rows import key_table, store_sql
+        from cairn.journal.rows import store_sql
+        from cairn.journal.rows.database import key_table
 
         with self._lock:
             held = {*self._stored(subject), *self._new_of(subject)}
@@ -501,7 +515,8 @@ class KeyTable(JournalKeys):
         return {*self._ids.get(subject, ())}
 
     def _wrapped_of(self, key_id: str) -> bytes | None:
-        from cairn.journal.rows import key_table, store_sql
+        from cairn.journal.rows import store_sql
+        from cairn.journal.rows.database import key_table
 
         found = self._all().get(key_id)
         if found is None and self._follows:
@@ -533,7 +548,8 @@ class KeyTable(JournalKeys):
         """
         if self._wrapped is not None:
             return
-        from cairn.journal.rows import key_table, store_sql
+        from cairn.journal.rows import store_sql
+        from cairn.journal.rows.database import key_table
 
         entry, keys = store_sql.in_database(
             self._url, "read", lambda found: (key_table.entry(found), key_table.read(found))

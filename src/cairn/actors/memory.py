@@ -44,7 +44,7 @@ from cairn.journal.errors import BugError
 from cairn.journal.state import Session, SessionId
 
 if TYPE_CHECKING:  # SQLAlchemy is loaded with it, and only a fleet needs it
-    from cairn.journal.rows.other_nodes import SealedRow
+    from cairn.journal.rows.database.other_nodes import SealedRow
 
 log = structlog.get_logger("cairn")
 

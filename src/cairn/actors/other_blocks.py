@@ -11,7 +11,7 @@ import trio
 from cairn.journal.errors import StoreError
 
 if TYPE_CHECKING:  # SQLAlchemy is loaded with it, and only a fleet needs it
-    from cairn.journal.rows.other_nodes import OtherNodes, SealedRow
+    from cairn.journal.rows.database.other_nodes import OtherNodes, SealedRow
 
 log = structlog.get_logger("cairn")
 

@@ -15,7 +15,7 @@ from cairn.engine.prompt.specials import SpecialTokens
 from cairn.journal.rows.store import Store
 
 if TYPE_CHECKING:  # SQLAlchemy is loaded with it, and only a fleet needs it
-    from cairn.journal.rows.other_nodes import OtherNodes
+    from cairn.journal.rows.database.other_nodes import OtherNodes
 
 SHADOW_SHARE = 0.01
 """

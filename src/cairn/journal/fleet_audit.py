@@ -40,7 +40,7 @@ NAMING = tuple(
 )
 """The kinds of events that name rows of other nodes' journals."""
 
-_SEALING = ("block_sealed", "block_adopted")
+_SEALING = (ev.BlockSealed.kind, ev.BlockAdopted.kind)
 _STARTING = {ev.ServerLost.kind, ev.NodeTakenOver.kind, ev.ServerStarted.kind}
 
 

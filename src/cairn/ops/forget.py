@@ -34,6 +34,7 @@ from cairn.ops.common.completions import complete_session
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import (
     Source,
+    blocks_option,
     example,
     journal_options,
     keys_in,
@@ -75,12 +76,14 @@ class _Answer(msgspec.Struct):
 @click.command(epilog=example("ops forget 6acffc27", "ops forget agent/notes --agent --yes"))
 @click.argument("session", shell_complete=complete_session)
 @journal_options
+@blocks_option
 @api_key_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--agent", is_flag=True, help="If it is an agent's session, delete the agent first.")
 def forget(
     data_dir: Path,
     journal: str | None,
+    blocks: Path | None,
     api_key: str | None,
     session: str,
     yes: bool,
@@ -133,7 +136,7 @@ def forget(
             store = SqlStore.open(url, keys=keys)
             opened.callback(store.close)
             name = _named(source, keys, session)
-            _forget(store, keys, data_dir, name, yes=yes, with_agent=agent)
+            _forget(store, keys, data_dir, name, blocks, yes=yes, with_agent=agent)
 
 
 def _named(source: Source, keys: JournalKeys | None, session: str) -> str:
@@ -217,7 +220,14 @@ def _name_places(places: Sequence[str]) -> None:
 
 
 def _forget(
-    store: SqlStore, keys: JournalKeys, data_dir: Path, name: str, *, yes: bool, with_agent: bool
+    store: SqlStore,
+    keys: JournalKeys,
+    data_dir: Path,
+    name: str,
+    blocks: Path | None,
+    *,
+    yes: bool,
+    with_agent: bool,
 ) -> None:
     base = store.base()
     left = store.head()[0] - (base.position if base is not None else 0)
@@ -244,7 +254,8 @@ def _forget(
     if not yes:
         click.confirm(_SURE, abort=True, err=True)
     report = _closed(store, found)
-    if not remove_files(store, data_dir, found.runs, report, found.own_blocks, who=_WHO):
+    own = (found.runs, report, found.own_blocks)
+    if not remove_files(store, data_dir, *own, who=_WHO, blocks=blocks):
         raise StoreError("Block files of the session are left, so nothing is forgotten yet.")
     remove_snapshot(data_dir)
     report = _reread(store)

@@ -168,7 +168,7 @@ async def test_a_session_is_closed(place: Place):
         sessions = local(server).sessions(of_all=False)
         await sessions.close(mine)
         await sessions.close(mine)
-        assert ["its client closed it"] == [one.reason for one in place.events(ev.SessionClosed)]
+        assert ["a request closed it"] == [one.reason for one in place.events(ev.SessionClosed)]
         assert {True} == place.readable(mine)
 
 

@@ -7,8 +7,8 @@ import sqlalchemy as sa
 
 from cairn.journal.errors import StoreError, StoreLost
 from cairn.journal.nodes import node_in
-from cairn.journal.rows import key_table
-from cairn.journal.rows.key_table import Entry
+from cairn.journal.rows.database import key_table
+from cairn.journal.rows.database.key_table import Entry
 from cairn.journal.rows.store_sql import in_database, journal_url, migrate, node_of, node_url
 from tests.support.postgres import Postgres
 

@@ -12,8 +12,9 @@ import sqlalchemy as sa
 
 from cairn.journal.errors import LeaseLost, StoreError, StoreLocked
 from cairn.journal.nodes import is_node_name, on_node, schema_of
-from cairn.journal.rows import key_table, store_sql
-from cairn.journal.rows import postgres as postgres_store
+from cairn.journal.rows import store_sql
+from cairn.journal.rows.database import key_table
+from cairn.journal.rows.database import postgres as postgres_store
 from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate, node_url, take_over
 from tests.support.journals import conversation
 from tests.support.postgres import Postgres

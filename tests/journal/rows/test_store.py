@@ -26,10 +26,11 @@ from alembic.script import ScriptDirectory
 
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked, StoreLost
 from cairn.journal.replay import replay
-from cairn.journal.rows import key_table, lease, store_sql
-from cairn.journal.rows import postgres as postgres_store
+from cairn.journal.rows import store_sql
 from cairn.journal.rows.base import Base, base_of
 from cairn.journal.rows.codec import GENESIS, Row
+from cairn.journal.rows.database import key_table, lease
+from cairn.journal.rows.database import postgres as postgres_store
 from cairn.journal.rows.store import MemoryStore, Store
 from cairn.journal.rows.store_sql import SqlStore, Sync, journal_url, migrate, schema_revision
 from cairn.journal.rows.store_sql import sqlite_url as url_of_file

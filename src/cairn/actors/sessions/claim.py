@@ -26,7 +26,7 @@ from cairn.journal.summaries import WORDS_MAX, first_words, is_of_client
 from cairn.journal.tenants import session_name
 
 if TYPE_CHECKING:  # SQLAlchemy is loaded with it, and only a fleet needs it
-    from cairn.journal.rows.other_nodes import SealedRow
+    from cairn.journal.rows.database.other_nodes import SealedRow
 
 
 @attrs.frozen(kw_only=True)

@@ -323,7 +323,7 @@ class TenantSessions:
         Raises:
             RefusalError: it is answering, or that cannot be recorded now.
         """
-        reason = "its client closed it" if self._is_own(session) else "the operator closed it"
+        reason = "a request closed it" if self._is_own(session) else "the operator closed it"
         await self._forgetting.close_session(session, reason)
 
     async def forget(self, session: str, *, with_agent: bool) -> ForgottenSession:

@@ -283,6 +283,7 @@ async def serve_http(
     *,
     shutdown: trio.Event,
     on_ready: Callable[[str], None],
+    on_stop: Callable[[], None],
     grace_s: float = 40.0,
     limits: WaitingLimits | None = None,
 ) -> None:
@@ -292,14 +293,20 @@ async def serve_http(
     Args:
         listener: from ``bind_socket``; it cannot be used again.
         on_ready: called with the server's URL once it answers requests.
+        on_stop: called when ``shutdown`` is set; has to end the streams that have no end.
         grace_s: how long streams may continue after ``shutdown`` before they are cut. Longer than
             the service's own limit, so that its last message to each client is still sent.
         limits: of connections that wait; by default those that fit this process's descriptors.
     """
     url = url_of(listener)
     config = _config(listener, grace_s, limits or WaitingLimits.of(descriptors_max()))
+
+    async def stop() -> None:
+        await shutdown.wait()
+        on_stop()
+
     async with trio.open_nursery() as nursery:
-        await nursery.start(partial(serve, app, config, shutdown_trigger=shutdown.wait))
+        await nursery.start(partial(serve, app, config, shutdown_trigger=stop))
         on_ready(url)
 
 

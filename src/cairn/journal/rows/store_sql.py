@@ -44,10 +44,10 @@ from cairn.journal.errors import (
     StoreUnready,
 )
 from cairn.journal.nodes import NodeHead, node_in, node_of_schema, schema_of
-from cairn.journal.rows import key_table, lease, postgres
 from cairn.journal.rows.base import Base
 from cairn.journal.rows.codec import COLUMNS, GENESIS, Row, opened, shown
-from cairn.journal.rows.lease import Lease
+from cairn.journal.rows.database import key_table, lease, postgres
+from cairn.journal.rows.database.lease import Lease
 from cairn.journal.rows.removal import REMOVED_ROWS, Replaced
 from cairn.journal.rows.sealing import KeyRing
 

@@ -25,7 +25,7 @@ def upgrade() -> None:
         sa.Column("previous_hash", sa.Text, nullable=False),
         sa.Column("hash", sa.Text, nullable=False),
     )
-    # Who may commit, see `journal/rows/lease.py`. SQLite's journals are locked by a file instead.
+    # Who may commit, see `journal/rows/database/lease.py`. A file locks SQLite's journals instead.
     if op.get_bind().dialect.name == "postgresql":
         op.create_table(
             "lease",
@@ -33,7 +33,7 @@ def upgrade() -> None:
             sa.Column("token", sa.BigInteger, nullable=False),
             sa.Column("holder", sa.Text, nullable=False),
         )
-        # The keys of a node, see `journal/rows/key_table.py`; empty for other journals.
+        # The keys of a node, see `journal/rows/database/key_table.py`; empty for other journals.
         op.create_table(
             "keys",
             sa.Column("id", sa.Text, primary_key=True),

@@ -136,6 +136,26 @@ def journal_options(command: Decorated) -> Decorated:
     return data_dir_option(journal(node(command)))
 
 
+def blocks_option(command: Decorated) -> Decorated:
+    """The option ``--blocks``. The command gets the folder of the node's own blocks."""
+    return click.option(
+        "--blocks",
+        metavar="DIR",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        callback=_of_the_node,
+        help="With --node: the folder of blocks that the node was started with.",
+    )(command)
+
+
+def _of_the_node(context: click.Context, _: click.Parameter, value: Path | None) -> Path | None:
+    if value is None:
+        return None
+    node: str | None = context.meta.get(_NODE)
+    if node is None:
+        raise click.UsageError("--blocks is a folder of the nodes of a fleet: add --node.", context)
+    return value.absolute() / node
+
+
 def check_node(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Refuse a name that no node may have."""
     if value is not None and not is_node_name(value):

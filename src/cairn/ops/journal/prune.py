@@ -20,6 +20,7 @@ from cairn.journal.lifecycle import SessionState
 from cairn.journal.pruning import PreparedPrune, PruneOptions, prepare_prune
 from cairn.journal.retention import Span
 from cairn.ops.common.locations import (
+    blocks_option,
     bytes_on_disk,
     example,
     journal_options,
@@ -65,6 +66,7 @@ def _us(moment: datetime) -> int:
     )
 )
 @journal_options
+@blocks_option
 @click.option(
     "--before",
     "before_us",
@@ -90,6 +92,7 @@ def _us(moment: datetime) -> int:
 def prune(
     data_dir: Path,
     journal: str | None,
+    blocks: Path | None,
     before_us: int,
     recent: bool,
     dry_run: bool,
@@ -155,7 +158,7 @@ def prune(
             # Also what an earlier prune, of a server perhaps, has not removed to its end.
             smaller = _remove(store) or slack
             _remove_snapshot(data_dir)
-            _forget(store, data_dir, prepared.runs)
+            _forget(store, data_dir, prepared.runs, blocks)
             if smaller:
                 _give_back(store)
         finally:
@@ -194,9 +197,9 @@ def _remove(store: SqlStore) -> bool:
     return removed > 0
 
 
-def _forget(store: SqlStore, data_dir: Path, runs: Collection[str]) -> None:
+def _forget(store: SqlStore, data_dir: Path, runs: Collection[str], blocks: Path | None) -> None:
     try:
-        forget_files(store, data_dir, runs)
+        forget_files(store, data_dir, runs, blocks)
     except StoreError as error:
         # The rows are removed; only the files are not.
         click.echo(

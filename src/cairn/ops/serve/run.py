@@ -46,7 +46,7 @@ from cairn.http.access.keys import Keys
 from cairn.http.app import CairnApp, create_app
 from cairn.http.server.listen import bind_socket, is_loopback, serve_http
 from cairn.http.starting import StartingServer
-from cairn.journal.rows.other_nodes import OtherNodes
+from cairn.journal.rows.database.other_nodes import OtherNodes
 from cairn.journal.rows.store import Store
 from cairn.journal.rows.store_sql import (
     SqlStore,
@@ -355,7 +355,14 @@ async def _listen(
     task_status: trio.TaskStatus[str],
 ) -> None:
     """Answer requests until ``stop`` is set and the last one has its answer; then set ``ended``."""
-    await serve_http(app, listener, shutdown=stop, on_ready=task_status.started, grace_s=grace_s)
+    await serve_http(
+        app,
+        listener,
+        shutdown=stop,
+        on_ready=task_status.started,
+        on_stop=app.streams.stop,
+        grace_s=grace_s,
+    )
     ended.set()
 
 

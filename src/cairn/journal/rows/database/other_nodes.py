@@ -16,19 +16,15 @@ import sqlalchemy as sa
 
 from cairn.journal.errors import DamagedRow, StoreError, UnknownEvent
 from cairn.journal.events import BlockSealed, BlocksQuarantined
-from cairn.journal.nodes import SCHEMA_PREFIX, is_node_name, schema_of
-from cairn.journal.rows import postgres
+from cairn.journal.nodes import schema_of
 from cairn.journal.rows.codec import COLUMNS, Row, decode, row_hash
+from cairn.journal.rows.database import postgres
 
 INDEXED_MOST: Final = 200_000
 """The most rows that are indexed; the oldest ones are left out. One takes some 300 bytes."""
 
 STATEMENT_MS: Final = 5_000
 
-_SCHEMAS = sa.text(
-    "SELECT table_schema FROM information_schema.tables WHERE table_name = 'events' "
-    "AND starts_with(table_schema, :prefix) ORDER BY table_schema"
-)
 _KINDS = (BlockSealed.kind, BlocksQuarantined.kind)
 
 
@@ -84,8 +80,8 @@ class OtherNodes:
             connection = self._connected()
             with connection.begin():
                 connection.exec_driver_sql(f"SET LOCAL statement_timeout = {STATEMENT_MS}")
-                self._index(connection)
-                return self._found(connection, keys)
+                nodes = self._index(connection)
+                return self._found(connection, nodes, keys)
         except sa.exc.SQLAlchemyError as error:
             self._drop()
             fact = (str(error).splitlines() or ["no message"])[0]
@@ -105,12 +101,13 @@ class OtherNodes:
             self._connection = connection.execution_options(postgresql_readonly=True)
         return self._connection
 
-    def _index(self, connection: sa.Connection) -> None:
-        """Index the rows that came since the last time."""
-        for (schema,) in connection.execute(_SCHEMAS, {"prefix": SCHEMA_PREFIX}).all():
-            node = schema.removeprefix(SCHEMA_PREFIX)
-            if node == self._node or not is_node_name(node):
+    def _index(self, connection: sa.Connection) -> set[str]:
+        """Index the rows that came since the last time. The nodes that have a journal now."""
+        nodes = set()
+        for node in postgres.nodes(connection):
+            if node == self._node:
                 continue
+            nodes.add(node)
             events = _events_of(node)
             last = connection.execute(sa.select(sa.func.max(events.c.position))).scalar_one() or 0
             read = self._read.get(node, 0)
@@ -122,6 +119,7 @@ class OtherNodes:
             for position, kind, public in found:
                 self._note(node, position, kind, public)
             self._read[node] = last
+        return nodes
 
     def _note(self, node: str, position: int, kind: str, public: bytes) -> None:
         try:
@@ -137,12 +135,12 @@ class OtherNodes:
             del self._places[next(iter(self._places))]
 
     def _found(
-        self, connection: sa.Connection, keys: Collection[str]
+        self, connection: sa.Connection, nodes: Collection[str], keys: Collection[str]
     ) -> dict[str, Sequence[SealedRow]]:
         places: dict[str, list[int]] = {}
         for key in keys:
             for node, position in self._places.get(bytes.fromhex(key), ()):
-                if (node, key) not in self._quarantined:
+                if node in nodes and (node, key) not in self._quarantined:
                     places.setdefault(node, []).append(position)
         found: dict[str, list[SealedRow]] = {}
         for node, positions in sorted(places.items()):
