@@ -210,7 +210,9 @@ class Commands(click.Group):
             must = number_words(error.param.type) if error.param is not None else ""
             if must:
                 given = error.message.partition(" is not ")[0]
-                error.message = f"it is {given}; it must be {must}."
+                raise click.BadParameter(
+                    f"it is {given}; it must be {must}.", error.ctx, error.param, error.param_hint
+                ) from error
             raise
         except JournalError as error:
             _clear(error)
@@ -227,7 +229,7 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="\b\nExample:\n  ops verify && ops tail -f",
 )
-@click.version_option(__version__, prog_name="cairn")
+@click.version_option(__version__, prog_name="cairn", message="%(prog)s %(version)s")
 @click.pass_context
 def ops(context: click.Context) -> None:
     """

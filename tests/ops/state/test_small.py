@@ -17,7 +17,7 @@ from cairn.ops.common.locations import log_path
 
 def test_version(run):
     """One line; with --all a line for each package that answers depend on."""
-    assert f"cairn {__version__}\n" == run("version").stdout
+    assert f"cairn {__version__}\n" == run("version").stdout == run("--version").stdout
     every = run("version", "--all").stdout.splitlines()
     assert ["cairn", "python", "mlx", "mlx-lm"] == [line.split()[0] for line in every[:4]]
 

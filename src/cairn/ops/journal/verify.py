@@ -30,8 +30,11 @@ _SAVE = (
 _UNSEEN_AFTER = (
     "This cannot detect rows removed from the end, or rewritten, after row {row}{pruned}."
 )
-_UNSEEN = "This cannot detect rows removed from the end, or a completely rewritten chain{pruned}"
-_BESIDE = " if the head record and the checkpoints beside the journal were changed with it"
+_UNSEEN = "This cannot detect rows removed from the end, or a completely rewritten chain{pruned}."
+_BESIDE = (
+    " Rows up to {row} are compared with the head record and the checkpoints beside the journal, "
+    "which may have been changed with it."
+)
 
 
 def line_of(finding: Finding, *, follows: bool = False) -> str:
@@ -189,12 +192,11 @@ def verify(
     pruned = "" if base is None and begins is None else ", or changes to rows that were pruned"
     reached, is_elsewhere = known.last_present(checked)
     if reached is None:
-        click.echo(_UNSEEN.format(pruned=pruned) + "." + (_SAVE if known.is_little else ""))
+        click.echo(_UNSEEN.format(pruned=pruned) + (_SAVE if known.is_little else ""))
     elif is_elsewhere:
         click.echo(_UNSEEN_AFTER.format(row=reached, pruned=pruned))
     else:
-        click.echo(_UNSEEN_AFTER.format(row=reached, pruned=pruned))
-        click.echo(_UNSEEN.format(pruned="") + _BESIDE + "." + _SAVE)
+        click.echo((_UNSEEN_AFTER + _BESIDE).format(row=reached, pruned=pruned) + _SAVE)
     click.echo(f"checked: {' '.join(SENTENCES) if checked.whole else 'INV-8'}")
     if not checked.whole:
         click.echo(_not_checked(checked))

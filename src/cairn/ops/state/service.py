@@ -239,11 +239,11 @@ def install(show: bool, wait: float, options: tuple[str, ...]) -> None:
     for command in found.start:
         _run(command)
     click.echo(f"Cairn runs as a service ({found.file}).")
-    words = "`ops service status` shows how it is, `ops service logs` what it does."
-    click.echo(as_called(words))
+    after = "`ops service status` shows how it is, `ops service logs` what it does."
+    click.echo(as_called(after))
     if wait and not _answers(found, data_dir, wait):
-        words = "Its server does not answer. `ops service status` shows why."
-        click.echo(as_called(words), err=True)
+        after = "Its server does not answer. `ops service status` shows why."
+        click.echo(as_called(after), err=True)
         raise SystemExit(NOT_ANSWERING)
     if found.hint:
         click.echo(found.hint)
