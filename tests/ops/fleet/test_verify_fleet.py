@@ -14,6 +14,7 @@ from click.testing import Result
 from cairn.journal import events as ev
 from cairn.journal.nodes import NodeHead
 from cairn.journal.rows.store_sql import SqlStore, heads_of_others, migrate, node_url, nodes_of
+from tests.journal.test_fleet_audit import conflicting, quarantining
 from tests.support.journals import Builder, healthy
 from tests.support.postgres import Postgres
 
@@ -127,6 +128,25 @@ def test_for_people(run: Run, fleet: str, postgres: Postgres, monkeypatch: pytes
     assert "INV-8" in lines[1]
     assert "  for more: ops verify --node n2 --journal URL" in lines
     assert "fleet of 2 nodes: broken" == lines[-1]
+
+
+def test_digests_that_differ(run: Run, postgres: Postgres, monkeypatch: pytest.MonkeyPatch):
+    """They are broken; on record, once a node quarantined the block, whose journal says so."""
+    url, rows = postgres.new_database(), healthy()
+    other, key = conflicting(rows)
+    for node, stored in (("n1", rows), ("n2", quarantining(other, keys=[key]))):
+        migrate(node_url(url, node))
+        with closing(SqlStore.open(node_url(url, node))) as store:
+            store.append(stored)
+    whole = verdicts(run("verify", "--fleet", url))["fleet"]
+    assert (0, 1) == (whole["broken"], whole["on_record"])
+    assert [("INV-3", True)] == [(one["invariant"], one["recorded"]) for one in whole["findings"]]
+    monkeypatch.setattr("cairn.ops.fleet.verify.is_piped", lambda: False)
+    assert "some with two digests, all of them quarantined" in run("verify", "--fleet", url).stdout
+    change(postgres, url, "DELETE FROM node_n2.events WHERE position = 32")
+    done = run("verify", "--fleet", url)
+    assert "some with two digests\n" in done.stdout
+    assert 1 == done.exit_code
 
 
 def test_what_is_refused(run: Run, fleet: str, postgres: Postgres, tmp_path: Path):
