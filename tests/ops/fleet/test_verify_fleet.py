@@ -205,3 +205,23 @@ def test_heads_of_others(fleet: str, postgres: Postgres):
     assert (3, False, False) == (of_n1.position, of_n1.is_news, of_n1.is_lost)
     (of_n1,) = heads_of_others(fleet, "n2", {})
     assert of_n1.is_news
+
+
+def test_a_head_that_cannot_be_read(fleet: str, postgres: Postgres):
+    """A journal that is not Cairn's, is newer or is locked is named, and the others are read."""
+    change(postgres, fleet, "CREATE SCHEMA node_n0")
+    change(postgres, fleet, "CREATE TABLE node_n0.events (position int)")
+    migrate(node_url(fleet, "n4"))
+    with closing(SqlStore.open(node_url(fleet, "n4"))) as store:
+        store.append(healthy())
+    change(postgres, fleet, "UPDATE node_n4.cairn_schema SET version_num = '9999'")
+    name = fleet.partition("?")[0].rpartition("/")[2]
+    with postgres.connect(name) as connection, connection.transaction():
+        connection.execute("LOCK TABLE node_n1.events IN ACCESS EXCLUSIVE MODE")
+        found = {head.node: head for head in heads_of_others(fleet, "n3", {})}
+    assert {"n0", "n1", "n2", "n4"} == {*found}
+    words = {"n0": "column", "n1": "lock timeout", "n4": "it has schema 9999"}
+    for node, word in words.items():
+        assert word in str(found[node].fault)
+        assert (False, False) == (found[node].is_news, found[node].is_lost)
+    assert (None, 31, True) == (found["n2"].fault, found["n2"].position, found["n2"].is_news)
