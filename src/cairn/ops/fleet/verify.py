@@ -201,10 +201,7 @@ def _print_fleet(nodes: list[_Node], audit: FleetAudit) -> int:
         return code
     for finding in findings:
         click.echo(line_of(finding))
-    click.echo(
-        f"blocks on record at several nodes: {audit.blocks}, "
-        + _digests_words(findings)
-    )
+    click.echo(f"blocks on record at several nodes: {audit.blocks}, " + _digests_words(findings))
     click.echo(
         f"rows that nodes name of each other: {audit.present} present, {audit.pruned} pruned, "
         f"{audit.accepted} accepted as lost"
