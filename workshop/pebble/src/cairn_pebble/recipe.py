@@ -137,7 +137,15 @@ _ACROSS: Final = (
     (dialogues.echo, 2),
 )
 _SETTLE: Final = (*_WIDE, (partial(dialogues.recall, turns=18, fillers=18, questions=8), 1))
-STAGES: Final = (
+# Half as many tokens again of first messages as of the old kinds, which keep their shares.
+_MET: Final = (
+    (first_messages, 140),
+    (partial(first_messages, most=40), 8),
+    *_MANY,
+    (dialogues.untold, 1.5),
+    (dialogues.talk, 1),
+)
+_TO_CLOSE: Final = (
     # Copying is learned first and alone: mixed with other skills it takes ten times as many tokens.
     Stage(
         name="copy",
@@ -241,7 +249,33 @@ STAGES: Final = (
         mix=(*_LONG, (dialogues.echo, 1), (dialogues.untold, 0.5)),
         rates=(0.03, 0.0),
     ),
-    # A fifth round, for everyday wordings in no form above, from exported weights (``--from``,
+)
+STAGES: Final = (
+    *_TO_CLOSE,
+    # A fifth round, for first messages of a chat, from exported weights (``--from``, ``--after
+    # close``). Smaller batches give more steps, and low rates keep what was learned.
+    Stage(
+        name="met",
+        tokens=600_000,
+        longest=2304,
+        spread=5120,
+        mix=_MET,
+        batch_tokens=4096,
+        rates=(0.2, 0.15),
+    ),
+    Stage(
+        name="known",
+        tokens=900_000,
+        longest=2304,
+        spread=5120,
+        mix=_MET,
+        batch_tokens=4096,
+        rates=(0.15, 0.0),
+    ),
+)
+WIDE_STAGES: Final = (
+    *_TO_CLOSE,
+    # Another fifth round, for everyday wordings in no form above, from exported weights (``--from``,
     # ``--after close``). It was run once, and its result did not ship: the model card has the
     # figures.
     Stage(
@@ -394,6 +428,7 @@ SHIPPED: Final = "2m"
 """The recipe of the weights in the package."""
 RECIPES: Final = {
     SHIPPED: Recipe(shape=Shape(), stages=STAGES),
+    "2m-wide": Recipe(shape=Shape(), stages=WIDE_STAGES),
     "7m": Recipe(
         shape=Shape(
             hidden_size=320, layers=6, intermediate_size=768, heads=10, kv_heads=5, vocab_size=2048
