@@ -256,12 +256,12 @@ STAGES: Final = (
     # close``). Smaller batches give more steps, and low rates keep what was learned.
     Stage(
         name="met",
-        tokens=600_000,
+        tokens=240_000,
         longest=2304,
         spread=5120,
         mix=_MET,
         batch_tokens=4096,
-        rates=(0.2, 0.15),
+        rates=(0.2, 0.2),
     ),
     Stage(
         name="known",
@@ -270,13 +270,13 @@ STAGES: Final = (
         spread=5120,
         mix=_MET,
         batch_tokens=4096,
-        rates=(0.15, 0.0),
+        rates=(0.2, 0.0),
     ),
 )
 WIDE_STAGES: Final = (
     *_TO_CLOSE,
-    # Another fifth round, for everyday wordings in no form above, from exported weights (``--from``,
-    # ``--after close``). It was run once, and its result did not ship: the model card has the
+    # Another fifth round, for everyday wordings, from exported weights (``--from``, ``--after
+    # close``). It was run once, and its result did not ship: the model card has the
     # figures.
     Stage(
         name="wide",

@@ -3,8 +3,8 @@ First messages of a chat as people type them, and what Pebble says to them.
 
 Each opening has wordings and one answer; the texts are data, in `first_messages.toml`. Where a
 model of this size knows nothing, the answer says so, and what it can do instead. Slots in braces
-are filled from lists, from invented values, or with a sum. People put words before and after a
-wording, and type it carelessly: `typed.py`.
+are filled from lists, from invented values, or with a sum. Some facts are asked for later in the
+chat. People put words before and after a wording, and type it carelessly: `typed.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import random
 import re
 import string
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from cairn_pebble.texts.words import Split, phrase, pick
 
 
 @attrs.frozen
-class _Later:
+class Later:
     """
     What a user may ask about an opening, later in the chat.
 
@@ -44,8 +44,10 @@ class _Later:
 
 
 @attrs.frozen
-class _Opening:
+class Opening:
     """
+    What a user may say, and one answer to it.
+
     Attributes:
         answer: what Pebble says; it may repeat the slots of the wording.
         wordings: of the user, with slots.
@@ -60,22 +62,20 @@ class _Opening:
     share: float = 1.0
     framed: bool = True
     first: bool = False
-    then: tuple[_Later, ...] = ()
+    then: tuple[Later, ...] = ()
 
 
-def _read(item: dict[str, Any]) -> _Opening:
+def _read(item: dict[str, Any]) -> Opening:
     if (beginning := item.pop("topic", None)) is not None:
         (item["answer"],) = (one.answer for one in TOPICS if one.answer.startswith(beginning))
-    then = tuple(_Later(tuple(one["asked"]), one["answer"]) for one in item.get("then", ()))
-    return _Opening(**item | {"wordings": tuple(item["wordings"]), "then": then})
+    then = tuple(Later(tuple(one["asked"]), one["answer"]) for one in item.get("then", ()))
+    return Opening(**item | {"wordings": tuple(item["wordings"]), "then": then})
 
 
 _TEXTS: Final = tomllib.loads(
     files("cairn_pebble.texts").joinpath("first_messages.toml").read_text(encoding="utf-8")
 )
-_OPENINGS: Final = tuple(map(_read, _TEXTS["opening"]))
-_SHARES: Final = tuple(one.share for one in _OPENINGS)
-_LATER_SHARES: Final = tuple(0.0 if one.first else one.share for one in _OPENINGS)
+OPENINGS: Final = tuple(map(_read, _TEXTS["opening"]))
 _ASKED_SHARE: Final = 0.4
 """Of the messages after a fact that may be asked for."""
 _BEFORE: Final = (
@@ -226,24 +226,28 @@ def _typed(
             return text, filled
 
 
-def first_messages(rng: random.Random, split: Split, *, most: int = 6) -> Dialogue:
+def first_messages(
+    rng: random.Random, split: Split, *, most: int = 6, openings: Sequence[Opening] = OPENINGS
+) -> Dialogue:
     """
     A chat of openings, in which each is answered by itself, and of questions about earlier ones.
 
     Args:
         most: how many rounds it has at most. One in two has a single round.
+        openings: what is said in it.
     """
     dialogue = Dialogue("opening")
     if rng.random() < 0.1:
         dialogue.instruct(rng, split)
-    told: dict[str, tuple[_Later, Mapping[str, str]]] = {}
+    told: dict[str, tuple[Later, Mapping[str, str]]] = {}
     for place in range(1 if rng.random() < 0.5 else rng.randint(2, most)):
         if told and rng.random() < _ASKED_SHARE:
             later, slots = told[pick(rng, tuple(told))]
             text, _ = _typed(rng, split, later.asked, slots)
             dialogue.say(text, later.answer.format_map(slots), dialogues.SMALL_TALK)
             continue
-        (opening,) = rng.choices(_OPENINGS, _LATER_SHARES if place else _SHARES)
+        shares = [0.0 if one.first and place else one.share for one in openings]
+        (opening,) = rng.choices(openings, shares)
         text, slots = _typed(rng, split, opening.wordings, framed=opening.framed)
         dialogue.say(text, opening.answer.format_map(slots), dialogues.SMALL_TALK)
         for later in opening.then:
