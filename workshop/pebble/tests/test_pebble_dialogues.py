@@ -18,7 +18,7 @@ from cairn_pebble import dialogues, training
 from cairn_pebble.dialogues import Dialogue
 from cairn_pebble.evaluation import SKILLS
 from cairn_pebble.first_chat.openings import is_opening
-from cairn_pebble.recipe import RECIPES, WIDE_STAGES
+from cairn_pebble.recipe import RECIPES, STAGES
 from cairn_pebble.sequences import TURN_END, Renderer, Sequence
 from cairn_pebble.texts import (
     everyday,
@@ -412,7 +412,7 @@ def masked(text: str) -> str:
     return text.strip(" ?.!").casefold()
 
 
-@pytest.mark.parametrize("stage", WIDE_STAGES[-3:], ids=lambda stage: stage.name)
+@pytest.mark.parametrize("stage", STAGES[-3:], ids=lambda stage: stage.name)
 def test_enough_unknown_facts_are_read(renderer: Renderer, stage: Any):
     """
     Of the tokens of each later stage, at least one in thirty is in dialogues that end with an

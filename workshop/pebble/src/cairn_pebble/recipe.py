@@ -137,15 +137,7 @@ _ACROSS: Final = (
     (dialogues.echo, 2),
 )
 _SETTLE: Final = (*_WIDE, (partial(dialogues.recall, turns=18, fillers=18, questions=8), 1))
-# Half as many tokens again of first messages as of the old kinds, which keep their shares.
-_MET: Final = (
-    (first_messages, 140),
-    (partial(first_messages, most=40), 8),
-    *_MANY,
-    (dialogues.untold, 1.5),
-    (dialogues.talk, 1),
-)
-_TO_CLOSE: Final = (
+STAGES: Final = (
     # Copying is learned first and alone: mixed with other skills it takes ten times as many tokens.
     Stage(
         name="copy",
@@ -249,34 +241,8 @@ _TO_CLOSE: Final = (
         mix=(*_LONG, (dialogues.echo, 1), (dialogues.untold, 0.5)),
         rates=(0.03, 0.0),
     ),
-)
-STAGES: Final = (
-    *_TO_CLOSE,
-    # A fifth round, for first messages of a chat, from exported weights (``--from``, ``--after
-    # close``). Smaller batches give more steps, and low rates keep what was learned.
-    Stage(
-        name="met",
-        tokens=240_000,
-        longest=2304,
-        spread=5120,
-        mix=_MET,
-        batch_tokens=4096,
-        rates=(0.2, 0.2),
-    ),
-    Stage(
-        name="known",
-        tokens=900_000,
-        longest=2304,
-        spread=5120,
-        mix=_MET,
-        batch_tokens=4096,
-        rates=(0.2, 0.0),
-    ),
-)
-WIDE_STAGES: Final = (
-    *_TO_CLOSE,
-    # Another fifth round, for everyday wordings, from exported weights (``--from``, ``--after
-    # close``). It was run once, and its result did not ship: the model card has the
+    # A fifth round, for everyday wordings in no form above, from exported weights (``--from``,
+    # ``--after close``). It was run once, and its result did not ship: the model card has the
     # figures.
     Stage(
         name="wide",
@@ -309,6 +275,37 @@ WIDE_STAGES: Final = (
         spread=5120,
         mix=_SETTLE,
         rates=(0.05, 0.0),
+    ),
+)
+
+# Three tokens of first messages for one of the old kinds, which keep their shares among themselves.
+_MET: Final = (
+    (first_messages, 360),
+    (partial(first_messages, most=40), 12),
+    *_MANY,
+    (dialogues.untold, 1.5),
+    (dialogues.talk, 1),
+)
+MET_STAGES: Final = (
+    *STAGES[:-4],  # up to "close"
+    # Another fifth round, for first messages of a chat. Smaller batches give more steps.
+    Stage(
+        name="met",
+        tokens=700_000,
+        longest=2304,
+        spread=5120,
+        mix=_MET,
+        batch_tokens=2048,
+        rates=(0.3, 0.2),
+    ),
+    Stage(
+        name="known",
+        tokens=500_000,
+        longest=2304,
+        spread=5120,
+        mix=_MET,
+        batch_tokens=2048,
+        rates=(0.2, 0.0),
     ),
 )
 
@@ -408,6 +405,7 @@ class Recipe:
         packing: how the exported weights are stored; None for float32.
         kinds: what the tokenizer is trained on besides the plain kinds.
         size: how Pebble says how many parameters it has.
+        learns: the modules that are trained, as a regular expression of their names; None for all.
     """
 
     shape: Shape
@@ -415,6 +413,7 @@ class Recipe:
     packing: Packing | None = None
     kinds: tuple[Draw, ...] = ()
     size: str = _WRITTEN_SIZE
+    learns: str | None = None
 
     def said(self, dialogue: Dialogue) -> Dialogue:
         """A dialogue in which Pebble has the size of this recipe. Modifies it."""
@@ -428,7 +427,11 @@ SHIPPED: Final = "2m"
 """The recipe of the weights in the package."""
 RECIPES: Final = {
     SHIPPED: Recipe(shape=Shape(), stages=STAGES),
-    "2m-wide": Recipe(shape=Shape(), stages=WIDE_STAGES),
+    # Copying is attention, so it is left as it is, and only the other part of the upper layers
+    # learns.
+    "2m-met": Recipe(
+        shape=Shape(), stages=MET_STAGES, learns=r"model\.layers\.[234]\.(mlp|post_\w+)"
+    ),
     "7m": Recipe(
         shape=Shape(
             hidden_size=320, layers=6, intermediate_size=768, heads=10, kv_heads=5, vocab_size=2048
