@@ -196,29 +196,6 @@ def test_a_training_goes_on_from_exported_weights(
         assert np.array_equal(weights[name], weight), name
 
 
-def test_only_what_a_recipe_names_is_learned(
-    renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Other weights stay bit for bit; the checkpoint is refused where other modules are learned."""
-    monkeypatch.setattr(mx, "compile", lambda step, **_: step)
-    monkeypatch.setattr(training_module, "POOL_TOKENS", 1000)
-    tiny = attrs.evolve(SHORT, tokens=1000, batch_tokens=256)
-
-    def training(learns: str) -> Training:
-        return Training(renderer, SMALL, (tiny,), tmp_path, learns=learns)
-
-    mlp = training(r"model\.layers\.0\.mlp")
-    before = {name: np.array(weight) for name, weight in parameters(mlp).items()}
-    mlp.run(lambda stands: None)
-
-    after = parameters(mlp)
-    changed = {name for name in before if not np.array_equal(before[name], after[name])}
-    assert changed == {name for name in before if ".mlp." in name}
-    assert changed
-    with pytest.raises(OtherTraining, match="another recipe"):
-        training(r"model\.layers\.0\.self_attn")
-
-
 def parameters(training: Training) -> dict[str, mx.array]:
     """Of the model, by name."""
     return dict(tree_flatten(training.model.parameters()))

@@ -278,12 +278,19 @@ STAGES: Final = (
     ),
 )
 
-# Three tokens of first messages for one of the old kinds, which keep their shares among themselves.
+# First messages are three tokens of five; later half, because the old kinds were forgotten.
 _MET: Final = (
-    (first_messages, 360),
-    (partial(first_messages, most=40), 12),
+    (first_messages, 140),
+    (partial(first_messages, most=40), 8),
     *_MANY,
     (dialogues.untold, 1.5),
+    (dialogues.talk, 1),
+)
+_MET_AGAIN: Final = (
+    (first_messages, 100),
+    (partial(first_messages, most=40), 5),
+    *_MANY,
+    (dialogues.untold, 1),
     (dialogues.talk, 1),
 )
 MET_STAGES: Final = (
@@ -291,21 +298,30 @@ MET_STAGES: Final = (
     # Another fifth round, for first messages of a chat. Smaller batches give more steps.
     Stage(
         name="met",
-        tokens=700_000,
+        tokens=240_000,
         longest=2304,
         spread=5120,
         mix=_MET,
-        batch_tokens=2048,
-        rates=(0.3, 0.2),
+        batch_tokens=4096,
+        rates=(0.2, 0.2),
     ),
     Stage(
         name="known",
-        tokens=500_000,
+        tokens=900_000,
         longest=2304,
         spread=5120,
         mix=_MET,
-        batch_tokens=2048,
+        batch_tokens=4096,
         rates=(0.2, 0.0),
+    ),
+    Stage(
+        name="usual",
+        tokens=900_000,
+        longest=2304,
+        spread=5120,
+        mix=_MET_AGAIN,
+        batch_tokens=4096,
+        rates=(0.12, 0.0),
     ),
 )
 
@@ -405,7 +421,6 @@ class Recipe:
         packing: how the exported weights are stored; None for float32.
         kinds: what the tokenizer is trained on besides the plain kinds.
         size: how Pebble says how many parameters it has.
-        learns: the modules that are trained, as a regular expression of their names; None for all.
     """
 
     shape: Shape
@@ -413,7 +428,6 @@ class Recipe:
     packing: Packing | None = None
     kinds: tuple[Draw, ...] = ()
     size: str = _WRITTEN_SIZE
-    learns: str | None = None
 
     def said(self, dialogue: Dialogue) -> Dialogue:
         """A dialogue in which Pebble has the size of this recipe. Modifies it."""
@@ -427,11 +441,7 @@ SHIPPED: Final = "2m"
 """The recipe of the weights in the package."""
 RECIPES: Final = {
     SHIPPED: Recipe(shape=Shape(), stages=STAGES),
-    # Copying is attention, so it is left as it is, and only the other part of the upper layers
-    # learns.
-    "2m-met": Recipe(
-        shape=Shape(), stages=MET_STAGES, learns=r"model\.layers\.[234]\.(mlp|post_\w+)"
-    ),
+    "2m-met": Recipe(shape=Shape(), stages=MET_STAGES),
     "7m": Recipe(
         shape=Shape(
             hidden_size=320, layers=6, intermediate_size=768, heads=10, kv_heads=5, vocab_size=2048

@@ -109,8 +109,6 @@ def main() -> None:
     stages = [stage.name for stage in RECIPES[options.recipe].stages]
     if options.after is not None and options.after not in stages:
         parser.error(f"--after of this recipe is one of {', '.join(stages)}")
-    if RECIPES[options.recipe].learns and not (options.start or options.export):
-        parser.error(f"--recipe {options.recipe} goes on from a trained model: name it with --from")
     if options.start and (fault := directory_fault(str(options.start))):
         sys.exit(f"{fault} Name an exported model with --from.")
     if options.export:
@@ -218,7 +216,6 @@ def _train(options: argparse.Namespace) -> None:
             start=start,
             said=recipe.said,
             drawers=options.drawers,
-            learns=recipe.learns,
         )
     except OtherTraining as error:
         sys.exit(str(error))

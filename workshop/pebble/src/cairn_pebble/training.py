@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from functools import cache, partial
@@ -137,7 +136,6 @@ class Training:
         start: Start | None = None,
         said: Said = _as_drawn,
         drawers: int = 0,
-        learns: str | None = None,
     ) -> None:
         """
         Args:
@@ -146,8 +144,6 @@ class Training:
             said: changes each drawn dialogue.
             drawers: processes that draw and encode dialogues before they are needed; 0 to draw them
                 here, in between. A GPU waits for one that draws.
-            learns: the modules that are trained, as a regular expression of their names; None for
-                all.
 
         Raises:
             OtherTraining: the checkpoint belongs to a different training.
@@ -169,11 +165,6 @@ class Training:
         self._first = start.behind if start else 0
         if start:
             self.model.load_weights(list(start.exported.weights.items()))
-        if learns is not None:
-            self.model.freeze()
-            for name, module in self.model.named_modules():
-                if re.fullmatch(learns, name):
-                    module.unfreeze()
         self._optimizer.init(self.model.trainable_parameters())
         skipped = sum(stage.tokens for stage in stages[: self._first])
         self._stands = {"stage": self._first, "pool": 0, "tokens": skipped, "steps": 0}
@@ -185,8 +176,6 @@ class Training:
         ]
         if start:
             self._follows_from += [start.exported.digest, start.behind]
-        if learns is not None:
-            self._follows_from += [learns]
         if self._path.with_suffix(".safetensors").exists():
             self._load()
 
