@@ -238,7 +238,7 @@ def test_what_a_first_message_told_is_asked_for_later(split: Split):
         if one.first or one.answer.startswith("Hello, {name}")
     ]
     rng, recalled, unknown = Random(4), 0, 0
-    for _ in range(60):
+    for _ in range(150):
         dialogue = first_messages.first_messages(rng, split, openings=openings)
         said = [one["content"] for one in dialogue.messages if one["role"] != "system"]
         names: list[str] = []
