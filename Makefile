@@ -18,12 +18,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes; without .pyc files each would compile src/cairn again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate tamper mutants audit soak oldest schema shots monitoring clients lint format lock release clean FORCE
+.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate tamper mutants audit soak fleet-numbers oldest schema shots monitoring clients lint format lock release clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile \
-	| while IFS='|' read -r name text; do printf '  make %-11s %s\n' "$$name" "$$text"; done
+	| while IFS='|' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
 
 env: $(STAMP) ## create .venv from requirements.lock, with OpenBLAS on Linux
 	@:
@@ -156,6 +156,10 @@ soak: env ## run the tests that take minutes each; ARGS="-k memory" to select so
 	@$(with_blas); \
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -P -m pytest -q -m soak --durations=0 tests $(ARGS); \
 	status=$$?; gate; exit $$status
+
+# It needs PostgreSQL and HAProxy, as the tests of a fleet do. The servers that it starts preload their own BLAS.
+fleet-numbers: env ## measure a fleet behind HAProxy; ARGS="--only kept" to choose a figure
+	@PYTHONPATH=. $(BIN)/python -P -m tools.fleet_numbers $(ARGS)
 
 # In an environment of its own, so that what it needs is not installed beside what serves. It needs the network.
 audit: ## look for known vulnerabilities in the packages of requirements.lock

@@ -96,15 +96,21 @@ def make(
     block_tokens: int = BLOCK_TOKENS,
     turns: int = TURNS,
     stays: bool = False,
+    journal: str | None = None,
 ) -> None:
-    """Write a journal of at least this many rows."""
+    """
+    Write a journal of at least this many rows.
+
+    Args:
+        journal: its URL; None for a file in the directory.
+    """
     blocks = turns * (prompt_tokens + answer_tokens) // block_tokens + 1
     journals.CHUNK, journals.CONTEXT = block_tokens, blocks * block_tokens
     shape = {"block_tokens": journals.CHUNK, "context_tokens": journals.CONTEXT}
     journals.FIELDS = {**journals.FIELDS, **shape}
     journals.FINGERPRINT = fingerprint_of(journals.FIELDS)
     directory.mkdir(parents=True, exist_ok=True)
-    url = journal_url(directory)
+    url = journal or journal_url(directory)
     migrate(url)
     store = SqlStore.open(url)
     builder, drawn = LongBuilder(), random.Random(1)
@@ -185,6 +191,7 @@ def main() -> None:
     parser.add_argument("--block-tokens", type=int, default=BLOCK_TOKENS)
     parser.add_argument("--turns", type=int, default=TURNS, help="of each session")
     parser.add_argument("--open", action="store_true", help="close no session; for --step make")
+    parser.add_argument("--journal", metavar="URL", help="where to make it; for --step make")
     parser.add_argument("--step", choices=["make", "all", "write", "snapshot"], default=None)
     options = parser.parse_args()
     directory: Path = options.directory
@@ -198,6 +205,7 @@ def main() -> None:
                 block_tokens=options.block_tokens,
                 turns=options.turns,
                 stays=options.open,
+                journal=options.journal,
             )
         case "all" | "write" | "snapshot":
             start(directory, snapshot=options.step == "snapshot", write=options.step == "write")

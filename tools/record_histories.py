@@ -7,9 +7,12 @@ arguments select some. It runs each on a private server, which takes a few minut
 ``expected.json`` next to them says which invariants break in each, at which row, and whether that
 is on record and breaks again. Review its diff before you commit.
 
-Until 0.1.0 is released, record them again whenever a format changes. After that a history must not
-change, because it shows that journals of released versions are still read in the same way; record
-only new ones.
+A history whose hash is in ``SHA256SUMS`` is that of a released version. It never changes and is not
+recorded again: it shows that journals of that version are still read in the same way. The others
+are recorded again whenever a format changes. ``--release`` lists all of them as released.
+
+``every-kind`` is no conversation: the driver of the tests plays it, which knows all kinds of
+events.
 
 Ids and times are those of the recording. Directories of this machine are removed, and the hash
 chain is computed again over the result. A drill that changes stored rows runs on the history
@@ -20,7 +23,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
+import random
 import re
 import shutil
 import sys
@@ -57,11 +62,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(1, str(Path(__file__).parent))
 
 from cairn_pebble.sequences import TURN_END
+from tests.journal.model import NOTES, played
 from tests.support.held_engine import hold_prewarm
 from tests.support.random_model import make_random_model
 
 HISTORIES = Path("tests/histories")
 EXPECTED = "expected.json"
+RELEASED = "SHA256SUMS"
+EVERY_KIND = "every-kind"
+_TAPE = 4  # the seed of a tape on which the driver plays most kinds of events
 _BLOCK_BYTES = 16 * 4096  # C tokens of the random model
 _FILE = re.compile(r'File "[^"]*?/(?:(?:site-packages|src|lib/python[\d.]+)/|(?=tools/))([^"]*)"')
 _TOKEN = re.compile(r'"content":"[^"]')
@@ -364,11 +373,33 @@ def store_rows(directory: Path, rows: Sequence[Row]) -> None:
         store.append(rows)
 
 
+def every_kind() -> list[Row]:
+    """
+    What the driver of the tests plays, and at its end each event that follows from nothing and lets
+    nothing follow. It has the kinds that no conversation above has.
+    """
+    driver = played(random.Random(_TAPE).randbytes(1000))
+    for note in NOTES:
+        driver.propose(note)
+    if "@t1/agent/notes" in driver.state.agents:
+        driver.propose(ev.AgentDeleted(agent="notes", tenant="t1"))
+    driver.drop(min(driver.files))
+    for session in sorted(driver.work):
+        driver.finish(session)
+    driver.end_run("unloaded")
+    rows: list[Row] = []
+    for made in driver.recorded:
+        rows.append(encode(made, rows[-1].hash if rows else GENESIS))
+    return rows
+
+
 async def recorded(
     name: str, into: Path, scratch: Path, model: Path, baseline: Baseline
 ) -> tuple[list[Row], Base | None]:
     """The rows of one history, and the base before them."""
     directory = scratch / name
+    if name == EVERY_KIND:
+        return every_kind(), None
     if name in REWRITTEN:
         store_rows(directory, list(read_export(into / f"{_WHOLE}.jsonl")))
         REWRITTEN[name](directory)
@@ -398,7 +429,7 @@ async def record(names: Sequence[str], into: Path, scratch: Path, model: Path) -
     baseline = await record_baseline(scratch / "baseline", model)
     path = into / EXPECTED
     expected = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    expected = {name: found for name, found in expected.items() if name in {*HEALTHY, *DRILLS}}
+    expected = {name: found for name, found in expected.items() if name in known()}
     for name in names:
         rows, base = await recorded(name, into, scratch, model, baseline)
         begins = base_to_line(base) if base is not None else b""
@@ -408,23 +439,54 @@ async def record(names: Sequence[str], into: Path, scratch: Path, model: Path) -
     path.write_text(f"{json.dumps(dict(sorted(expected.items())), indent=2)}\n", "utf-8")
 
 
+def known() -> list[str]:
+    """The names of all histories."""
+    return [*HEALTHY, EVERY_KIND, *DRILLS]
+
+
+def released(folder: Path) -> set[str]:
+    """The names of the histories of released versions."""
+    sums = folder / RELEASED
+    lines = sums.read_text("utf-8").splitlines() if sums.exists() else []
+    return {Path(line.split()[1]).stem for line in lines}
+
+
+def release(folder: Path) -> None:
+    """List all histories as those of a released version, in the format of ``sha256sum``."""
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+        for path in sorted(folder.glob("*.jsonl"))
+    ]
+    (folder / RELEASED).write_text("".join(lines), "utf-8")
+
+
 def main() -> None:
-    """Record the histories that are named, or all of them."""
-    known = [*HEALTHY, *DRILLS]
+    """Record the histories that are named, or all that are of no released version."""
     parser = argparse.ArgumentParser(description="Record histories of drills and conversations.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known())}")
     parser.add_argument("-o", "--output", type=Path, default=HISTORIES, metavar="DIR")
+    parser.add_argument("--release", action="store_true", help="record none; list all as released")
     asked = parser.parse_args()
-    if unknown := set(asked.names) - set(known):
+    fixed = released(asked.output)
+    if unknown := set(asked.names) - set(known()):
         parser.error(f"no such history: {', '.join(sorted(unknown))}")
+    if kept := set(asked.names) & fixed:
+        parser.error(
+            f"of a released version: {', '.join(sorted(kept))}. If a format has changed, raise the "
+            "version of the event, add an upcast, and record a history under another name"
+        )
     asked.output.mkdir(parents=True, exist_ok=True)
+    if asked.release:
+        release(asked.output)
+        return
     for path in asked.output.glob("*.jsonl"):
-        if path.stem not in known:
+        if path.stem not in known() and path.stem not in fixed:
             path.unlink()
+    names = asked.names or [name for name in known() if name not in fixed]
     with tempfile.TemporaryDirectory(prefix="cairn-histories-") as directory:
         scratch = Path(directory)
         model = make_random_model(scratch / "models" / "random")  # its answers do not end
-        trio.run(record, asked.names or known, asked.output, scratch, model)
+        trio.run(record, names, asked.output, scratch, model)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ Pictures of the explorer's pages, made by a person's clicks in Chromium.
 ``make shots`` starts a server with the built-in model, holds conversations with it, and visits each
 page in light and dark, 1,280 and 390 pixels wide. It fails if a page logs an error, runs into its
 own policy, or is wider than the window; if the keyboard, the chat, the live page or the login do
-not do what they should; if axe finds a serious fault; or if text of a conversation runs.
+not do what they should; if a page does not notice that its server is gone; if axe finds a serious
+fault; or if text of a conversation runs.
 """
 
 from __future__ import annotations
@@ -129,7 +130,9 @@ class Person:
         context.close()
 
     def _said(self, page: Page, said: Any) -> None:
-        if said.type == "error" and "status of 401" not in said.text:
+        # What a page shows, it need not be silent about in the console.
+        expected = ("status of 401", "status of 503", "net::ERR_")
+        if said.type == "error" and not any(words in said.text for words in expected):
             self.faults.append(f"{page.url}: {said.text}")
 
     def look(self, page: Page, name: str, scheme: str) -> None:
@@ -209,6 +212,7 @@ def use(person: Person, url: str) -> None:
         expect(page.locator(".turn-events .events").first).to_be_visible()
 
         page.goto(f"{url}/explorer/chat")
+        expect(page.locator("#message")).to_be_focused()
         page.locator(".settings summary").click()
         page.locator("[name=max_tokens]").fill("32")
         page.locator("#message").fill("Hello! My name is Anna. " + ATTACK)
@@ -221,6 +225,9 @@ def use(person: Person, url: str) -> None:
         page.locator("#message").fill("What is my name?")
         page.keyboard.press("Enter")
         expect(page.locator(".exchange")).to_have_count(2)
+        expect(page.locator("#message")).to_be_focused()
+        edit(page)
+        page.goto(agent)
         page.locator("[data-fork]").first.click()
         page.wait_for_url(lambda now: now != agent)
         expect(page.locator(".exchange")).to_have_count(1)
@@ -245,6 +252,26 @@ def use(person: Person, url: str) -> None:
         expect(page.locator("#ended")).to_contain_text("Tell me a story.")
         expect(page.locator("#strip rect").first).to_be_attached()
         person.look(page, "live", "light")
+
+
+def edit(page: Page) -> None:
+    """Edit the last of two turns: there is a fork once the message is sent, and no earlier."""
+    conversations, before = page.locator("aside li"), page.url
+    count = conversations.count()
+    page.locator("[data-edit]").last.click()
+    expect(page.locator("#message")).to_have_value("What is my name?")
+    page.locator("[data-editing] button").click()
+    expect(page.locator("#message")).to_have_value("")
+    page.locator("[data-edit]").last.click()
+    page.reload()
+    expect(conversations).to_have_count(count)
+    page.locator("[data-edit]").last.click()
+    page.locator("#message").fill("Where do we start?")
+    page.keyboard.press("Enter")
+    page.wait_for_url(lambda now: now != before)
+    expect(page.locator(".exchange .from-user").last).to_contain_text("Where do we start?")
+    expect(page.locator(".exchange")).to_have_count(2)
+    expect(conversations).to_have_count(count + 1)
 
 
 def check_and_end(person: Person, url: str) -> None:
@@ -315,6 +342,50 @@ def log_in(person: Person, python: str, directory: Path) -> None:
         expect(page.locator("h1")).to_have_text("Log in")
 
 
+def lose(person: Person, python: str, directory: Path) -> None:
+    """Pages say that their server is gone or wants a key, and go on when it is there again."""
+    keys = directory / "keys"
+    keys.write_text(f"local={'k' * 24}\n", encoding="utf-8")
+    keys.chmod(0o600)
+    with (
+        person.window("light", *SIZES[0]) as page,
+        person.window("light", *SIZES[0]) as chat,
+    ):
+        connection, dot = page.locator("#connection"), page.locator(".state .dot")
+        with served(python, directory) as url:
+            page.goto(f"{url}/explorer/models")
+            expect(dot).to_have_class("dot good")
+            page.get_by_role("button", name="Unload").click()
+            expect(dot).to_have_class("dot idle")
+            page.get_by_role("button", name="Load").click()
+            expect(dot).to_have_class("dot good")
+            page.goto(f"{url}/explorer/live")
+            chat.goto(f"{url}/explorer/chat")
+            stopped = time.monotonic()
+        if time.monotonic() - stopped > 20:
+            person.faults.append("a page that follows the server delays its end")
+        expect(connection).to_contain_text("The server does not answer; last seen at")
+        expect(dot).to_have_class("dot good lost")
+        person.look(page, "lost", "light")
+        chat.locator("#message").fill("Hello")
+        chat.keyboard.press("Enter")
+        gone = "The server does not answer. Is it running?"
+        expect(chat.locator("#answering")).to_have_text(gone)
+        expect(chat.locator("#message")).to_be_focused()
+        expect(chat.locator("#message")).to_have_value("Hello")
+        port = url.rsplit(":", 1)[-1]
+        with served(python, directory, "--port", port):
+            expect(connection).to_be_hidden()
+            expect(dot).to_have_class("dot good")
+        expect(connection).to_be_visible()
+        with served(python, directory, "--port", port, "--api-key-file", str(keys)):
+            expect(connection).to_contain_text("requires a login")
+            connection.get_by_role("link", name="Log in").click()
+            page.locator("[name=key]").fill("k" * 24)
+            page.keyboard.press("Enter")
+            page.wait_for_url("**/explorer/live")
+
+
 def bugs(person: Person, python: str, directory: Path) -> None:
     """A bug that a drill made."""
     drill = [python, "-P", "-m", "cairn.ops", "drill", "layer-short", "--data-dir", str(directory)]
@@ -355,6 +426,8 @@ def main() -> None:
             read(person, url)
             check_and_end(person, url)
         bugs(person, options.python, place / "bugs")
+        (place / "lost").mkdir()
+        lose(person, options.python, place / "lost")
         (place / "keys").mkdir()
         log_in(person, options.python, place / "keys")
     if person.faults:

@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from cairn.journal import events as ev
+from cairn.journal.rows.store_sql import node_url
+from cairn.ops.common.heads import HeadFiles
 from tests.e2e.test_startup import refusal
 from tests.support.fleet import Fleet
 from tests.support.haproxy import installed, running_haproxy
@@ -164,6 +166,128 @@ def test_a_server_that_hangs_is_taken_over(fleet: Fleet, tmp_path: Path, lengthy
     fleet.assert_valid("n1")
 
 
+def test_a_node_goes_on_without_its_data_directory(fleet: Fleet, tmp_path: Path):
+    """
+    The keys of its texts are in the database, so a machine that has the fleet's secret and journal
+    key serves its agents. Another journal key is refused. Forgetting removes the keys there.
+    """
+    with fleet.node("n1") as old:
+        call(old, "POST", "/v1/agents", agent_id="notes")
+        hello = user("Hello! My name is Jordis.")
+        first = say(old, hello)
+        old.kill()
+    assert not list(fleet.home("n1").glob("keys.db*"))
+    code, out, err = run_ops("takeover", "n1", "--journal", fleet.url, "--by", "jo", "--yes")
+    assert 0 == code, out + err
+
+    elsewhere, wrong = tmp_path / "elsewhere", tmp_path / "wrong"
+    elsewhere.mkdir(mode=0o700)
+    shutil.copy(fleet.home("n1") / "secret", elsewhere)
+    (tmp_path / "fleets").write_bytes((fleet.home("n1") / "journal-key").read_bytes())
+    wrong.write_bytes(b"w" * 32)
+    where = ("--data-dir", elsewhere, "--journal", fleet.url, "--node", "n1")
+    assert f"{wrong} is not the journal key of the journal postgresql" in refusal(
+        *where, "--journal-key", wrong
+    )
+    assert "The journal key" in refusal(*where)
+    assert not (elsewhere / "journal-key").exists()
+    named = ("--journal-key", tmp_path / "fleets")
+    with started(elsewhere, *where[2:], *fleet.options, *named) as new:
+        (turn,) = call(new, "GET", "/v1/agents/n1.notes/turns").json()["data"]
+        assert "Jordis" in str(turn)
+        more = user("What is my name?")
+        second = say(new, more)
+        (alone,) = cold(new, hello, assistant(first["message"]["content"]), more)
+        assert (alone["message"]["content"], alone["logprobs"]) == (
+            second["message"]["content"],
+            second["logprobs"],
+        )
+        new.wait_idle()
+        assert (0, True) == verified("--data-dir", elsewhere, *where[2:])
+        forgotten = call(new, "POST", "/v1/sessions/agent/n1.notes/forget?agent=true").json()
+        assert any("write-ahead log" in place for place in forgotten["still_readable"])
+        assert 0 == new.stop()
+    assert (4, True) == verified("--data-dir", elsewhere, *where[2:])
+    with started(elsewhere, *where[2:], *fleet.options) as again:
+        assert 404 == call(again, "GET", "/v1/agents/n1.notes").status_code
+        assert 0 == again.stop()
+
+
+def test_the_journal_key_of_a_fleet(fleet: Fleet, tmp_path: Path):
+    """A node whose journal key differs is refused at its first start, and so is one without."""
+    with fleet.node("n1") as server:
+        assert 0 == server.stop()
+    home = tmp_path / "n2"
+    home.mkdir(mode=0o700)
+    where = ("--data-dir", home, "--journal", fleet.url, "--node", "n2")
+    assert "copy that of node n1 to there" in refusal(*where)
+    assert not (home / "journal-key").exists()
+    (home / "journal-key").write_bytes(b"w" * 32)
+    assert "is not the journal key of node n1" in refusal(*where)
+
+
+def test_a_file_of_keys_from_before(fleet: Fleet):
+    """The keys of a node were in its data directory once; a start says what to do."""
+    with fleet.node("n1") as server:
+        assert 0 == server.stop()
+    where = fleet.where("n1")
+    file = HeadFiles.of(fleet.home("n1"), node_url(fleet.url, "n1")).keys
+    file.touch()
+    assert f"{file} has the keys of node n1 from a development version" in refusal(*where)
+
+
+def say(server: Serving, message: Any) -> Any:
+    """A turn of agent ``n1.notes``; what its client gets."""
+    asked = {"messages": [message], "max_tokens": 8, "temperature": 0, "logprobs": True}
+    answer = call(server, "POST", "/v1/agents/n1.notes/generate", **asked)
+    assert 200 == answer.status_code, answer.text
+    (choice,) = answer.json()["choices"]
+    return choice
+
+
+def verified(*where: object) -> tuple[int, bool]:
+    """The exit code of `ops verify`, and whether it found no violation."""
+    code, out, _ = run_ops("verify", *where)
+    return code, "broken: 0" in out.splitlines()
+
+
+# --- audit ----------------------------------------------------------------------------------------
+
+
+def test_rows_that_are_cut_off(fleet: Fleet, postgres: Postgres):
+    """
+    Nodes append each other's heads. Rows that are then removed from the end of one journal, which
+    stays valid in itself, are found.
+    """
+    often = ("--see-heads", "0.1")
+    with fleet.node("n1", *often) as one, fleet.node("n2", *often) as two:
+        assert 200 == two.post(messages=[user("Hello")], max_tokens=4).status_code
+        two.wait_idle()
+        position = two.position()
+        eventually(lambda: position <= _seen(fleet, "n1", "n2"))
+        eventually(lambda: _seen(fleet, "n2", "n1") > 0)
+        one.wait_idle()
+        two.wait_idle()
+        assert (0, 0) == (one.stop(), two.stop())
+    code, verdict = fleet.audit()
+    assert (0, 0) == (code, verdict["broken"])
+    assert verdict["named_rows"]["present"] >= 2
+    with postgres.connect(fleet.name) as connection:
+        connection.execute(f"DELETE FROM node_n2.events WHERE position >= {position}")
+    shutil.rmtree(fleet.home("n2"))  # the recorded head, too
+    fleet.assert_valid("n1")
+    code, verdict = fleet.audit()
+    assert 1 == code
+    assert {"INV-8"} == {finding["invariant"] for finding in verdict["findings"]}
+    assert "the journal of n2 ends before it" in verdict["findings"][0]["message"]
+
+
+def _seen(fleet: Fleet, by: str, node: str) -> int:
+    """The last row of a node that another one saw."""
+    heads = (one.heads for one in fleet.events(by) if isinstance(one, ev.HeadsSeen))
+    return max((at for seen in heads for name, at, _ in seen if name == node), default=0)
+
+
 # --- the database ---------------------------------------------------------------------------------
 
 
@@ -256,3 +380,67 @@ def test_a_node_that_is_killed(fleet: Fleet, tmp_path: Path, lengthy: Any):
             nodes[left].wait_idle()
             assert 0 == nodes[left].stop()
     fleet.assert_valid("n1", "n2")
+
+
+@pytest.mark.skipif(not installed(), reason="HAProxy is not installed")
+def test_a_node_that_is_stopped(fleet: Fleet, tmp_path: Path, lengthy: Any):
+    """
+    Once a node that hangs misses two health checks, its stream ends without its end, and the turn
+    that waits for it is answered by another node, with the bits of an answer that reuses nothing.
+    When it wakes up it does no harm: it cancels what it was at, and serves again.
+    """
+    with fleet.node("n1") as one, fleet.node("n2") as two:
+        nodes = {"n1": one, "n2": two}
+        places = {name: "{}:{}".format(*node.address) for name, node in nodes.items()}
+        with running_haproxy(tmp_path, places, check_s=5) as router:
+            hello = user("Hello! My name is Jordis.")
+            hung, said = turn(router, "a", hello)
+            (left,) = {*nodes} - {hung}
+            more = (hello, assistant(said[0]["message"]["content"]), user("And mine?"))
+            # On the same node, because any field that names a key gives the same one.
+            long = {**lengthy[0], "max_tokens": 4000, "prompt_cache_key": "a"}
+            running = Listener(router, **long).decoding(10)
+            assert hung == running.request.partition(".")[0]
+
+            nodes[hung].signal(signal.SIGSTOP)
+            assert (left, cold(nodes[left], *more)) == turn(router, "a", *more)
+            assert not running.end().done
+            own = f"{router.url}/v1/agents/{hung}.notes"
+            eventually(lambda: 503 == httpx.get(own, timeout=60).status_code)
+
+            nodes[hung].signal(signal.SIGCONT)
+            eventually(lambda: 404 == httpx.get(own, timeout=60).status_code)
+            nodes[hung].wait_idle()
+            assert cold(nodes[hung], *more) == cold(nodes[left], *more)
+            for node in nodes.values():
+                node.wait_idle()
+                assert 0 == node.stop()
+    cancelled = [one for one in fleet.events(hung) if isinstance(one, ev.RequestCancelled)]
+    assert running.request in {one.request for one in cancelled}
+    fleet.assert_valid("n1", "n2")
+
+
+# --- two fingerprints -----------------------------------------------------------------------------
+
+
+def test_two_fingerprints(fleet: Fleet):
+    """
+    Nodes on different fingerprints have no block in common, and `ops doctor` names the field. With
+    the same one they have, with one digest each.
+    """
+    for node, options in (("n1", ()), ("n2", ("--block-tokens", 32)), ("n3", ())):
+        with fleet.node(node, *options) as server:
+            question = user("Hello! My name is Jordis. " * 20)
+            assert 200 == server.post(messages=[question], max_tokens=4).status_code
+            server.wait_idle()
+            assert 0 == server.stop()
+        if node == "n2":
+            code, verdict = fleet.audit()
+            assert (0, 0, 0) == (code, verdict["broken"], verdict["shared_blocks"])
+            code, out, _ = run_ops("doctor", "--journal", fleet.url, "--port", 1024)
+            (line,) = [one for one in out.splitlines() if " fleet " in one]
+            assert (1, "fail") == (code, line[:4])
+            assert ": block_tokens: n1 64, n2 32" in line
+            assert "start the nodes with the same options" in line
+    _, verdict = fleet.audit()
+    assert (0, True) == (verdict["broken"], verdict["shared_blocks"] > 0)

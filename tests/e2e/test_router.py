@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import attrs
 import httpx
 import pytest
 
-from tests.support.haproxy import Node, installed, running_haproxy, running_node
+from tests.support.haproxy import CONFIGURATION, Node, installed, running_haproxy, running_node
 from tests.support.subprocess_server import eventually
 
 pytestmark = [
@@ -20,6 +21,9 @@ pytestmark = [
 
 Request = tuple[str, dict[str, Any], dict[str, str]]  # path, body, headers
 TURNS, CONVERSATIONS = 3, 6
+CHECK_S = 5
+LONGEST_WAIT_S = 5.0
+"""How long a request waits at most for a node that hangs, with the numbers of the file."""
 SYSTEM = "You are brief. " * 2000
 
 
@@ -53,7 +57,10 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     with (
         running_node("n1") as one,
         running_node("n2") as two,
-        running_haproxy(tmp_path, {"n1": one.address, "n2": two.address}) as router,
+        # A node that is well may take longer than a second on a machine that runs other tests.
+        running_haproxy(
+            tmp_path, {"n1": one.address, "n2": two.address}, check_s=CHECK_S
+        ) as router,
         httpx.Client(base_url=router.url, timeout=60) as client,
     ):
         yield Fleet(client, {"n1": one, "n2": two})
@@ -205,6 +212,19 @@ def test_a_node_that_refuses(fleet: Fleet):
     assert {"n2"} == {fleet.node_of(made(number, 0)) for number in range(6)}
     assert 503 == fleet.ask(("/v1/agents/n1.notes", {}, {})).status_code
     assert 1 == fleet.asked("/v1/agents/n1.notes")
+
+
+def test_how_long_a_request_waits():
+    """
+    The numbers of the file bound how long a node that hangs keeps a request: until the next check,
+    and then as many checks as may fail, each with the time that it may take.
+    """
+    text = CONFIGURATION.read_text(encoding="utf-8")
+    numbers = re.search(r"timeout check (\d+)s.*check inter (\d+)s fall (\d+) ", text, re.DOTALL)
+    assert numbers is not None
+    check_s, inter_s, fall = map(int, numbers.groups())
+    assert inter_s + fall * check_s + (fall - 1) * inter_s <= LONGEST_WAIT_S
+    assert "on-marked-down shutdown-sessions" in text
 
 
 def test_a_node_that_hangs(fleet: Fleet):

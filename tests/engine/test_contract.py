@@ -137,7 +137,7 @@ def test_it_declares_and_implements_the_whole_contract(name: str) -> None:
 
     assert Engine in made.__mro__
     assert not inspect.isabstract(made)
-    assert 17 == len(methods)
+    assert 18 == len(methods)
     for method, contract in methods.items():
         given = inspect.signature(getattr(made, method)).parameters
         wanted = [(one.name, one.kind, one.default) for one in contract.parameters.values()]
@@ -541,6 +541,31 @@ def test_a_block_is_written_and_read_again(filed: Engine) -> None:
     assert ("first", digest, 1) == (read.key, read.digest, read.memory_blocks)
     assert read.bytes == read.memory_bytes == filed.memory().block_bytes
     assert digest == filed.digest_of("first")
+
+
+def test_a_block_of_another_node_is_read(engine: Engine, tmp_path: Path) -> None:
+    """By the digest in that node's journal. A file that has another one is set aside."""
+    (digest,) = seal(engine, "first")
+    size = engine.memory().block_bytes
+    assert engine.adopt("first", "n1", digest, size) is None
+    engine.open_files(tmp_path / "n1", "f" * 16, {}, run="run-1", shared=True)
+    assert isinstance(engine.spill("first", (0, CHUNK), digest, PLENTY), FileReport)
+    engine.evict("first")
+    assert engine.adopt("first", "n2", digest, size) is None
+    for _ in range(2):  # one in memory stays as it is
+        read = engine.adopt("first", "n1", digest, size)
+        assert isinstance(read, LoadReport)
+        assert ("first", digest, 1, size) == (
+            read.key,
+            read.digest,
+            read.memory_blocks,
+            read.memory_bytes,
+        )
+    assert digest == engine.digest_of("first")
+    rejected = engine.adopt("first", "n1", "another", size)
+    assert isinstance(rejected, RejectReport)
+    assert ("first", "digest") == (rejected.key, rejected.reason)
+    assert engine.adopt("first", "n1", digest, size) is None
 
 
 def test_a_block_of_another_digest_is_not_written(filed: Engine) -> None:

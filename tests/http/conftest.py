@@ -26,11 +26,13 @@ async def run_server(
     task_status: trio.TaskStatus[str],
 ) -> None:
     """Serve on a free port until shut down; reports the address as ``started``."""
+    app = create_app(service)
     await serve_http(
-        create_app(service),
+        app,
         bind_socket("127.0.0.1", 0),
         shutdown=shutdown,
         on_ready=task_status.started,
+        on_stop=app.streams.stop,
         grace_s=grace_s,
         limits=limits,
     )

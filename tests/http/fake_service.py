@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import trio
@@ -159,7 +159,8 @@ class FakeService:
         turns: the stored ones, by tenant and request.
         agents: the agents of all tenants.
         used: how much of the context conversations have filled, by tenant.
-        aliases: of the model that is loaded.
+        aliases: of the first model.
+        state: of the first model.
         others: models that are not loaded, by name.
         embeds: facts about an embedding model, if there is one.
         embedded: the requests for embeddings.
@@ -168,6 +169,7 @@ class FakeService:
     def __init__(self, *scripts: Sequence[Step], refusal: Exception | None = None) -> None:
         self.facts = FACTS
         self.aliases: tuple[str, ...] = ()
+        self.state: Literal["loaded", "loading", "not_loaded"] = "loaded"
         self.others: dict[str, ServerFacts] = {}
         self.embeds: EmbedderFacts | None = None
         self.embedded: list[Embed] = []
@@ -196,8 +198,8 @@ class FakeService:
 
     @property
     def models(self) -> tuple[ListedModel, ...]:
-        """The first model, which is loaded, and the others."""
-        first = ListedModel(aliases=self.aliases, state="loaded", waiting=0, facts=self.facts)
+        """The first model, and the others."""
+        first = ListedModel(aliases=self.aliases, state=self.state, waiting=0, facts=self.facts)
         others = (
             ListedModel(
                 aliases=(),

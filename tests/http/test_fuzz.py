@@ -138,8 +138,10 @@ def fuzzed(model_directory: Path, home: Path) -> Iterator[Fuzzed]:
                 token = trio.lowlevel.current_trio_token()
                 ready.put(Fuzzed(server=server, url=url, store=store, token=token))
 
-            listener = bind_socket("127.0.0.1", 0)
-            await serve_http(create_app(server), listener, shutdown=shutdown, on_ready=served)
+            app, listener = create_app(server), bind_socket("127.0.0.1", 0)
+            await serve_http(
+                app, listener, shutdown=shutdown, on_ready=served, on_stop=app.streams.stop
+            )
 
     def run() -> None:
         try:

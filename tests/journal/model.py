@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from cairn.journal import events as ev
 from cairn.journal import paths
+from cairn.journal.cache.adoption import may_adopt
 from cairn.journal.cache.short_blocks import rest_to_seal, superseded
 from cairn.journal.keys import (
     block_keys,
@@ -57,6 +58,7 @@ NOTES: tuple[ev.Event, ...] = (
     ),
     ev.ModelLoadFailed(name="other", reason="no room"),
 )
+RATES = ("prefill_tokens", "prefill_us", "adopted_tokens", "adopted_us", "declined")
 FAULTS: tuple[ev.FileFault, ...] = ("missing", "unreadable", "foreign", "digest")
 
 
@@ -68,13 +70,23 @@ def plain(state: State) -> dict[str, Any]:
     shown = attrs.asdict(state, recurse=False)
     shown["model"] = attrs.asdict(state.model) if state.model else None
     shown["pool"] = attrs.asdict(state.pool)
+    shown["rates"] = attrs.asdict(state.rates)
     shown["shadow"] = attrs.asdict(state.shadow) if state.shadow else None
     shown["sessions"] = {name: _plain_session(s) for name, s in state.sessions.items()}
     shown["blocks"] = {key: attrs.asdict(block) for key, block in state.blocks.items()}
     _spread(shown["sessions"], shown["blocks"], shown.pop("uses"), shown.pop("pins"))
     shown["children"] = dict(shown["children"].items())
     shown["faults"] = {bug: (f.position, f.event) for bug, f in state.faults.items()}
-    for index in ("streams", "requests", "tips", "parts", "ends", "self_tests", "lost"):
+    for index in (
+        "streams",
+        "requests",
+        "tips",
+        "parts",
+        "ends",
+        "self_tests",
+        "lost",
+        "heads_seen",
+    ):
         shown[index] = dict(shown[index].items())
     for index in ("turns", "agents"):
         shown[index] = {name: attrs.asdict(one) for name, one in shown[index].items()}
@@ -134,12 +146,14 @@ class World:
         self.faults: dict[str, tuple[int, ev.Event]] = {}
         self.slabs: list[tuple[str, int]] = []
         self.disk_budget = 0
+        self.rates = dict.fromkeys(RATES, 0)
         self.shadow: dict[str, Any] | None = None
         self.self_tests: dict[str, ev.Event] = {}
         self.admission_bug: str | None = None
         self.tested: ev.SelfTestFinished | None = None
         self.unstable_accepted = False
         self.lost: dict[str, int] = {}
+        self.heads_seen: dict[str, tuple[int, str]] = {}
         self.lease = 1
         self.turns: dict[str, dict[str, Any]] = {}
         self.agents: dict[str, dict[str, Any]] = {}
@@ -191,6 +205,7 @@ class World:
             },
             "shadow": self.shadow,
             "disk_budget": self.disk_budget,
+            "rates": self.rates,
             "self_tests": self.self_tests,
             "admission_bug": self.admission_bug,
             "tested": self.tested,
@@ -198,6 +213,7 @@ class World:
             "turns": self.turns,
             "turns_pruned": False,
             "lost": self.lost,
+            "heads_seen": self.heads_seen,
             "lease": self.lease,
             "agents": self.agents,
         }
@@ -242,6 +258,7 @@ class World:
 
     def _model_unloaded(self, event: ev.Event) -> None:
         self.model, self.slabs, self.disk_budget, self.shadow = None, [], 0, None
+        self.rates = dict.fromkeys(RATES, 0)
         for name in sorted(self.sessions, key=lambda name: self.sessions[name]["last_used"]):
             self._end(name, None)
         for session in self.sessions.values():
@@ -268,6 +285,10 @@ class World:
 
     def _node_taken_over(self, event: ev.NodeTakenOver) -> None:
         self.lease = event.token
+
+    def _heads_seen(self, event: ev.HeadsSeen) -> None:
+        for node, position, row_hash in event.heads:
+            self.heads_seen[node] = position, row_hash
 
     def _loss_accepted(self, event: ev.LossAccepted) -> None:
         for head in event.heads:
@@ -472,6 +493,10 @@ class World:
         if session["prewarm"]:
             session["prewarm"]["computed_tokens"] += event.end - event.start
             session["prewarmed_rows"] += event.end - event.start
+        assert self.model is not None
+        if event.step == "prefill" and event.end - event.start >= self.model["block_tokens"]:
+            self.rates["prefill_tokens"] += event.end - event.start
+            self.rates["prefill_us"] += event.duration_us
 
     def _row_checked(self, event: ev.RowChecked) -> None:
         self._of(event)["request"]["row_checked"] = True
@@ -513,6 +538,7 @@ class World:
             "previous_use": None,
             "expires_us": known["expires_us"],
             "bug_id": known["bug_id"],
+            "node": None,
         }
         session = self._of(event)
         if not short:
@@ -540,7 +566,42 @@ class World:
         self.touched[event.key] = (self.position, before)
         self.blocks[event.key].update(present=True, last_used=self.position, previous_use=before)
 
+    def _block_adopted(self, event: ev.BlockAdopted) -> None:
+        before, _ = self.touched.get(event.key, (None, None))
+        self.touched[event.key] = (self.position, before)
+        pinned = sum(s["pins"].count(event.key) for s in self.sessions.values())
+        known = self.blocks.get(event.key, {"pins": pinned, "expires_us": None})
+        until_us = None if event.ttl_s is None else self.time_us + 1_000_000 * event.ttl_s
+        dues = [due for due in (known["expires_us"], until_us) if due is not None]
+        names = ("key", "parent", "digest", "start", "bytes", "node")
+        self.blocks[event.key] = {
+            **{name: getattr(event, name) for name in names},
+            "tokens": event.end - event.start,
+            "present": True,
+            "ids": b"",
+            "prewarmed": 0,
+            "file_bytes": None,
+            "gone": None,
+            "bug_id": None,
+            "pins": known["pins"],
+            "last_used": self.position,
+            "previous_use": before,
+            "expires_us": max(dues, default=None),
+        }
+        rates = self.rates
+        slower = rates["adopted_us"] * rates["prefill_tokens"]
+        if rates["prefill_tokens"] and slower > rates["prefill_us"] * rates["adopted_tokens"]:
+            rates.update(adopted_tokens=0, adopted_us=0)
+        rates["adopted_tokens"] += event.end - event.start
+        rates["adopted_us"] += event.duration_us
+        rates["declined"] = 0
+
+    def _adoption_declined(self, event: ev.AdoptionDeclined) -> None:
+        self.rates["declined"] += 1
+
     def _block_file_rejected(self, event: ev.BlockFileRejected | ev.BlockFileRemoved) -> None:
+        if isinstance(event, ev.BlockFileRejected) and event.node is not None:
+            return
         self.blocks[event.key]["file_bytes"] = None
         if isinstance(event, ev.BlockFileRemoved):
             self.blocks[event.key]["gone"] = event.reason
@@ -1192,6 +1253,7 @@ def played(
         min_cache_tokens=(0, 0, 0, 14)[data[1] // 4 % 4],
         state_blocks=state_blocks,
         any_cut=not state_blocks and data[2] // 16 % 2 == 1,
+        shares=data[2] // 32 % 2 == 1,
     ).play()
 
 
@@ -1322,6 +1384,7 @@ class Driver:
         spare_tokens: int = 0,
         state_blocks: int = 0,
         any_cut: bool = False,
+        shares: bool = False,
     ) -> None:
         self.tape = Tape(tape)
         self.rows: list[Row] = []
@@ -1350,6 +1413,7 @@ class Driver:
         self._min_cache_tokens = min_cache_tokens
         self._spare_tokens = spare_tokens
         self._state_blocks = state_blocks
+        self._shares = shares
         self._counts: dict[str, int] = {}
         self._seqs: dict[str, int] = {}
         clock = Clock(
@@ -1520,6 +1584,8 @@ class Driver:
             return None
         if self.tape.below(4) < 3:
             self._load_chain(str(name), ask, ids, len(answer) + room)
+            if self._shares:
+                self._adopt_chain(str(name), ask, ids, len(answer) + room)
         session = str(name) if name is not None else self._open(talk)
         request = f"r{self._count('request')}"
         received = self._received(
@@ -1550,6 +1616,57 @@ class Driver:
             self.load(key)
             if key not in self.store:
                 return
+
+    def _adopt_chain(self, name: str, ask: paths.Ask, ids: tuple[int, ...], more: int) -> None:
+        """Another node has computed the same prompt, and has the files of some of its blocks."""
+        keys, session = self.keys(ask.tenant, ids), self.state.sessions.get(SessionId(name))
+        found = [key for key in keys if self.tape.below(6)]
+        chain = paths.chain_to_adopt(self.state, session, ask, keys, ids, len(ids) + more)
+        chain = paths.adoptable(self.state, keys, chain, found)
+        for place, key in enumerate(chain):
+            if key in self.store:
+                continue
+            if key not in self.files and not may_adopt(self.state.rates):
+                rates = attrs.asdict(self.state.rates)
+                del rates["declined"]
+                self.propose(ev.AdoptionDeclined(key=key, blocks=len(chain) - place, **rates))
+                return
+            if len(self.store) >= self._blocks_kept:
+                loose = [other for other in self.evictable() if other not in keys]
+                if not loose:
+                    return
+                self.evict(loose[0])
+            if key in self.files:
+                self.load(key)
+            elif not self.adopt(keys, keys.index(key), self.cold(ids)):
+                return
+
+    def adopt(self, keys: Sequence[str], place: int, rows: Sequence[int]) -> bool:
+        """A block is read from the file of another node, unless that was changed."""
+        key, start = keys[place], place * self.chunk
+        if self.tape.below(12) == 11:
+            fault = self.tape.one_of(FAULTS)
+            self.propose(ev.BlockFileRejected(key=key, reason=fault, moved_to=None, node="n2"))
+            return False
+        self.store[key] = tuple(rows[start : start + self.chunk])
+        self.propose(
+            ev.BlockAdopted(
+                key=key,
+                parent=keys[place - 1] if place else None,
+                digest=digest_of(self.store[key]),
+                start=start,
+                end=start + self.chunk,
+                bytes=BLOCK_BYTES,
+                node="n2",
+                position=7,
+                row_hash="0" * 64,
+                ttl_s=self.tape.one_of(self.lives),
+                duration_us=self.tape.below(3) * 20,
+                **self._kept(),
+            ),
+            undo=lambda: self.store.pop(key),
+        )
+        return True
 
     def chain(self, talk: Talk) -> tuple[tuple[str, str, str], ...]:
         """The chain of a conversation."""
@@ -2467,6 +2584,8 @@ class Driver:
             else:
                 if kind == "lost":
                     self.propose(ev.NodeTakenOver(token=self.state.lease + 1, by="operator"))
+                    at, _ = self.state.heads_seen.get("n2", (0, ""))
+                    self.propose(ev.HeadsSeen(heads=(("n2", at + 7, "ab"), ("n3", at + 1, "cd"))))
                 self.start(fingerprint)
         elif move == 30 and self._crashes and self.state.sessions:
             self.crash(self.tape.one_of(sorted(self.state.sessions)))

@@ -529,6 +529,23 @@ def test_whose_doing_it_is_that_thinking_is_gone(case: str) -> None:
     assert advice in (found.advice or "")
 
 
+def test_what_the_template_left_out_is_what_differs() -> None:
+    """
+    The next request's answer begins as the last one did; that is not what the two have in common.
+    """
+    begins = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    block = "<think>\n\n</think>\n\n"
+    asks = "<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    of: dict[str, Any] = {"path": "continuation", "reason": None, "rerendered_tokens": 7}
+    was, now = f"{begins}{block}Noted.<|im_end|>", f"{begins}Noted.{asks}{block}"
+    found = sentence(**of, diverged_token=18, was=was, now=now)
+    assert (block, "") == (found.was, found.now)
+    assert "from token 18 on: `<think> </think>` was removed." in found.because
+    assert "begins an answer with an empty thinking block" in (found.advice or "")
+    found = sentence(**of, diverged_token=18, was=f"{begins}Noted.", now=f"{begins}{block}Noted.")
+    assert ("", block) == (found.was, found.now)
+
+
 def test_what_was_prewarmed_in_the_meantime() -> None:
     """Nothing was lost by a thought that the template drops, so there is nothing to advise."""
     found = sentence(

@@ -238,18 +238,19 @@ def test_stored_turns_are_looked_up_no_more():
 def test_where_it_can_still_be_read():
     """A base has token ids of it, other sessions its words, and bugs what they quote."""
     store = MemoryStore(sealed(speaking().rows))
-    (keys, backup) = found_in(store.rows, NOTES).traces.still_readable(State())
+    (keys, backup) = found_in(store.rows, NOTES).traces.still_readable(State(), "a backup")
     assert "--with-keys" in keys
     assert "backup" in backup
     prepared(store).commit(store)
     rows = list(store.read())
     traces = find(NOTES, rows, rows, store.base()).traces
-    assert "in the base of a prune" in traces.still_readable(State())[2]
+    assert "in the base of a prune" in traces.still_readable(State(), "a backup")[2]
     fault = Fault(event=violated("another"), position=1)
     of_others = attrs.evolve(State(), faults=Map({"b": fault}))
-    assert "bugs of the server or of other sessions" in traces.still_readable(of_others)[-1]
+    quoted = traces.still_readable(of_others, "a backup")[-1]
+    assert "bugs of the server or of other sessions" in quoted
     own = attrs.evolve(State(), faults=Map({"b": attrs.evolve(fault, event=violated(NOTES))}))
-    assert traces.still_readable(State()) == traces.still_readable(own)
+    assert traces.still_readable(State(), "a backup") == traces.still_readable(own, "a backup")
 
 
 def violated(session: str) -> ev.InvariantViolated:

@@ -1702,3 +1702,29 @@ def test_a_lease_that_is_taken_twice():
         assert 3 == driver.state.lease
     driver.propose(ev.NodeTakenOver(token=4, by="operator"))
     assert 4 == driver.state.lease
+
+
+def test_a_head_that_goes_back():
+    """
+    The heads that a node sees of another one only grow, also within an event. One that does not is
+    recorded as INV-6, without effect.
+    """
+    driver = driver_of()
+    history(driver)
+    driver.propose(ev.HeadsSeen(heads=(("n2", 7, "ab"), ("n3", 1, "cd"))))
+    seen = {"n2": (7, "ab"), "n3": (1, "cd")}
+    for wrong in (
+        (("n2", 7, "ab"),),
+        (("n3", 2, "ef"), ("n2", 6, "ab")),
+        (("n3", 2, "ef"), ("n3", 2, "01")),
+        (("n4", 0, ""),),
+    ):
+        with pytest.raises(Violated) as caught:
+            driver.propose(ev.HeadsSeen(heads=wrong))
+        bug = caught.value.outcome.bug
+        assert bug is not None
+        assert "INV-6" == bug.invariant
+        assert "a head was seen that is not after the last one" == bug.message
+        assert seen == dict(driver.state.heads_seen)
+    driver.propose(ev.HeadsSeen(heads=(("n2", 9, "ef"),)))
+    assert {**seen, "n2": (9, "ef")} == dict(driver.state.heads_seen)

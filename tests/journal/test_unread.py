@@ -299,7 +299,7 @@ def closed() -> list[Row]:
     made.turn("s2", "r2", ["Good day"], range(31, 41), (41, 42))
     made.stop()
     for session in ("s1", "s2"):
-        made.propose(ev.SessionClosed(session=session, reason="its client closed it"))
+        made.propose(ev.SessionClosed(session=session, reason="a request closed it"))
     assert made.bug is None
     return sealed(made.rows)
 

@@ -8,6 +8,8 @@ A field is here if some change of it contradicts nothing that the journal has; o
 from __future__ import annotations
 
 _CLOCK = "read from a clock, for people; no decision depends on it"
+_RATE = "read from a clock; only `adoption_declined` depends on it"
+_OTHER_NODE = "bound by the journal of that node"
 _WORDS = "a sentence for people; the act itself is bound"
 _REPORTED = "what disk, memory or system said, which nothing else measures"
 _OPERATOR = "chosen by the operator; its effects are checked where they show"
@@ -32,6 +34,7 @@ UNBOUND: dict[str, dict[str, str]] = {
     },
     "server_stopped": {"reason": _WORDS},
     "node_taken_over": {"token": "any that no earlier lease had", "by": _OPERATOR},
+    "heads_seen": {"heads": "what other journals have; `ops verify --fleet` compares them"},
     "model_loaded": {
         "grain": _LATER,
         "name": _OPERATOR,
@@ -130,7 +133,7 @@ UNBOUND: dict[str, dict[str, str]] = {
         "sampled": "tokens after the end of the answer, which no row uses",
         "emitted": "which row released a token",
         "text": "bound by a stored answer, else by `ops replay --engine`",
-        "duration_us": _CLOCK,
+        "duration_us": _RATE,
     },
     "cache_trimmed": {"reason": _WORDS},
     "block_sealed": {
@@ -145,8 +148,26 @@ UNBOUND: dict[str, dict[str, str]] = {
         "reason": _REPORTED,
     },
     "block_loaded": {"duration_us": _CLOCK},
-    "block_file_rejected": {"reason": _REPORTED, "moved_to": _REPORTED},
+    "block_file_rejected": {
+        "key": "bound where the file is this node's own",
+        "reason": _REPORTED,
+        "moved_to": _REPORTED,
+        "node": "the node that wrote the file, whose journal does not know of this row",
+    },
     "block_file_removed": {"reason": "`space` or `expired`; the file is gone either way"},
+    "adoption_declined": {
+        "key": "a block that was not read; no row follows from it",
+        "blocks": "how many were not read; no row follows from it",
+    },
+    "block_adopted": {
+        "digest": "bound by each later row that measures the block, and by the other node's row",
+        "bytes": _LATER,
+        "node": _OTHER_NODE,
+        "position": _OTHER_NODE,
+        "row_hash": _OTHER_NODE,
+        "ttl_s": _CLIENT,
+        "duration_us": _RATE,
+    },
     "tokens_emitted": {
         "text": "bound by a stored answer, else by `ops replay --engine`",
     },

@@ -539,12 +539,15 @@ def test_doctor_says_where_self_tests_are_kept(run, tmp_path, monkeypatch):
     """Where the results are, how many, and what follows if there can be none."""
     named, folder = "CAIRN_CACHE_DIR", tmp_path / "cache" / "self-tests"
     monkeypatch.setenv(named, str(tmp_path / "cache"))
-    fact = f"ok    selftest  0 self-tests passed on this machine, in {folder}\n"
+    fact = f"ok    selftest  no result in {folder}; one that was cut off by a busy machine is not"
     assert fact in run("doctor").stdout
     folder.mkdir(parents=True)
     (folder / "one.json").touch()
-    fact = f"1 self-test passed on this machine, in {folder}; `ops serve --test-again` runs one"
+    fact = f"1 result stored in {folder}; `ops serve --test-again` replaces one\n"
     assert fact in run("doctor").stdout
+    monkeypatch.setenv("CAIRN_PROGRAM", "./cairn")
+    assert fact.replace("`ops ", "`./cairn ") in run("doctor").stdout
+    monkeypatch.delenv("CAIRN_PROGRAM")
     monkeypatch.setenv(named, str(folder / "one.json"))
     found = doctor.check_self_tests()
     assert ("warn", f"set {named}") == (found.status, found.advice)
@@ -621,8 +624,8 @@ def self_test(**fields: Any) -> ev.SelfTestFinished:
                 "warn",
                 "reuse in whole blocks (the search took longer than 180 s); decoding in passes of "
                 "2 or 4 rows; speculation: drafts from prompt and answer, with the same bits",
-                "the machine was too busy at the self-test; once it is idle, start the server "
-                "again with --test-again",
+                "the machine was too busy at the self-test; once it is idle, stop the server and "
+                "start it with --test-again: `ops serve --test-again`",
             ),
         ),
         (

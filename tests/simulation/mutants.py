@@ -171,8 +171,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a block is loaded without making room",
         "memory.py",
-        "                for other in leaving:\n                    await",
-        "                for other in ():\n                    await",
+        "                for other in leaving:\n                    await self._evict(other, keep)\n"
+        "                if not await self._load",
+        "                if not await self._load",
     ),
     Mutant(
         "a needless short block is evicted without a second look",

@@ -69,6 +69,10 @@ FACTS = ModelFacts(
 )
 
 
+FLEETS: dict[tuple[Path, str], dict[str, _Block]] = {}
+"""The files of nodes that share blocks, by the folder of the fleet and the name of the node."""
+
+
 class FakeEngine(Engine):
     """
     An engine whose slabs and blocks hold token ids. It draws the letters of the alphabet.
@@ -88,6 +92,7 @@ class FakeEngine(Engine):
         self._capacities: dict[int, int] = {}
         self._blocks: dict[str, _Block] = {}
         self._files: dict[str, _Block] | None = None
+        self._fleet: Path | None = None
         self._opened = 0
         self.gave_back = 0
 
@@ -209,9 +214,13 @@ class FakeEngine(Engine):
         earlier: Collection[str] = (),
         known: Collection[str] = (),
         keep_aside: bool = True,
+        shared: bool = False,
     ) -> ScanReport:
         # Its files are in memory, so no earlier run can have left any.
         self._files = {}
+        if shared:
+            self._fleet = folder.parent
+            FLEETS[self._fleet, folder.name] = self._files
         return ScanReport(
             rejected=tuple(
                 RejectReport(key=key, reason="missing", moved_to=None) for key in sorted(on_record)
@@ -243,6 +252,9 @@ class FakeEngine(Engine):
             del self._files[key]
             return RejectReport(key=key, reason="digest", moved_to=None)
         self._blocks[key] = block
+        return self._load_report(key, block)
+
+    def _load_report(self, key: str, block: _Block) -> LoadReport:
         return LoadReport(
             key=key,
             digest=block.digest,
@@ -251,6 +263,21 @@ class FakeEngine(Engine):
             memory_bytes=_bytes_of(self._blocks),
             duration_us=1,
         )
+
+    def adopt(
+        self, key: str, node: str, expected_digest: str, size: int
+    ) -> LoadReport | RejectReport | None:
+        if self._fleet is None:
+            return None
+        files = FLEETS.get((self._fleet, node), {})
+        if key not in files:
+            return None
+        block = files[key]
+        if block.digest != expected_digest:
+            del files[key]
+            return RejectReport(key=key, reason="digest", moved_to=None)
+        self._blocks.setdefault(key, block)
+        return self._load_report(key, block)
 
     def drop_file(self, key: str) -> FileReport | None:
         if self._files is None or key not in self._files:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
@@ -31,9 +32,17 @@ def installed() -> bool:
     return shutil.which("haproxy") is not None
 
 
+def free_port() -> int:
+    """A port of the loopback that is free now."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        found: int = taken.getsockname()[1]
+        return found
+
+
 @contextlib.contextmanager
 def running_haproxy(
-    folder: Path, nodes: Mapping[str, str], *, check_s: int = 1
+    folder: Path, nodes: Mapping[str, str], *, check_s: int = 1, without: Sequence[str] = ()
 ) -> Iterator[Serving]:
     """
     Run HAProxy with ``fleet.cfg``, of which only the addresses are changed.
@@ -42,13 +51,12 @@ def running_haproxy(
         nodes: the address of each node, HOST:PORT, by its name in the file.
         check_s: how long an answer to a health check may take. A real server needs more than the
             file allows on a machine that runs other tests.
+        without: how the lines begin that are left out, for a control.
 
     Yields:
         It, as the server that its clients see.
     """
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     text = CONFIGURATION.read_text(encoding="utf-8")
     assert 1 == text.count(_CLIENTS)
     text = text.replace(_CLIENTS, address)
@@ -57,6 +65,9 @@ def running_haproxy(
         text = text.replace(usual, nodes[name])
     assert 1 == text.count(_CHECK)
     text = text.replace(_CHECK, f"timeout check {check_s}s")
+    for start in without:
+        text, count = re.subn(rf"^ +{re.escape(start)}.*\n", "", text, flags=re.MULTILINE)
+        assert count, start
     file = folder / "fleet.cfg"
     file.write_text(text, encoding="utf-8")
     log = folder / "haproxy.log"

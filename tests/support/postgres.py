@@ -50,9 +50,16 @@ class NotInstalled(Exception):
 
 @attrs.frozen
 class Postgres:
-    """A running server, with its socket in ``folder``."""
+    """
+    A running server, with its socket in ``folder``.
+
+    Attributes:
+        port: at which it also listens on the loopback, which is then in its URLs; None if it does
+            not.
+    """
 
     folder: Path
+    port: int | None
     _begin: Callable[[], subprocess.Popen[Any]] = attrs.field(repr=False)
     _process: list[subprocess.Popen[Any]] = attrs.field(factory=list, repr=False)
     _numbers: Iterator[int] = attrs.field(factory=itertools.count, repr=False)
@@ -62,6 +69,8 @@ class Postgres:
         name = f"journal_{next(self._numbers)}"
         with self.connect("postgres") as connection:
             connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        if self.port is not None:
+            return f"postgresql://{_ROLE}@127.0.0.1:{self.port}/{name}"
         return f"postgresql://{_ROLE}@/{name}?host={self.folder}"
 
     def start(self) -> None:
@@ -78,17 +87,25 @@ class Postgres:
     def connect(self, name: str) -> psycopg.Connection[Any]:
         """A connection to a database, in autocommit mode."""
         return psycopg.connect(
-            host=str(self.folder), user=_ROLE, dbname=name, autocommit=True, connect_timeout=10
+            host=str(self.folder),
+            port=self.port,
+            user=_ROLE,
+            dbname=name,
+            autocommit=True,
+            connect_timeout=10,
         )
 
 
 @contextlib.contextmanager
-def running_postgres(settings: Mapping[str, str] = _SETTINGS) -> Iterator[Postgres]:
+def running_postgres(
+    settings: Mapping[str, str] = _SETTINGS, *, port: int | None = None
+) -> Iterator[Postgres]:
     """
     Run a server while the context is open.
 
     Args:
         settings: of the server.
+        port: a free one, for a server that listens on the loopback beside its socket.
 
     Raises:
         NotInstalled: PostgreSQL is not installed on this machine.
@@ -117,6 +134,8 @@ def running_postgres(settings: Mapping[str, str] = _SETTINGS) -> Iterator[Postgr
         )
         assert made.returncode == 0, made.stdout + made.stderr
         command = [str(programs / "postgres"), "-D", str(data), "-k", str(folder)]
+        if port is not None:
+            settings = {**settings, "listen_addresses": "127.0.0.1", "port": str(port)}
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
 
@@ -131,7 +150,7 @@ def running_postgres(settings: Mapping[str, str] = _SETTINGS) -> Iterator[Postgr
                     **as_user,
                 )
 
-        server = Postgres(folder, begin)
+        server = Postgres(folder, port, begin)
         try:
             server.start()
             yield server

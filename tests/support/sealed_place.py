@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from cairn.actors.journal_keys import KeyFile
+from cairn.actors.journal_keys import open_keys, read_keys
 from cairn.actors.requests.messages import ForgottenSession
 from cairn.actors.server import Server
 from cairn.journal import events as ev
@@ -34,14 +33,27 @@ FILES = 1 << 24
 
 @attrs.frozen
 class Place:
-    """A data directory with a sealed journal."""
+    """
+    A data directory with a sealed journal.
+
+    Attributes:
+        url: of the journal, if it is that of a node; None for a file in the directory.
+    """
 
     folder: Path
+    url: str | None = None
+
+    @property
+    def _where(self) -> tuple[Path, str]:
+        """Where the file of its keys would be, and its URL."""
+        return self.folder / "keys.db", self.url or journal_url(self.folder)
 
     @contextlib.asynccontextmanager
     async def serving(self, **changes: Any) -> AsyncIterator[Server]:
         """A server over the fake engine, with a journal, keys, a snapshot and block files."""
-        keys, url = KeyFile.open(self.folder / "keys.db"), journal_url(self.folder)
+        path, url = self._where
+        migrate(url)
+        keys = open_keys(path, url)
         settings = {
             "keys": keys,
             "reader": lambda: SqlStore.open(url, read_only=True, keys=keys),
@@ -50,7 +62,6 @@ class Place:
             "disk_bytes": FILES,
         }
         with closing(keys):
-            migrate(url)
             store: Any = SqlStore.open(url, keys=keys)
             async with serving_fake(store, **{**settings, **changes}) as server:
                 yield server
@@ -58,9 +69,9 @@ class Place:
 
     def rows(self) -> list[Row]:
         """The rows of the journal, opened with the keys that are left."""
-        keys = KeyFile.read(self.folder / "keys.db")
+        path, url = self._where
+        keys = read_keys(path, url)
         assert keys is not None
-        url = journal_url(self.folder)
         with closing(keys), closing(SqlStore.open(url, read_only=True, keys=keys)) as store:
             return list(store.read())
 
@@ -81,9 +92,10 @@ class Place:
 
     def has_key(self, session: str) -> bool:
         """Whether a key of a session is stored."""
-        with closing(sqlite3.connect(self.folder / "keys.db")) as database:
-            query = "SELECT count(*) FROM keys WHERE subject = ?"
-            return bool(database.execute(query, (session,)).fetchone()[0])
+        keys = read_keys(*self._where)
+        assert keys is not None
+        with closing(keys):
+            return session in keys.subjects()
 
 
 async def talked(server: Server, text: str = LONG, **of: Any) -> str:

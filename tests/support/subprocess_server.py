@@ -29,7 +29,7 @@ import httpx
 import openai
 from click.testing import CliRunner
 
-from cairn.actors.journal_keys import KeyFile
+from cairn.actors.journal_keys import read_keys
 from cairn.journal import events as ev
 from cairn.journal.rows.codec import decode
 from cairn.journal.rows.store_sql import SqlStore, journal_url
@@ -235,9 +235,10 @@ class Serving:
 @contextlib.contextmanager
 def reading(data_dir: Path, journal: str | None = None) -> Iterator[SqlStore]:
     """The journal of a data directory, which a server may be writing, with its keys."""
-    keys = KeyFile.read(HeadFiles.of(data_dir, journal).keys)
+    url = journal or journal_url(data_dir)
+    keys = read_keys(HeadFiles.of(data_dir, journal).keys, url)
     try:
-        store = SqlStore.open(journal or journal_url(data_dir), read_only=True, keys=keys)
+        store = SqlStore.open(url, read_only=True, keys=keys)
         with contextlib.closing(store):
             yield store
     finally:

@@ -20,6 +20,7 @@ from cairn.actors.clock import new_id, wall_clock_us
 from cairn.actors.errors import CannotRecord
 from cairn.actors.idle.activity import Activity
 from cairn.actors.idle.expiry import Expiry
+from cairn.actors.idle.fleet_heads import FleetHeads
 from cairn.actors.idle.pruning import Pruning
 from cairn.actors.idle.shadow_check import ShadowCheck
 from cairn.actors.journal_start import read_journal as read_journal
@@ -38,6 +39,7 @@ from cairn.actors.models.model_server import ModelServer
 from cairn.actors.models.startup import StartGivenUp as StartGivenUp
 from cairn.actors.models.startup import Starting as Starting
 from cairn.actors.models.swap import Models
+from cairn.actors.other_blocks import OtherBlocks
 from cairn.actors.requests.admission import Admission
 from cairn.actors.requests.messages import ServerFacts
 from cairn.actors.requests.prepare import Preparer
@@ -183,7 +185,8 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
     limits = settings.limits
     preparer, switches = await _read_tokenizer(run, settings, started)
     actors: dict[str, SessionActor] = {}  # of sessions; memory finds the owners of slabs there
-    memory = Memory(sequencer, engine, facts, actors)
+    memory = Memory(sequencer, engine, facts, actors, settings.node)
+    other_blocks = OtherBlocks(settings.other_nodes)
     context = SessionContext(
         sequencer=sequencer,
         engine=engine,
@@ -197,6 +200,7 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
         next_prompt=NextPrompt(preparer.encoder, run.threads) if settings.prewarm else None,
         slab_idle_s=limits.slab_idle_s,
         ttl_s=limits.ttl_s,
+        other_blocks=other_blocks,
         turns=run.agents.agents.turns,
         gathering=run.gathering,
     )
@@ -241,7 +245,9 @@ async def model_server(run: Run, settings: Settings, started: StartedEngine) -> 
         folder, budget = settings.blocks_folder, settings.disk_bytes
         if budget is None:
             budget = await _disk_budget(folder, facts)
-        await server.find_blocks(folder, budget, run.boot, run.earlier)
+        shared = settings.other_nodes is not None
+        await server.find_blocks(folder, budget, run.boot, run.earlier, shared=shared)
+        await other_blocks.index()
     return server
 
 
@@ -415,6 +421,14 @@ async def _run(
                 agents=agents,
             )
             nursery.start_soon(pruning.run)
+        fleet_heads = None
+        if settings.read_heads is not None and settings.heads_s > 0:
+            fleet_heads = FleetHeads(
+                every_s=settings.heads_s,
+                read=settings.read_heads,
+                sequencer=sequencer,
+                writer=writer,
+            )
         run = Run(
             sequencer=sequencer,
             writer=writer,
@@ -445,9 +459,13 @@ async def _run(
             _begin(run, settings, heads.accepted if heads is not None else None)
             writer.observe(run.request_log)
             writer.observe(run.agents.see)
+            if fleet_heads is not None:
+                nursery.start_soon(fleet_heads.run)
             yield run
             if pruning is not None:
                 pruning.close()
+            if fleet_heads is not None:
+                fleet_heads.close()
             stopped = ev.ServerStopped(boot=run.boot, reason="asked to")
             with contextlib.suppress(CannotRecord):  # the writer reports it at its own end
                 await writer.wait_committed(sequencer.append(stopped))

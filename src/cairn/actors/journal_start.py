@@ -12,7 +12,7 @@ import attrs
 import structlog
 
 from cairn.actors.clock import clock
-from cairn.actors.journal_keys import KeyFile
+from cairn.actors.journal_keys import JournalKeys
 from cairn.actors.settings import JournalBroken, Progress, no_progress
 from cairn.actors.snapshots import SnapshotFile
 from cairn.journal.ledger import Ledger
@@ -42,7 +42,7 @@ def start_journal(
     file: SnapshotFile | None,
     progress: Progress,
     check: Callable[[], None],
-    keys: KeyFile | None = None,
+    keys: JournalKeys | None = None,
 ) -> JournalStart:
     """
     Read the journal, from a snapshot if there is one to use. Runs on any thread.
@@ -82,8 +82,9 @@ def _require_keys(fold: Replay) -> None:
     if missing:
         raise JournalBroken(
             f"the texts of {missing} rows cannot be read: their keys are missing, and no row says "
-            "that they were forgotten. The journal was not changed. Restore `keys.db` and "
-            "`journal-key` from a backup, or start with a different --data-dir."
+            "that they were forgotten. The journal was not changed. Restore `keys.db` "
+            "(of a node: its database) and `journal-key` from a backup, or start with a different "
+            "--data-dir."
         )
 
 

@@ -12,11 +12,11 @@ file's turn, and skips what is no longer to be done.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 import trio
@@ -38,9 +38,13 @@ from cairn.engine.reports import (
 )
 from cairn.journal import events as ev
 from cairn.journal.cache import eviction, short_blocks
+from cairn.journal.cache.adoption import may_adopt
 from cairn.journal.cache.checkpoints import STATES_A_SLAB
 from cairn.journal.errors import BugError
 from cairn.journal.state import Session, SessionId
+
+if TYPE_CHECKING:  # SQLAlchemy is loaded with it, and only a fleet needs it
+    from cairn.journal.rows.database.other_nodes import SealedRow
 
 log = structlog.get_logger("cairn")
 
@@ -73,12 +77,15 @@ class Memory:
         engine: EngineThread,
         facts: ModelFacts,
         owners: Mapping[str, SlabOwner],
+        node: str | None = None,
     ) -> None:
         """
         Args:
             facts: about the model, for the sizes of slabs and blocks.
             owners: the sessions that may hold slabs, by id. The caller keeps it up to date.
+            node: the name of the server in its fleet, for the log; None if it is alone.
         """
+        self._node = node
         self._sequencer = sequencer
         self._engine = engine
         self._facts = facts
@@ -357,8 +364,64 @@ class Memory:
                 if not await self._load(key, block.digest):
                     return
 
+    async def adopt(
+        self,
+        chain: Sequence[str],
+        sealed: Mapping[str, Sequence[SealedRow]],
+        keep: Collection[str],
+        ttl_s: int | None,
+        still_needed: Callable[[], bool],
+    ) -> None:
+        """
+        Read the blocks of a chain that other nodes have sealed, one after the other, as far as
+        there is room. Ends at one that none of them has, or that fails. The caller holds
+        ``eviction_lock``.
+
+        Args:
+            sealed: the rows by which other nodes sealed them.
+            keep: blocks that must not be evicted for them.
+            ttl_s: the TTL that the request asks for.
+            still_needed: called before each block.
+        """
+        for place, key in enumerate(chain):
+            async with self._blocks:
+                block = self._sequencer.state.blocks.get(key)
+                if block is not None and block.present:
+                    continue
+                if not still_needed():
+                    return
+                rates = self._sequencer.state.rates
+                has_file = block is not None and block.loadable
+                if not (has_file or may_adopt(rates)):
+                    self._sequencer.append(
+                        measured(ev.AdoptionDeclined, rates, key=key, blocks=len(chain) - place)
+                    )
+                    return
+                rows = sealed.get(key, ())
+                if not (has_file or rows):
+                    return
+                size = block.bytes if block is not None else rows[0].event.bytes
+                leaving = self._leaving(key, size, keep)
+                if leaving is None:
+                    return
+                for other in leaving:
+                    await self._evict(other, keep)
+                if block is not None and has_file:
+                    read = await self._load(key, block.digest)
+                else:
+                    read = await self._adopt(key, rows, ttl_s)
+                if not read:
+                    return
+
     async def open_files(
-        self, folder: Path, fingerprint: str, budget_bytes: int, run: str, earlier: Collection[str]
+        self,
+        folder: Path,
+        fingerprint: str,
+        budget_bytes: int,
+        run: str,
+        earlier: Collection[str],
+        *,
+        shared: bool = False,
     ) -> None:
         """
         Find the block files of earlier runs, and remove those over the budget.
@@ -366,6 +429,7 @@ class Memory:
         Args:
             run: the id of this run of the server.
             earlier: the ids of earlier runs of this journal.
+            shared: whether the folder is a node's, beside those of other nodes.
         """
         known = self._sequencer.state.blocks
         blocks = known.values()
@@ -396,6 +460,7 @@ class Memory:
                 earlier=earlier,
                 known=known,
                 keep_aside=budget_bytes > 0,
+                shared=shared,
             ),
             record,
         )
@@ -566,6 +631,46 @@ class Memory:
             await self._engine.call(lambda mlx: mlx.evict(key), _noop)
             raise
 
+    async def _adopt(self, key: str, rows: Sequence[SealedRow], ttl_s: int | None) -> bool:
+        """
+        Adopt a block from the first node that has its file. False if none has. If another node
+        has a second digest for it on record, and a file with that, INV-3 is violated.
+        """
+        for row in rows:
+            event, block = row.event, self._sequencer.state.blocks.get(key)
+            if block is not None and block.present and block.digest == event.digest:
+                continue
+
+            def record(report: LoadReport | RejectReport | None, row: SealedRow = row) -> None:
+                if isinstance(report, RejectReport):
+                    self._rejected(report, row.node)
+                elif report is not None:
+                    self._sequencer.append(
+                        measured(
+                            ev.BlockAdopted,
+                            report,
+                            parent=row.event.parent,
+                            start=row.event.start,
+                            end=row.event.end,
+                            node=row.node,
+                            position=row.position,
+                            row_hash=row.row_hash,
+                            ttl_s=ttl_s,
+                        )
+                    )
+
+            try:
+                await self._engine.copy_one(
+                    methodcaller("adopt", key, row.node, event.digest, event.bytes), record
+                )
+            except BugError:
+                if not self._present(key):
+                    # By the journal it is not in memory, so it must not be in the store.
+                    await self._engine.call(lambda mlx: mlx.evict(key), _noop)
+                raise
+        state = self._sequencer.state
+        return key in state.blocks and state.blocks[key].usable
+
     # --- block files -----------------------------------------------------------------------------
 
     async def _spill(
@@ -589,7 +694,7 @@ class Memory:
         block, budget = state.blocks.get(key), state.disk_budget
         if block is None or not block.usable or block.file_bytes is not None or not budget:
             return True
-        if state.is_short(block):  # it is replaced soon
+        if state.is_short(block) or block.node is not None:  # it is replaced soon, or has a file
             return True
         expires_us = self._sequencer.order.expires_us(block)
         now_us = eviction.moment_us(state, self._sequencer.now_us())
@@ -660,14 +765,19 @@ class Memory:
             self._warned.add((fact, reason))
             log.warning(fact, block=key, reason=reason)
 
-    def _rejected(self, report: RejectReport) -> None:
+    def _rejected(self, report: RejectReport, node: str | None = None) -> None:
+        """
+        Args:
+            node: the other node that wrote the file; None if this server did.
+        """
         log.warning(
             "a block file was rejected",
             block=report.key,
             reason=report.reason,
             moved_to=report.moved_to,
+            **({"written_by": node, "rejected_by": self._node} if node is not None else {}),
         )
-        self._sequencer.append(measured(ev.BlockFileRejected, report))
+        self._sequencer.append(measured(ev.BlockFileRejected, report, node=node))
 
 
 def _noop(report: object) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 
-from cairn.actors.journal_keys import KeyFile
+from cairn.actors.idle.fleet_heads import ReadHeads
+from cairn.actors.journal_keys import JournalKeys
 from cairn.actors.requests.limits import Limits
 from cairn.engine.prompt.specials import SpecialTokens
 from cairn.journal.rows.store import Store
+
+if TYPE_CHECKING:  # SQLAlchemy is loaded with it, and only a fleet needs it
+    from cairn.journal.rows.database.other_nodes import OtherNodes
 
 SHADOW_SHARE = 0.01
 """
@@ -47,6 +51,8 @@ class Settings:
         blocks_bytes: the budget of sealed blocks in memory, likewise.
         blocks_max: the most sealed blocks in memory, or None if only their bytes are limited.
         blocks_folder: the folder of block files, or None to write none.
+        other_nodes: the journals of the nodes whose folders are beside that one; None if blocks are
+            not shared.
         snapshot: the file with a snapshot of the fold, or None to write none.
         fold_all: fold the whole journal at the start, whether there is a snapshot or not.
         keep_s: prune rows that are older, in seconds; None to prune nothing.
@@ -68,6 +74,8 @@ class Settings:
         accept_tight: load a model even if it may not fit in memory.
         beside_bytes: what embedding models hold of the memory.
         node: the name of the server in its fleet; None if it is alone.
+        heads_s: how often it appends the heads of the other nodes, in seconds; 0 for never.
+        read_heads: reads them; needed for that.
         on_record: the settings that go into the journal.
     """
 
@@ -84,11 +92,12 @@ class Settings:
     blocks_bytes: int | None = None
     blocks_max: int | None = None
     blocks_folder: Path | None = None
+    other_nodes: OtherNodes | None = None
     snapshot: Path | None = None
     fold_all: bool = False
     keep_s: int | None = None
     reader: Callable[[], Store] | None = None
-    keys: KeyFile | None = None
+    keys: JournalKeys | None = None
     disk_bytes: int | None = 0
     speculation: bool = True
     prewarm: bool = True
@@ -103,6 +112,8 @@ class Settings:
     beside_bytes: int = 0
     limits: Limits = attrs.field(factory=Limits)
     node: str | None = None
+    heads_s: float = 0.0
+    read_heads: ReadHeads | None = None
     on_record: Mapping[str, object] = attrs.field(factory=dict)
 
 

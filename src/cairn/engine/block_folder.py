@@ -131,17 +131,25 @@ def _named(entry: os.DirEntry[str], fingerprint: str, shelf: str) -> Named | Non
     )
 
 
+def metadata_of(begin: bytes) -> dict[str, Any]:
+    """The metadata of a safetensors file, from its first bytes; empty if they have none."""
+    size = int.from_bytes(begin[:8], "little")
+    try:
+        head = parsed(begin[8 : 8 + size])
+    except ValueError:
+        return {}
+    metadata = head.get("__metadata__") if isinstance(head, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
+
+
 def _metadata(path: Path) -> dict[str, Any]:
     """The metadata of a safetensors file; empty if it cannot be read."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | NO_LINK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return {}
-            size = int.from_bytes(file.read(8), "little")
-            if size > _HEAD_MOST:
-                return {}
-            head = parsed(file.read(size))
-    except (OSError, ValueError):
+            begin = file.read(8)
+            size = int.from_bytes(begin, "little")
+            return metadata_of(begin + file.read(size)) if size <= _HEAD_MOST else {}
+    except OSError:
         return {}
-    metadata = head.get("__metadata__") if isinstance(head, dict) else None
-    return metadata if isinstance(metadata, dict) else {}

@@ -251,6 +251,7 @@ class Engine(Protocol):
         earlier: Collection[str] = (),
         known: Collection[str] = (),
         keep_aside: bool = True,
+        shared: bool = False,
     ) -> ScanReport:
         """
         Scan the block files of earlier runs. Only afterwards do the methods below do anything.
@@ -262,6 +263,7 @@ class Engine(Protocol):
             earlier: the ids of earlier runs on this journal.
             known: the keys of all blocks that the journal knows of.
             keep_aside: whether damaged files that were set aside stay.
+            shared: whether the folder is a node's, beside those of other nodes.
         """
 
     @abstractmethod
@@ -289,6 +291,23 @@ class Engine(Protocol):
 
         Returns:
             None if the block is in memory already or has no file.
+        """
+
+    @abstractmethod
+    def adopt(
+        self, key: str, node: str, expected_digest: str, size: int
+    ) -> LoadReport | RejectReport | None:
+        """
+        Read a block from the file of another node into memory, unless it is there. A file that is
+        not what was written is rejected and set aside.
+
+        Args:
+            node: the one that sealed it.
+            expected_digest: the digest that its KV must have by that node's journal.
+            size: of its KV, in bytes.
+
+        Returns:
+            None if that node has no file of it, or nodes share no files.
         """
 
     @abstractmethod

@@ -93,7 +93,14 @@ _D = TypeVar("_D", bound=ReadRequest | Draft)
 
 
 class CairnApp(QuartTrio):
-    """Quart on trio, with requests that own contexts."""
+    """
+    Quart on trio, with requests that own contexts.
+
+    Attributes:
+        streams: the live streams that are open.
+    """
+
+    streams: LiveStreams
 
     asgi_http_class = OwningConnection
     request_class = OwningRequest
@@ -153,7 +160,7 @@ def create_app(
     service = partial(service_of_caller, server)
     hosts = frozenset(host.lower() for host in hosts_allowed)
     readers, logins = Cors(cors), Logins()
-    live = LiveStreams(streams or StreamLimits.of(descriptors_max()))
+    live = app.streams = LiveStreams(streams or StreamLimits.of(descriptors_max()))
 
     @app.before_request
     async def check_caller() -> Response | None:
@@ -506,6 +513,8 @@ def _error(error: Exception) -> ErrorAnswer:
     answer = _describe_at(path, error)
     shown = _without_keys(asked.path) if is_nowhere or answer.status == 401 else asked.path
     write = log.info
+    if isinstance(error, StillStarting):
+        write = log.debug  # a page asks again every two seconds
     if answer.status == 401:
         # A caller may be guessing keys. Behind a proxy, the address is that of the proxy.
         write, address = log.warning, {"address": asked.remote_addr}

@@ -290,6 +290,20 @@ class NodeTakenOver(Event):
 
 
 @attrs.frozen(kw_only=True)
+class HeadsSeen(Event):
+    """
+    The heads of other nodes' journals, as this node read them: rows that are removed from the end
+    of one of those are missing then.
+
+    Attributes:
+        heads: (node, position, hash of the row there), of those that have changed since.
+    """
+
+    kind: ClassVar[str] = "heads_seen"
+    heads: tuple[tuple[str, int, str], ...]
+
+
+@attrs.frozen(kw_only=True)
 class JournalStalled(Event):
     """
     The journal could not be written for a time. Requests that were open ended without their answer,
@@ -818,12 +832,14 @@ class BlockFileRejected(Event):
         reason: ``missing``; ``unreadable``, also for a wrong size; ``foreign``: it says that it
             belongs to another block; ``digest``: its KV has another digest.
         moved_to: the file's new name below the folder of blocks; None if nothing is left of it.
+        node: the other node that wrote it; None if it is a file of this journal.
     """
 
     kind: ClassVar[str] = "block_file_rejected"
     key: str
     reason: FileFault
     moved_to: str | None
+    node: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -841,6 +857,58 @@ class BlockFileRemoved(Event):
     disk_blocks: int = natural()
     disk_bytes: int = natural()
     reason: RemovalReason
+
+
+@attrs.frozen(kw_only=True)
+class BlockAdopted(Event):
+    """
+    A block that another node of the fleet sealed was read from its file into memory. From then on
+    it is used as if this node had sealed it; the file stays the other node's. Figures as in
+    ``BlockSealed``.
+
+    Attributes:
+        digest: measured: of the KV that was read. It is the one in the other node's row.
+        node: the node that sealed it.
+        position: of the row in that node's journal by which it did.
+        row_hash: the hash of that row.
+        ttl_s: the TTL that the request asks for; None for none.
+    """
+
+    kind: ClassVar[str] = "block_adopted"
+    key: str
+    parent: str | None
+    digest: str
+    start: int = natural()
+    end: int = attrs.field(validator=_range)
+    bytes: int = natural()
+    node: str
+    position: int = natural()
+    row_hash: str
+    ttl_s: int | None = attrs.field(validator=attrs.validators.optional(_natural))
+    memory_blocks: int = natural()
+    memory_bytes: int = natural()
+    duration_us: int = natural()
+
+
+@attrs.frozen(kw_only=True)
+class AdoptionDeclined(Event):
+    """
+    Blocks of other nodes were not read, because computing them takes less time: see
+    ``cache.adoption``.
+
+    Attributes:
+        key: the first of them.
+        blocks: how many they are.
+        prefill_tokens, prefill_us, adopted_tokens, adopted_us: what was measured of both so far.
+    """
+
+    kind: ClassVar[str] = "adoption_declined"
+    key: str
+    blocks: int = natural()
+    prefill_tokens: int = natural()
+    prefill_us: int = natural()
+    adopted_tokens: int = natural()
+    adopted_us: int = natural()
 
 
 @attrs.frozen(kw_only=True)
@@ -1303,6 +1371,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     OperatorActed,
     LossAccepted,
     NodeTakenOver,
+    HeadsSeen,
     JournalStalled,
     JournalPruned,
     SessionForgotten,
@@ -1326,6 +1395,8 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     BlockLoaded,
     BlockFileRejected,
     BlockFileRemoved,
+    BlockAdopted,
+    AdoptionDeclined,
     TokensEmitted,
     CallRejected,
     TurnStored,

@@ -468,13 +468,28 @@ def _change(was: str | None, now: str | None) -> _Change | None:
 def _first_difference(
     one: Sequence[str], other: Sequence[str]
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """What comes in each before the first pieces that both have; their first ones differ."""
+    """
+    What comes in each before the first pieces that both have; their first ones differ. Where one
+    only lacks the beginning of the other, that is what differs, if it is shorter.
+    """
     matcher = SequenceMatcher(None, one, other, autojunk=False)
     end, last = len(one), len(other)
     # As `get_opcodes` does, but without comparing what comes after it: that takes far longer.
     while (found := matcher.find_longest_match(0, end, 0, last)).size:
         end, last = found.a, found.b
+    gone, new = _left_out(one, other), _left_out(other, one)
+    choices = ((end, last), (gone, 0), (0, new))
+    end, last = min((each for each in choices if any(each)), key=sum)
     return one[:end], other[:last]
+
+
+def _left_out(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many pieces the other text lacks if it goes on as this one does after them, or 0."""
+    for at in range(1, len(one)):
+        both = min(len(one) - at, len(other))
+        if both and one[at : at + both] == other[:both]:
+            return at
+    return 0
 
 
 def _became(change: _Change | None) -> str:
@@ -489,7 +504,7 @@ def _became(change: _Change | None) -> str:
 
 
 def _quoted(text: str) -> str:
-    text = text.strip()
+    text = " ".join(text.split())
     text = _MARKER.sub("", text).strip() or text  # a person wrote the rest
     text = text.replace("`", "'")  # they enclose it
     return f"`{text if len(text) <= QUOTED else text[:QUOTED] + '…'}`"

@@ -238,15 +238,16 @@ class Traces:
         """
         return tuple(sorted(self._others.keys() - {self._session}))
 
-    def still_readable(self, state: State) -> tuple[str, ...]:
+    def still_readable(self, state: State, left_in: str) -> tuple[str, ...]:
         """
         Where texts or token ids of the session can be read after it is forgotten, a phrase each.
 
         Args:
             state: the fold at this moment.
+            left_in: where a removed key can still be.
         """
         found = ["where its keys were handed over (`ops export --with-keys`, `ops bundle`)"]
-        found.append("with a backup of keys.db")
+        found.append(left_in)
         if self._in_base or self._base_blocks & self._own:
             found.append("its token ids in the base of a prune, and in copies of that")
         if self.same_text:

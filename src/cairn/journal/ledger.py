@@ -305,7 +305,7 @@ class Ledger:
 
 def broken_keys(state: State, event: ev.Event | None) -> tuple[str, ...]:
     """The blocks to quarantine after a violation of INV-3, with all after them in their chains."""
-    if isinstance(event, ev.BlockSealed | ev.BlockSpilled | ev.BlockLoaded):
+    if isinstance(event, ev.BlockSealed | ev.BlockSpilled | ev.BlockLoaded | ev.BlockAdopted):
         roots = {event.key} & set(state.blocks)
     elif isinstance(event, ev.BlocksRestored):
         wrong = (

@@ -234,7 +234,7 @@ _OF_A_BLOCK = (
     ev.BlockFileRejected,
     ev.BlockFileRemoved,
 )
-"""Steps of a block that was sealed before."""
+"""Steps of a block that was sealed before; another node may have sealed one that it rejects."""
 
 
 def _of_the_server(state: State, event: ev.Event) -> Iterator[Illegal]:
@@ -249,6 +249,12 @@ def _of_the_server(state: State, event: ev.Event) -> Iterator[Illegal]:
                 yield "a node was taken over during a run", "the run's end", state.boot
             if event.token <= state.lease:
                 yield "a lease was taken twice", f"> {state.lease}", event.token
+        case ev.HeadsSeen(heads=heads):
+            last = {node: at for node, (at, _) in state.heads_seen.items()}
+            for node, at, _ in heads:
+                if at <= (before := last.get(node, 0)):
+                    yield "a head was seen that is not after the last one", f"> {before}", at
+                last[node] = at
         case ev.ModelLoaded():
             if state.model is not None:
                 yield "a model was loaded beside another", None, state.model.name
@@ -264,6 +270,8 @@ def _of_the_server(state: State, event: ev.Event) -> Iterator[Illegal]:
             yield "a session was forgotten that is open", "a closed one", session
         case ev.BlockFilesScanned() if state.model is None:
             yield "block files were scanned without a model", "a model", None
+        case ev.BlockAdopted() | ev.AdoptionDeclined() if state.model is None:
+            yield f"{event.kind} without a model", "a model", None
         case ev.ShadowStarted():
             if state.model is None:
                 yield "a shadow check started without a model", "a model", None
@@ -273,7 +281,8 @@ def _of_the_server(state: State, event: ev.Event) -> Iterator[Illegal]:
             yield from _of_the_check(state, event)
         case _:
             pass
-    if isinstance(event, _OF_A_BLOCK) and event.key not in state.blocks:
+    of_other = isinstance(event, ev.BlockFileRejected) and event.node is not None
+    if isinstance(event, _OF_A_BLOCK) and not of_other and event.key not in state.blocks:
         yield f"{event.kind} of a block that was never sealed", "a key", event.key
 
 

@@ -10,13 +10,34 @@ from __future__ import annotations
 import re
 from typing import Final
 
+import attrs
+
 SCHEMA_PREFIX: Final = "node_"
 """How the schemas of nodes begin."""
 
 NODE_MAX: Final = 16
 
 _NAME = re.compile(r"[a-z][a-z0-9]*")
+_IN_OPTIONS = re.compile(rf"-c\s*search_path={SCHEMA_PREFIX}([a-z][a-z0-9]*)(?!\S)")
 _APART: Final = "."  # in no name of a node, and in no id that the server makes
+
+
+@attrs.frozen
+class NodeHead:
+    """
+    What a node's journal ends with.
+
+    Attributes:
+        is_news: whether it has grown since the head that was seen last, by more than heads that it
+            saw itself.
+        is_lost: whether that head is not in it any more.
+    """
+
+    node: str
+    position: int
+    hash: str
+    is_news: bool
+    is_lost: bool
 
 
 def is_node_name(name: str) -> bool:
@@ -29,6 +50,18 @@ def is_node_name(name: str) -> bool:
 def schema_of(node: str) -> str:
     """The schema with the journal of a node."""
     return f"{SCHEMA_PREFIX}{node}"
+
+
+def node_in(options: str) -> str | None:
+    """The node whose schema these options of a connection to PostgreSQL name; None if none."""
+    found = _IN_OPTIONS.search(options)
+    return found[1] if found is not None and is_node_name(found[1]) else None
+
+
+def node_of_schema(schema: str) -> str | None:
+    """The node whose journal is in a schema; None if it is no node's."""
+    name = schema.removeprefix(SCHEMA_PREFIX)
+    return name if name != schema and is_node_name(name) else None
 
 
 def on_node(node: str | None, name: str) -> str:

@@ -20,7 +20,7 @@ selected, and that of a request that waits is not, so no request waits for one t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Literal, TypeGuard
 
 import attrs
@@ -853,6 +853,63 @@ def chain_to_load(
     if partial is not None and LOAD_PARTIAL * (then - max(rows, now)) >= chunk:
         chain.append(state.blocks[partial])
     return () if all(block.present for block in chain) else tuple(block.key for block in chain)
+
+
+def chain_to_adopt(
+    state: State,
+    session: Session | None,
+    ask: Ask,
+    keys: tuple[str, ...],
+    prompt_ids: tuple[int, ...],
+    fits: int,
+) -> tuple[str, ...]:
+    """
+    The full blocks of a prompt after those that a decision could reuse, up to one that is
+    quarantined: other nodes may have them. None under ``sink_window``, where a block between the
+    sinks and the window is not needed. Arguments as for ``chain_to_load``.
+    """
+    model = state.model
+    if model is None or not model.reusable or model.policy is not None:
+        return ()
+    if not ask.cache_prompt or len(prompt_ids) < model.min_cache_tokens:
+        return ()
+    keys = keys[: len(prompt_ids[:-1]) // model.block_tokens]
+    place = _in_slab(state, session, keys, fits) if ask.goes_on else 0
+    while place < len(keys) and _is_there(state, keys[place]):
+        place += 1
+    chain: list[str] = []
+    for key in keys[place:]:
+        block = state.blocks.get(key)
+        if block is not None and block.bug_id is not None:
+            break
+        chain.append(key)
+    return tuple(chain)
+
+
+def _is_there(state: State, key: str) -> bool:
+    block = state.blocks.get(key)
+    return block is not None and (block.usable or block.loadable)
+
+
+def adoptable(
+    state: State, keys: tuple[str, ...], chain: tuple[str, ...], found: Collection[str]
+) -> tuple[str, ...]:
+    """
+    How much of a chain can be continued from, if the blocks that were found are adopted.
+
+    Args:
+        keys: of the prompt's full blocks.
+        chain: of ``chain_to_adopt``.
+        found: the keys that other nodes have.
+    """
+    if not chain:
+        return ()
+    shared = 0
+    for key in chain:
+        if key not in found and not _is_there(state, key):
+            break
+        shared += 1
+    return chain[: _up_to_a_checkpoint(state, keys.index(chain[0]), shared)]
 
 
 def _diverged_part(held: tuple[Part, ...], chain: tuple[Part, ...]) -> str:

@@ -23,6 +23,7 @@ from immutables import Map
 
 from cairn.journal import events as ev
 from cairn.journal import speculation
+from cairn.journal.cache import adoption
 from cairn.journal.cache.checkpoints import Checkpoints
 from cairn.journal.cache.gone_blocks import without_gone
 from cairn.journal.cache.windows import SinkWindow
@@ -342,6 +343,7 @@ class Block:
         tokens: C, or fewer in a short block, see ``cache/short_blocks``.
         ids: its token ids, see ``keys.ids_bytes``, while it can be matched in part; private. Empty
             if it is neither in memory nor in a file, with the grain C, and if a prune removed them.
+        node: the other node whose file it was read from; None if it was last sealed here.
     """
 
     key: str
@@ -359,6 +361,7 @@ class Block:
     expires_us: int | None = None
     gone: ev.RemovalReason | None = None
     bug_id: str | None = None
+    node: str | None = None
 
     @property
     def there(self) -> bool:
@@ -451,6 +454,7 @@ class State:
             the clock does. TTLs are counted from it; no decision depends on it.
         boot: the run of the server that has the journal open; None between runs.
         lease: the token of the writer that may commit, on PostgreSQL.
+        heads_seen: node to position and hash of the last head of its journal that this one saw.
         streams: last sequence number of each stream.
         model: what is loaded in this run of the server.
         tips: tip of a chain to the sessions whose last request had this chain. Named sessions are
@@ -474,6 +478,7 @@ class State:
         self_tests: fingerprint without its row class to what its self-test found.
         shadow: the shadow check that is running, if any.
         disk_budget: the most bytes of block files in this run; 0 if none may be written.
+        rates: what computing and adopting blocks took, since the model was loaded.
         tested: the last self-test since a run began or a model was loaded, which is that of the
             next model; None if there was none.
         unstable_accepted: whether the operator accepted since then that it failed.
@@ -488,6 +493,7 @@ class State:
     time_us: int = 0
     boot: str | None = None
     lease: int = 1
+    heads_seen: Map[str, tuple[int, str]] = Map()
     model: Model | None = None
     streams: Map[str, int] = Map()
     sessions: Map[SessionId, Session] = Map()
@@ -504,6 +510,7 @@ class State:
     pool: Pool = Pool()
     shadow: Shadow | None = None
     disk_budget: int = 0
+    rates: adoption.Rates = adoption.NO_RATES
     admission_bug: str | None = None
     tested: ev.SelfTestFinished | None = None
     unstable_accepted: bool = False
@@ -603,6 +610,9 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return attrs.evolve(state, lost=state.lost.update(dict.fromkeys(heads, state.position)))
         case ev.NodeTakenOver(token=token):
             return attrs.evolve(state, lease=token)
+        case ev.HeadsSeen(heads=heads):
+            seen = {node: (at, row_hash) for node, at, row_hash in heads}
+            return attrs.evolve(state, heads_seen=state.heads_seen.update(seen))
         case (
             ev.JournalStalled()
             | ev.RequestRejected()
@@ -647,11 +657,15 @@ def apply(state: State, recorded: ev.Recorded) -> State:
         case ev.BlockLoaded():
             return _block_loaded(state, event)
         case ev.BlockFileRejected():
-            return _with_file(state, event.key, None)
+            return _with_file(state, event.key, None) if event.node is None else state
         case ev.BlockFileRemoved():
             block = attrs.evolve(state.blocks[event.key], gone=event.reason)
             state = attrs.evolve(state, blocks=state.blocks.set(event.key, block))
             return _with_file(state, event.key, None)
+        case ev.BlockAdopted():
+            return _block_adopted(state, event)
+        case ev.AdoptionDeclined():
+            return attrs.evolve(state, rates=adoption.with_declined(state.rates))
         case ev.TokensEmitted():
             return _tokens_emitted(state, event)
         case ev.CallRejected():
@@ -897,6 +911,7 @@ def _memory_gone(state: State) -> State:
         pool=pool,
         shadow=None,
         disk_budget=0,
+        rates=adoption.NO_RATES,
     )
 
 
@@ -1094,6 +1109,10 @@ def _cache_extended(state: State, event: ev.CacheExtended) -> State:
         computed = prewarm.computed_tokens + event.end - event.start
         prewarm = attrs.evolve(prewarm, computed_tokens=computed)
         prewarmed += event.end - event.start
+    tokens = event.end - event.start
+    if event.step == "prefill" and state.model is not None and tokens >= state.model.block_tokens:
+        rates = adoption.with_prefill(state.rates, tokens, event.duration_us)
+        state = attrs.evolve(state, rates=rates)
     return _stepped(
         state,
         session,
@@ -1205,6 +1224,35 @@ def _block_loaded(state: State, event: ev.BlockLoaded) -> State:
         block_tokens=state.pool.block_tokens + block.tokens,
     )
     return attrs.evolve(state, blocks=state.blocks.set(event.key, block), pool=pool)
+
+
+def _block_adopted(state: State, event: ev.BlockAdopted) -> State:
+    known = state.blocks.get(event.key)
+    last, _ = _last_two_uses(state, event.key)
+    tokens = event.end - event.start
+    block = Block(
+        key=event.key,
+        parent=event.parent,
+        digest=event.digest,
+        start=event.start,
+        bytes=event.bytes,
+        present=True,
+        tokens=tokens,
+        # Without the token ids, which only the other node's keys open: it is matched whole alone.
+        last_used=state.position,
+        previous_use=last,
+        expires_us=_renewed(state, known.expires_us if known else None, event.ttl_s),
+        node=event.node,
+    )
+    pool = attrs.evolve(
+        state.pool,
+        blocks=state.pool.blocks + 1,
+        block_bytes=state.pool.block_bytes + event.bytes,
+        block_tokens=state.pool.block_tokens + tokens,
+    )
+    rates = adoption.with_adopted(state.rates, tokens, event.duration_us)
+    blocks = state.blocks.set(event.key, block)
+    return attrs.evolve(state, blocks=blocks, pool=pool, rates=rates)
 
 
 def _with_file(state: State, key: str, file_bytes: int | None) -> State:

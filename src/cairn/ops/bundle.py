@@ -28,6 +28,7 @@ from cairn.ops.common.locations import (
     options_of,
     url_of,
 )
+from cairn.ops.common.program import as_called
 from cairn.ops.journal.export import write_rows, written
 from cairn.ops.journal.replay import folded, meant
 
@@ -83,7 +84,7 @@ def bundle(
             _pack(packed, "bug.jsonl", b"".join(map(to_line, story.rows)))
             lines = _doctor(data_dir, journal) if file is None else iter(())
             _pack(packed, "doctor.txt", "".join(f"{line}\n" for line in lines).encode())
-    click.echo(f"{path}: replay it with `ops replay {finding.bug_id[:8]} {path}`")
+    click.echo(as_called(f"{path}: replay it with `ops replay {finding.bug_id[:8]} {path}`"))
     click.echo("It has the texts of all conversations of the journal.", err=True)
 
 

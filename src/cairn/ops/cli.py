@@ -22,7 +22,8 @@ from click.shell_completion import CompletionItem
 
 from cairn import __version__
 from cairn.journal.errors import JournalError
-from cairn.ops.common.program import note_call
+from cairn.ops.common.program import as_called, note_call
+from cairn.ops.common.ranges import number_words
 
 COMMANDS = {
     "serve": ("cairn.ops.serve.command:serve", "Run the server."),
@@ -132,7 +133,7 @@ class Unreadable(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Print the sentence without click's prefix."""
-        click.echo(self.format_message(), file=file, err=True)
+        click.echo(as_called(self.format_message()), file=file, err=True)
 
 
 class Interrupted(Unreadable):
@@ -201,10 +202,18 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """
         Run a command. A journal error ends it with a sentence and exit code 2, Ctrl-C with 130
-        unless the command handles it.
+        unless the command handles it. A number that cannot be used is refused with its range.
         """
         try:
             return super().invoke(ctx)
+        except click.BadParameter as error:
+            must = number_words(error.param.type) if error.param is not None else ""
+            if must:
+                given = error.message.partition(" is not ")[0]
+                raise click.BadParameter(
+                    f"it is {given}; it must be {must}.", error.ctx, error.param, error.param_hint
+                ) from error
+            raise
         except JournalError as error:
             _clear(error)
             raise Unreadable(str(error)) from error
@@ -220,7 +229,7 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="\b\nExample:\n  ops verify && ops tail -f",
 )
-@click.version_option(__version__, prog_name="cairn")
+@click.version_option(__version__, prog_name="cairn", message="%(prog)s %(version)s")
 @click.pass_context
 def ops(context: click.Context) -> None:
     """

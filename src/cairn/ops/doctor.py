@@ -48,6 +48,8 @@ from cairn.ops.common.locations import (
 )
 from cairn.ops.common.output import counted, printable, size_text
 from cairn.ops.common.passes import TEST_AGAIN, decode_text, drafts_text, prefill_text, was_busy
+from cairn.ops.common.program import as_called
+from cairn.ops.fleet.fingerprints import differences, loaded_models
 from cairn.ops.journal.growth import Growth, growth
 from cairn.ops.journal.readers import readers_warning
 from cairn.ops.serve.models_option import models_option
@@ -143,8 +145,9 @@ def doctor(
         found = check()
         failed = failed or found.status == "fail"
         advice = f" - {found.advice}" if found.advice else ""
+        words = as_called(f"{found.fact}{advice}")
         mark = click.style(f"{found.status:<4}", fg=_COLORS[found.status])
-        click.echo(f"{mark}  {name:<8}  {found.fact}{advice}")
+        click.echo(f"{mark}  {name:<8}  {words}")
         said.append({"name": name, "status": found.status, "fact": found.fact})
     if report is not None:
         failed = not _reported(report, model, said) or failed
@@ -191,6 +194,8 @@ def checks(
     yield "journal", lambda: check_journal(url, options)
     yield "heads", lambda: check_heads(data_dir, journal, options)
     yield "bits", lambda: check_bits(url)
+    if url.startswith("postgresql"):
+        yield "fleet", lambda: check_fleet(url)
     yield "disk", lambda: check_disk(data_dir, url)
     yield "memory", lambda: check_memory(models)
     yield "server", lambda: check_server(data_dir)
@@ -278,8 +283,12 @@ def check_self_tests() -> Found:
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         return Found("warn", f"{there} cannot be written: {again}", "set CAIRN_CACHE_DIR")
     stored = sum(1 for _ in folder.glob("*.json"))
-    fact = f"{counted(stored, 'self-test')} passed on this machine, in {folder}"
-    return Found("ok", f"{fact}; `ops serve --test-again` runs one again" if stored else fact)
+    if not stored:
+        return Found(
+            "ok", f"no result in {folder}; one that was cut off by a busy machine is not stored"
+        )
+    fact = f"{counted(stored, 'result')} stored in {folder}"
+    return Found("ok", f"{fact}; `ops serve --test-again` replaces one")
 
 
 def check_sqlite(url: str, version: tuple[int, ...]) -> Found:
@@ -399,6 +408,25 @@ def check_bits(url: str) -> Found:
     if was_busy(tested.row_class_reason):
         return Found("warn", fact, TEST_AGAIN)
     return Found("ok", fact)
+
+
+def check_fleet(url: str) -> Found:
+    """Whether the nodes that share a database have one fingerprint, and in which fields not."""
+    try:
+        nodes = loaded_models(url)
+    except JournalError as error:
+        return Found("fail", str(error))
+    if not nodes:
+        return Found("ok", "no node has a journal in this database")
+    found = differences(nodes)
+    if found:
+        fact = f"fingerprints differ, so nodes share nothing and answer with other bits: {found[0]}"
+        rest = "".join(f"; {one}" for one in found[1:])
+        advice = "; ".join(dict.fromkeys(one.advice for one in found))
+        return Found("fail", f"{fact}{rest}", advice)
+    empty = [node for node, models in nodes.items() if not models]
+    fact = f"{', '.join(nodes)}: the same fingerprint"
+    return Found("ok", f"{fact}; no model loaded yet: {', '.join(empty)}" if empty else fact)
 
 
 def _begins_wrong(base: Base | None, first: Row | None) -> str | None:

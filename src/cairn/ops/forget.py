@@ -21,7 +21,7 @@ import click
 import msgspec
 
 from cairn.actors.clock import clock
-from cairn.actors.journal_keys import KeyFile
+from cairn.actors.journal_keys import JournalKeys, open_keys
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
 from cairn.journal.forgetting import Found, find
@@ -34,6 +34,7 @@ from cairn.ops.common.completions import complete_session
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import (
     Source,
+    blocks_option,
     example,
     journal_options,
     keys_in,
@@ -75,12 +76,14 @@ class _Answer(msgspec.Struct):
 @click.command(epilog=example("ops forget 6acffc27", "ops forget agent/notes --agent --yes"))
 @click.argument("session", shell_complete=complete_session)
 @journal_options
+@blocks_option
 @api_key_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--agent", is_flag=True, help="If it is an agent's session, delete the agent first.")
 def forget(
     data_dir: Path,
     journal: str | None,
+    blocks: Path | None,
     api_key: str | None,
     session: str,
     yes: bool,
@@ -90,16 +93,16 @@ def forget(
     Make the texts of a session unreadable, in all copies of the journal.
 
     Removes the keys of SESSION, with which its texts and token ids are sealed, from the data
-    directory: then they cannot be read in the journal, nor in exports and backups of it that were
-    made before. The rows stay, so that the chain and its checkpoints hold, and `session_forgotten`
-    records what was done. Also closes the session, and removes the files of its blocks that no
-    other session has, and the snapshot.
+    directory, or from a node's database: then they cannot be read in the journal, nor in exports
+    and backups of it that were made before. The rows stay, so that the chain and its checkpoints
+    hold, and `session_forgotten` records what was done. Also closes the session, and removes the
+    files of its blocks that no other session has, and the snapshot.
 
     Not forgotten are: what other sessions have (those with the same beginning, or that quote words
     of it where they differ, are listed), what bugs of other sessions quote, token ids in the base
     of an earlier prune, names of sessions, models and tenants, numbers and times; what keys open
-    that were handed over (`ops export --with-keys`, `ops bundle`) or are in a backup of keys.db;
-    and logs of other programs. The output says which of these there are.
+    that were handed over (`ops export --with-keys`, `ops bundle`) or are in a backup of keys.db, or
+    of a node's database; and logs of other programs. The output says which of these there are.
 
     If a server uses the journal, it is asked to forget the session, and need not be stopped. With
     API keys, that needs the session's own, or the operator's. A server on PostgreSQL, or whose
@@ -121,22 +124,22 @@ def forget(
     source = Source.of(data_dir, journal)
     server = server_of(data_dir, url)
     if server is not None:
-        name = _named(source, keys_in(files.keys), session)
+        name = _named(source, keys_in(files.keys, url), session)
         _ask(server, name, api_key, yes=yes, with_agent=agent)
         return
     other = "and forget the session then, or ask it: POST /v1/sessions/SESSION/forget"
     with hold_journal(url, other, who=_WHO):
         require_known_head(files, url, accept=False)
         with contextlib.ExitStack() as opened:
-            keys = KeyFile.open(files.keys)
+            keys = open_keys(files.keys, url)
             opened.callback(keys.close)
-            name = _named(source, keys, session)
             store = SqlStore.open(url, keys=keys)
             opened.callback(store.close)
-            _forget(store, keys, data_dir, name, yes=yes, with_agent=agent)
+            name = _named(source, keys, session)
+            _forget(store, keys, data_dir, name, blocks, yes=yes, with_agent=agent)
 
 
-def _named(source: Source, keys: KeyFile | None, session: str) -> str:
+def _named(source: Source, keys: JournalKeys | None, session: str) -> str:
     """
     The id of the session that is meant.
 
@@ -217,7 +220,14 @@ def _name_places(places: Sequence[str]) -> None:
 
 
 def _forget(
-    store: SqlStore, keys: KeyFile, data_dir: Path, name: str, *, yes: bool, with_agent: bool
+    store: SqlStore,
+    keys: JournalKeys,
+    data_dir: Path,
+    name: str,
+    blocks: Path | None,
+    *,
+    yes: bool,
+    with_agent: bool,
 ) -> None:
     base = store.base()
     left = store.head()[0] - (base.position if base is not None else 0)
@@ -244,14 +254,15 @@ def _forget(
     if not yes:
         click.confirm(_SURE, abort=True, err=True)
     report = _closed(store, found)
-    if not remove_files(store, data_dir, found.runs, report, found.own_blocks, who=_WHO):
+    own = (found.runs, report, found.own_blocks)
+    if not remove_files(store, data_dir, *own, who=_WHO, blocks=blocks):
         raise StoreError("Block files of the session are left, so nothing is forgotten yet.")
     remove_snapshot(data_dir)
     report = _reread(store)
     _append(store, report, [found.event(stored)])
     keys.remove(name, (*found.key_ids, *stored))
     click.echo(f"Session {name} is forgotten.")
-    _name_places(found.traces.still_readable(report.state))
+    _name_places(found.traces.still_readable(report.state, keys.left_in))
 
 
 def _require_possible(found: Found, *, with_agent: bool) -> None:

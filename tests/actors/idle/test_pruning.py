@@ -101,7 +101,7 @@ async def at_rest(server: Server) -> None:
         await of.writer.wait_all_committed()
 
 
-async def until(is_so: Callable[[], bool]) -> None:
+async def until(is_so: Callable[[], object]) -> None:
     """Wait until something is so."""
     with trio.fail_after(60):
         while not is_so():

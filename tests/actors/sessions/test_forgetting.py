@@ -11,7 +11,7 @@ import trio.testing
 
 from cairn.actors.agents.messages import NewAgent
 from cairn.actors.errors import CannotForget, NotForgotten, RefusalError, SessionBusy
-from cairn.actors.journal_keys import KeyFile
+from cairn.actors.journal_keys import JournalKeys, KeyFile, KeyTable
 from cairn.actors.requests.limits import Limits
 from cairn.actors.requests.messages import ForgottenSession, Keep
 from cairn.actors.sessions import forgetting
@@ -19,6 +19,7 @@ from cairn.actors.snapshots import SnapshotFile
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreFull
 from cairn.journal.rows.codec import decode
+from cairn.journal.rows.store_sql import node_url
 from cairn.journal.tenants import LOCAL, agent_session
 from tests.support.held_engine import Hold
 from tests.support.in_process_server import (
@@ -28,6 +29,7 @@ from tests.support.in_process_server import (
     local,
     wait_idle,
 )
+from tests.support.postgres import Postgres
 from tests.support.sealed_place import LONG, OTHER, Place, forget, talked
 
 pytestmark = pytest.mark.trio
@@ -37,6 +39,15 @@ pytestmark = pytest.mark.trio
 def place(tmp_path: Path) -> Place:
     """An empty data directory."""
     return Place(tmp_path)
+
+
+@pytest.fixture(params=["file", "table"])
+def any_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """An empty data directory, whose journal is in it or is that of a node."""
+    if request.param == "file":
+        return Place(tmp_path)
+    postgres: Postgres = request.getfixturevalue("postgres")
+    return Place(tmp_path, node_url(postgres.new_database(), "n1"))
 
 
 async def test_a_session_is_forgotten(place: Place):
@@ -157,7 +168,7 @@ async def test_a_session_is_closed(place: Place):
         sessions = local(server).sessions(of_all=False)
         await sessions.close(mine)
         await sessions.close(mine)
-        assert ["its client closed it"] == [one.reason for one in place.events(ev.SessionClosed)]
+        assert ["a request closed it"] == [one.reason for one in place.events(ev.SessionClosed)]
         assert {True} == place.readable(mine)
 
 
@@ -184,19 +195,17 @@ async def test_no_request_may_name_it_meanwhile(place: Place, monkeypatch: pytes
         assert {True, False} == place.readable("mine")
 
 
-async def test_keys_that_cannot_be_removed(place: Place, monkeypatch: pytest.MonkeyPatch):
+async def test_keys_that_cannot_be_removed(any_place: Place, monkeypatch: pytest.MonkeyPatch):
     """
     If only the keys are left, the session stays reserved and the same request finishes. It is on
     record once.
     """
+    place = any_place
     async with place.serving() as server:
         await talked(server, session_name="mine")
         with monkeypatch.context() as patched:
-
-            def full(self: KeyFile, subject: str, key_ids: Any) -> int:
-                raise StoreFull("The disk is full.")
-
-            patched.setattr(KeyFile, "remove", full)
+            for kind in (KeyFile, KeyTable):
+                patched.setattr(kind, "remove", _full)
             with pytest.raises(NotForgotten, match="its keys cannot be removed"):
                 await forget(server, "mine")
         assert place.has_key("mine")
@@ -212,15 +221,17 @@ async def test_keys_that_cannot_be_removed(place: Place, monkeypatch: pytest.Mon
 
 
 async def test_a_start_removes_the_keys_and_the_old_snapshot(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    any_place: Place, monkeypatch: pytest.MonkeyPatch
 ):
     """A server that ends before the last step finishes at its next start."""
+    place = any_place
     async with place.serving() as server:
         mine = await talked(server)
     before = SnapshotFile(place.folder / "snapshot").path.read_bytes()
     async with place.serving() as server:
         with monkeypatch.context() as patched:
-            patched.setattr(KeyFile, "remove", _full)
+            for kind in (KeyFile, KeyTable):
+                patched.setattr(kind, "remove", _full)
             with pytest.raises(NotForgotten):
                 await forget(server, mine)
     # As if the server had been killed before it replaced the snapshot.
@@ -240,7 +251,7 @@ async def test_a_start_removes_the_keys_and_the_old_snapshot(
     assert {False} == place.readable(mine)
 
 
-def _full(self: KeyFile, subject: str, key_ids: Any) -> int:
+def _full(self: JournalKeys, subject: str, key_ids: Any) -> int:
     raise StoreFull("The disk is full.")
 
 

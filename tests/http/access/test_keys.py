@@ -341,11 +341,13 @@ async def test_official_client(nursery: trio.Nursery):
     service, shutdown = FakeService(), trio.Event()
 
     async def serve(*, task_status: trio.TaskStatus[str]) -> None:
+        app = create_app(service, keys=KEYS)
         await serve_http(
-            create_app(service, keys=KEYS),
+            app,
             bind_socket("127.0.0.1", 0),
             shutdown=shutdown,
             on_ready=task_status.started,
+            on_stop=app.streams.stop,
             grace_s=1.0,
         )
 

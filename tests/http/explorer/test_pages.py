@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import attrs
 import pytest
+import structlog
 import trio
 import trio.testing
 
@@ -478,7 +479,7 @@ async def hostile_objects(attack: str) -> list[str]:
     )
     shared: dict[str, Any] = {
         "facts": attrs.evolve(FACTS, model=attack),
-        **dict.fromkeys(("base", "state", "tenant", "tool"), attack),
+        **dict.fromkeys(("base", "model_state", "state", "tenant", "tool"), attack),
         **dict.fromkeys(("of_all", "with_keys", "others", "logged_in", "texts"), True),
         "path": "/explorer/session",
         "bug_count": 1,
@@ -515,7 +516,7 @@ async def hostile_objects(attack: str) -> list[str]:
             agents=[agents.facts((LOCAL, "notes"))],
             words={"notes": attack},
         ),
-        page("error.html", message=attack, code=attack, starting=False),
+        page("error.html", path="/", message=attack, code=attack, starting=False),
         page("login.html", message=attack, to="/"),
     )
     return [await one.get_data(as_text=True) for one in pages]
@@ -557,11 +558,49 @@ async def test_a_server_that_starts() -> None:
         assert POLICY == response.headers["content-security-policy"]
 
 
+async def test_a_page_that_waits_for_the_start_fills_no_log() -> None:
+    """It asks again every two seconds; what is refused meanwhile is logged for debugging alone."""
+    client = create_app(StartingServer()).test_client()
+    with structlog.testing.capture_logs() as logs:
+        await client.get("/", headers=HTML)
+    assert ["debug"] == [one["log_level"] for one in logs]
+
+
 async def test_what_is_no_browser_is_sent_json() -> None:
     """An error is an envelope unless HTML is asked for."""
     client = create_app(FakeService()).test_client()
     response = await client.get("/explorer/session?id=x")
     assert "session_not_found" == (await response.get_json())["error"]["code"]
+    for path in ("/explorer/nothing", "/v1/chat/completions"):
+        assert "error" in await (await client.get(path)).get_json()
+    posted = await client.post("/explorer/nothing", headers=HTML)
+    assert "error" in await posted.get_json()
+
+
+async def test_an_address_without_a_page() -> None:
+    """A browser is shown a page with the navigation, and no command for what its links do."""
+    client = create_app(FakeService()).test_client()
+    for path, status, words in (
+        ("/explorer/nothing", 404, "nothing found at &#39;/explorer/nothing&#39;"),
+        ("/v1/chat/completions", 405, "POST"),
+        ("/explorer/session?id=none", 404, "there is no session &#39;none&#39;"),
+    ):
+        response = await client.get(path, headers=HTML)
+        text = await response.get_data(as_text=True)
+        assert status == response.status_code
+        assert words in text
+        assert "GET /" not in text
+        assert '<a href="/explorer/live">Live</a>' in text
+
+
+async def test_a_short_id() -> None:
+    """The beginning of an id leads to the session, as lists show it, if it is of one alone."""
+    async with site() as here:
+        name = await talked(here.server, LONG)
+        await talked(here.server, PLAN, session_name=f"{name[:8]}x")
+        assert name in await shown(here, "/explorer/session", id=name[:8])
+        await shown(here, "/explorer/session", id=name[:7], status=404)
+        await shown(here, "/explorer/session", id=f"{name[:8]}y", status=404)
 
 
 async def test_files() -> None:
@@ -592,3 +631,43 @@ async def test_the_state_of_the_server() -> None:
         service.change(**changes)
         text = await (await client.get("/explorer/models", headers=HTML)).get_data(as_text=True)
         assert words in text
+
+
+async def test_a_model_that_is_not_loaded() -> None:
+    """Each page says so beside its name, and the dot is not green."""
+    service = FakeService()
+    client = create_app(service).test_client()
+    states: dict[Literal["loaded", "not_loaded"], tuple[str, str]]
+    states = {"not_loaded": ("idle", "· not loaded"), "loaded": ("good", "tokens<")}
+    for state, (dot, words) in states.items():
+        service.state = state
+        text = await (await client.get("/explorer/cache", headers=HTML)).get_data(as_text=True)
+        assert f'<span class="dot {dot}"></span>' in text
+        assert words in text
+
+
+async def test_the_page_that_asks_names_the_conversation() -> None:
+    """By its first words and its id; by the id alone to an operator who may not read the words."""
+    async with site(KEYS) as here:
+        name = await talked(here.server, LONG, tenant="alice")
+        for what in ("close", "forget"):
+            page_of = f"/explorer/session/{what}"
+            own = await shown(here, page_of, "a", id=name)
+            assert "“A long first message" in own
+            assert f"<code>{name}</code>" in own
+            assert "A long first" not in await shown(here, page_of, "k", id=f"@alice/{name}")
+
+
+async def test_settings_of_clients() -> None:
+    """They are those of a server with keys, or without."""
+    for keys, has, lacks in (
+        (None, "No key is needed", ("import os", "CAIRN_API_KEY")),
+        (KEYS, "Send your API key", ("No key is needed",)),
+    ):
+        async with site(keys) as here:
+            text = await shown(here, "/explorer/connect", "k" if keys else None)
+            assert has in text
+            for words in (f"OLLAMA_HOST={here.url}", f"OPENAI_API_BASE_URL={here.url}/v1"):
+                assert words in text
+            for words in lacks:
+                assert words not in text

@@ -8,6 +8,7 @@ import pytest
 
 from cairn.http.explorer import shown
 from cairn.http.sessions.objects import BarObject, EventObject
+from cairn.http.wire.placeholders import DOCUMENT, IMAGE
 
 
 def bar(**tokens: int) -> BarObject:
@@ -113,3 +114,18 @@ def test_control_tokens_are_not_shown():
 def test_numbers(found: str, expected: str):
     """Figures are as people read them, and never better than they are."""
     assert expected == found
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        (f"What is this?{IMAGE}", "What is this? [an image was left out]"),
+        (f"{IMAGE[:30]}… … And now?", "[an image was left out] … And now?"),
+        (DOCUMENT, "[a document was left out]"),
+        ("an image [an imaginary one]", "an image [an imaginary one]"),
+        ("", ""),
+    ],
+)
+def test_what_was_left_out(words: str, seen: str) -> None:
+    """The placeholder of a part is short, apart from the words, and never cut."""
+    assert seen == shown.brief(words)

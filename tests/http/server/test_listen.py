@@ -21,21 +21,49 @@ STREAM: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "s
 CHAT = "/v1/chat/completions"
 
 
-def test_bound_socket_refuses_until_served():
-    """The port is held from the start and refuses connections until the server is ready."""
+def test_a_connection_waits_until_it_is_served():
+    """The port is held from the start, and nothing is read from a client yet."""
     with bind_socket("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         assert f"http://127.0.0.1:{port}" == url_of(listener)
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), timeout=1)
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            accepted, address = listener.accept()
+            accepted.close()
+            assert client.getsockname() == address
 
 
 def test_port_in_use():
-    """A port that is in use is refused at once."""
-    with bind_socket("127.0.0.1", 0) as first:
-        first.listen()
-        with pytest.raises(OSError, match="in use"):
-            bind_socket("127.0.0.1", first.getsockname()[1])
+    """
+    A port that another server has bound is refused at once, although that accepts no connection
+    yet.
+    """
+    with bind_socket("127.0.0.1", 0) as first, pytest.raises(OSError, match="in use"):
+        bind_socket("127.0.0.1", first.getsockname()[1])
+
+
+def test_a_port_that_is_taken_between_two_steps(monkeypatch: pytest.MonkeyPatch):
+    """
+    Two servers may bind one port if neither listens. The error is raised here all the same, and the
+    socket is closed.
+    """
+    made: list[socket.socket] = []
+    faster: list[socket.socket] = []
+
+    class Late(socket.socket):
+        """Another server is faster."""
+
+        def listen(self, backlog: int = 1) -> None:
+            made.append(self)
+            if len(made) == 1:
+                faster.append(bind_socket("127.0.0.1", self.getsockname()[1]))
+            super().listen(backlog)
+
+    monkeypatch.setattr(socket, "socket", Late)
+    with pytest.raises(OSError, match="in use"):
+        bind_socket("127.0.0.1", 0)
+    (winner,) = faster
+    winner.close()
+    assert [-1, -1] == [one.fileno() for one in made]
 
 
 # Each machine has these; IPv6 and other loopback addresses may be absent.

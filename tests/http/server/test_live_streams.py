@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
@@ -94,3 +96,30 @@ async def test_streams_of_a_tenant_end_somewhere(path: str) -> None:
                 if again.status_code == 200:
                     break
                 await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("path", [LIVE, EVENTS])
+async def test_a_stop_ends_streams(path: str) -> None:
+    """A server that stops ends its live streams at once, whole; its grace is for answers."""
+    async with site(grace_s=math.inf) as here:
+        await talked(here.server, LONG, session_name="notes")
+        async with here.client() as client, client.stream("GET", path) as response:
+            lines = response.aiter_lines()
+            assert ": connected" == await anext(lines)
+            here.shutdown.set()
+            with trio.fail_after(60):
+                assert all(["gone" not in line async for line in lines])
+
+
+@pytest.mark.trio
+async def test_a_stream_that_comes_late_ends() -> None:
+    """One that is opened while the server stops has nothing in it."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"piece"
+
+    streams = LiveStreams(StreamLimits(total=1, each=1))
+    assert [b"piece"] == [one async for one in streams.until_stopped(pieces())]
+    streams.stop()
+    assert [] == [one async for one in streams.until_stopped(pieces())]

@@ -46,7 +46,7 @@ async def site(folder: Path, keys: Keys | None = None) -> AsyncIterator[Site]:
             trio.open_nursery() as nursery,
         ):
             at = await nursery.start(partial(served, create_app(server, keys=keys), shutdown))
-            yield Site(server, store, at)
+            yield Site(server, store, at, shutdown)
             shutdown.set()
         store.close()
 
@@ -109,7 +109,7 @@ async def test_a_session_is_closed(tmp_path: Path):
         assert {"id": name, "object": "cairn.session.closed", "closed": True} == response.json()
         assert 200 == (await sent(here, "DELETE", f"/v1/sessions/{name}")).status_code
         found = await here.get(f"/v1/sessions/{name}")
-        assert ("closed", "its client closed it") == (
+        assert ("closed", "a request closed it") == (
             *(found["session"]["state"], found["session"]["closed"]),
         )
         assert found["session"]["words"].startswith("A long first message")

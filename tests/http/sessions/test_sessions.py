@@ -18,7 +18,7 @@ from cairn.actors import looking
 from cairn.actors.looking import READ_TEXTS, NothingThere
 from cairn.actors.server import Server
 from cairn.http.access.keys import Keys
-from cairn.http.app import create_app
+from cairn.http.app import CairnApp, create_app
 from cairn.http.server.listen import bind_socket, serve_http
 from cairn.http.server.live_streams import StreamLimits
 from cairn.journal import events as ev
@@ -48,6 +48,7 @@ class Site:
     server: Server
     store: MemoryStore
     url: str
+    shutdown: trio.Event
 
     def client(self, key: str | None = None) -> httpx.AsyncClient:
         """A client with the key of which this is the first letter."""
@@ -70,24 +71,31 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def site(
-    keys: Keys | None = None, streams: StreamLimits | None = None
+    keys: Keys | None = None, streams: StreamLimits | None = None, *, grace_s: float = 1.0
 ) -> AsyncIterator[Site]:
     """A server over the fake engine, served on a free port."""
     store, shutdown = MemoryStore(), trio.Event()
     async with serving_fake(store) as server, trio.open_nursery() as nursery:
         app = create_app(server, keys=keys, streams=streams)
-        url = await nursery.start(partial(served, app, shutdown))
-        yield Site(server, store, url)
+        url = await nursery.start(partial(served, app, shutdown, grace_s))
+        yield Site(server, store, url, shutdown)
         shutdown.set()
 
 
-async def served(app: Any, shutdown: trio.Event, *, task_status: trio.TaskStatus[str]) -> None:
+async def served(
+    app: CairnApp,
+    shutdown: trio.Event,
+    grace_s: float = 1.0,
+    *,
+    task_status: trio.TaskStatus[str],
+) -> None:
     await serve_http(
         app,
         bind_socket("127.0.0.1", 0),
         shutdown=shutdown,
         on_ready=task_status.started,
-        grace_s=1.0,
+        on_stop=app.streams.stop,
+        grace_s=grace_s,
     )
 
 

@@ -409,8 +409,9 @@ def test_whose_file_is_removed_is_what_the_model_says(data: bytes):
 @example(bytes(range(200)))
 def test_what_is_written_is_what_the_model_says(data: bytes):
     """
-    All usable full blocks without a file, the last used first, but each after the blocks that it is
-    built on: a block is worth as much as the most valuable block that is built on it.
+    All usable full blocks without a file but adopted ones, the last used first, but each after the
+    blocks that it is built on: a block is worth as much as the most valuable block that is built on
+    it.
     """
     for whole, _ in moments(data):
         state = in_doubt(whole, list(whole.blocks)[::5])
@@ -419,6 +420,7 @@ def test_what_is_written_is_what_the_model_says(data: bytes):
             key
             for key, block in blocks.items()
             if block["present"] and block["bug_id"] is None and block["file_bytes"] is None
+            if block["node"] is None
             if state.model is None or block["tokens"] == state.model.block_tokens
         }
         chosen = eviction.blocks_to_write(state)

@@ -47,6 +47,9 @@ BY_TYPE: Mapping[str, st.SearchStrategy[Any]] = {
     "tuple[tuple[str, str, str], ...]": st.lists(st.tuples(TEXTS, TEXTS, TEXTS), max_size=4).map(
         tuple
     ),
+    "tuple[tuple[str, int, str], ...]": st.lists(st.tuples(TEXTS, NATURALS, TEXTS), max_size=4).map(
+        tuple
+    ),
     "Coverage": st.lists(st.tuples(NATURALS, NATURALS, NATURALS), max_size=3).map(tuple),
     "Step": st.sampled_from(["prefill", "decode", "settle"]),
     "Path": st.sampled_from(["continuation", "new_session"]),

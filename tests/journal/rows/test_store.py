@@ -26,10 +26,11 @@ from alembic.script import ScriptDirectory
 
 from cairn.journal.errors import HeadMoved, StoreError, StoreFull, StoreLocked, StoreLost
 from cairn.journal.replay import replay
-from cairn.journal.rows import lease, store_sql
-from cairn.journal.rows import postgres as postgres_store
+from cairn.journal.rows import store_sql
 from cairn.journal.rows.base import Base, base_of
 from cairn.journal.rows.codec import GENESIS, Row
+from cairn.journal.rows.database import key_table, lease
+from cairn.journal.rows.database import postgres as postgres_store
 from cairn.journal.rows.store import MemoryStore, Store
 from cairn.journal.rows.store_sql import SqlStore, Sync, journal_url, migrate, schema_revision
 from cairn.journal.rows.store_sql import sqlite_url as url_of_file
@@ -1029,7 +1030,8 @@ def test_migrations_make_the_table_that_the_store_knows(
     tables = 2
     if not url.startswith("sqlite"):
         lease.table.metadata.create_all(other)
-        tables = 3
+        key_table.metadata.create_all(other)
+        tables = 5
     made = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
 
     def described(engine: sa.Engine) -> list[object]:

@@ -593,6 +593,17 @@ def test_a_signal_while_a_server_is_made(
             process.stdout.close()
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("/hlep", "/hlep. Did you mean /help?"), ("/zzzzz", "/zzzzz; /help lists the commands.")],
+)
+def test_a_command_that_there_is_not(line: str, said: str):
+    """The nearest one is named, or the one that lists them."""
+    with faked(script("Hi")) as server:
+        done = piped(f"{line}\n", "--url", server.url)
+    assert (1, True) == (done.exit_code, f"There is no command {said}\n" in done.stderr)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_ignored_signals_stay_ignored(monkeypatch: pytest.MonkeyPatch, number: signal.Signals):
     """An ignored signal stays ignored, as `nohup` requires; any other ends the chat."""
@@ -809,7 +820,7 @@ def test_the_chats_own_server_dies(terminal, data_dir: Path, model_directory: Pa
     chat.say("Hello")
     chat.until("waiting for the answer")
     os.kill(first, signal.SIGKILL)
-    chat.until("The server of this chat has ended (exit code -9). The next message")
+    chat.until("The server of this chat has ended (killed by SIGKILL). The next message")
     chat.until("The conversation is unchanged.")
     chat.say("Hello")
     chat.until("Started a server for this chat")
@@ -833,6 +844,7 @@ def test_ctrl_c_while_the_server_starts(terminal, data_dir: Path, model_director
     chat.until("It stops when the chat ends.")
     os.kill(held_by(data_dir), signal.SIGKILL)
     chat.say("Hello")
+    chat.until("The server of this chat has ended (killed by SIGKILL). It is started again.")
     chat.until("starting a server")
     chat.type("\x03")
     chat.until(stopped)

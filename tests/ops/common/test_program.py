@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.ops.common.program import VARIABLE, note_call, program
+from cairn.ops.common.program import VARIABLE, as_called, note_call, program
 
 
 @pytest.fixture
@@ -45,3 +45,13 @@ def test_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("./ops", "./cairn") == (program(), program("cairn"))
     monkeypatch.setenv(VARIABLE, "/a b/cairn")
     assert "'/a b/ops'" == program("ops")
+
+
+def test_commands_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins as a person calls it; what is no command stays."""
+    words = "Run `ops verify` or `ops doctor --report F`; ops is `make env`."
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert words == as_called(words)
+    monkeypatch.setenv(VARIABLE, "./cairn")
+    expected = "Run `./cairn verify` or `./cairn doctor --report F`; ops is `make env`."
+    assert expected == as_called(words)

@@ -144,10 +144,9 @@ def test_what_is_beside_a_journal(run, data: Path):
     assert 0 == result.exit_code
     assert "checkpoints beside the journal: 2 checkpoints, the last of row 31: in" in result.stdout
     assert "head record: in the chain, at row 31\n" in result.stdout
-    assert (
-        "a completely rewritten chain if the head record and the checkpoints beside the journal "
-        "were changed with it. To check for that, pass a checkpoint" in result.stdout
-    )
+    (unseen,) = [line for line in result.stdout.splitlines() if "cannot detect" in line]
+    assert "rows removed from the end, or rewritten, after row 31. Rows up to 31 are" in unseen
+    assert "which may have been changed with it. To check for that, pass a checkpoint" in unseen
     (data / "head").write_text("x")
     result = run("verify")
     assert 1 == result.exit_code

@@ -23,10 +23,10 @@ from cairn.journal import pruning
 from cairn.journal.errors import StoreError, StoreFull
 from cairn.journal.replay import replay
 from cairn.journal.retention import NeededIds, Survey
-from cairn.journal.rows import postgres as postgres_store
 from cairn.journal.rows import store_sql
 from cairn.journal.rows.base import VERSION, forgotten, loaded_of
 from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.database import postgres as postgres_store
 from cairn.journal.rows.export import (
     base_from_line,
     excerpt_from_line,

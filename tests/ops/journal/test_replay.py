@@ -231,16 +231,22 @@ def test_a_bug_of_a_shadow_check(run, stored, reruns):
 
 
 def test_an_agent_by_its_bare_name(run, stored):
-    """Its session is called otherwise, and the refusal says how."""
+    """Its session has a longer one, which is printed, and is shown."""
     driver = Driver()
     driver.start()
-    driver.serve(Talk(tenant="t1", group=None, name="agent/guide", parts=(("user", (5,) * 20),)))
+    for name in ("agent/guide", "agent/chat-81dbaef7", "@alice/agent/both", "@bob/agent/both"):
+        driver.serve(Talk(tenant="t1", group=None, name=name, parts=(("user", (5,) * 20),)))
     stored(driver.rows)
+    full = run("replay", "agent/guide")
+    assert 0 == full.exit_code
     result = run("replay", "guide")
-    due = "guide is an agent's name; its session is agent/guide."
-    assert (2, True) == (result.exit_code, due in result.stderr)
-    assert 0 == run("replay", "agent/guide").exit_code
+    assert (0, full.stdout) == (result.exit_code, result.stdout)
+    assert "guide is an agent's name; its session is agent/guide.\n" in result.stderr
+    assert "its session is agent/chat-81dbaef7.\n" in run("replay", "chat-81").stderr
     assert "No bug id or session guid " in run("replay", "guid").stderr
+    both = run("replay", "both")
+    assert 2 == both.exit_code
+    assert "Several tenants have an agent both: @alice/agent/both, @bob/agent/both." in both.stderr
 
 
 def test_an_engine_that_cannot_be_loaded(run, stored, monkeypatch: pytest.MonkeyPatch):

@@ -43,7 +43,7 @@ async def test_what_is_checked_is_said(
 
 
 async def test_a_self_test_without_time_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line more says what it costs, and how to test again."""
     options = serve.make_context("serve", ["--data-dir", str(tmp_path)]).params
@@ -55,9 +55,13 @@ async def test_a_self_test_without_time_is_said(
 
     async with booted(settings(NO_MODEL), MemoryStore(), SECRET, start_engine=busy) as server:
         greet("http://localhost:8000", server, {**options, "tenants": None})
-    (warned,) = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
-    assert "reuse in whole blocks (the search took longer than 180 s): the machine" in warned
-    assert "--test-again" in warned
+        monkeypatch.setenv("CAIRN_PROGRAM", "./cairn")
+        greet("http://localhost:8000", server, {**options, "tenants": None})
+    said = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    plain, of_checkout = said
+    assert "reuse in whole blocks (the search took longer than 180 s): the machine" in plain
+    assert plain.endswith("`ops serve --test-again`")
+    assert of_checkout.endswith("`./cairn serve --test-again` or `make serve ARGS=--test-again`")
 
 
 @pytest.mark.parametrize(

@@ -104,17 +104,31 @@ def test_mistakes_in_the_file(text: str, words: str, tmp_path: Path) -> None:
 
 
 def test_all_mistakes_at_once(tmp_path: Path) -> None:
-    """The operator can correct them together."""
+    """The operator can correct them together, those too that only the option itself refuses."""
+    text = """prot = 1
+queue = 'x'
+ttl = "7 days"
+keep = "1h"
+cors = ["*", "x"]
+drain = nan
+node = "N-1"
+sink_tokens = 2
+"""
     with pytest.raises(Unreadable) as refused:
-        context_with("prot = 1\nqueue = 'x'\n", tmp_path)
-    assert 2 == len(str(refused.value).splitlines())
+        context_with(text, tmp_path)
+    lines = str(refused.value).splitlines()
+    assert [f"{tmp_path / 'c.toml'}, line {n}" for n in range(1, 8)] == [
+        line.partition(":")[0] for line in lines
+    ]
+    assert "ttl: '7 days' must be a number of seconds" in lines[2]
+    assert "keep: '1h' is less than a day." in lines[3]
 
 
-def test_a_value_that_only_the_option_itself_refuses(tmp_path: Path) -> None:
-    """The error names the line of the file, or the variable, and not an option nobody typed."""
+def test_an_option_that_needs_another(tmp_path: Path) -> None:
+    """The error names the line of the file, and not an option that was not typed."""
     with pytest.raises(click.UsageError) as refused:
-        context_with('ttl = "soon"', tmp_path)
-    assert f"ttl ({tmp_path / 'c.toml'}, line 1)" in refused.value.format_message()
+        context_with("sink_tokens = 2", tmp_path)
+    assert "--sink-tokens has no effect with --kv-policy full" in refused.value.format_message()
 
 
 def test_a_variable_with_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def installed(home: Path) -> Path:
     return found
 
 
-def test_a_life(plain, home: Path, asked: Path):
+def test_a_life(plain, home: Path, asked: Path, monkeypatch: pytest.MonkeyPatch):
     """It is installed, installed again with other options, looked at and removed."""
     done = plain("service", "install", "--wait", "0", "--model", ODD, "--port", "8111")
     assert 0 == done.exit_code, done.output
@@ -81,8 +81,10 @@ def test_a_life(plain, home: Path, asked: Path):
     assert not file.exists()
     last = asked.read_text().splitlines()[-1]
     assert "bootout" in last or "disable --now cairn" in last
+    monkeypatch.setenv("CAIRN_PROGRAM", "./cairn")
     none = plain("service", "status")
     assert (2, True) == (none.exit_code, "There is no service" in none.output)
+    assert none.output.endswith("`./cairn service install`\n")
 
 
 def test_what_is_shown_is_what_would_be_installed(plain, home: Path, asked: Path):
@@ -129,6 +131,26 @@ def test_variables_that_a_service_would_not_see(plain, asked: Path, monkeypatch)
     assert 2 == done.exit_code
     assert "CAIRN_PORT is set" in done.output
     assert not asked.exists()
+
+
+@pytest.mark.parametrize("of", ["checkout", "wheel"])
+def test_how_the_program_was_called(home: Path, of: str):
+    """The launcher and the installed program note it in a variable, which is no setting."""
+    (home / "systemctl").touch(mode=0o755)
+    (home / "launchctl").touch(mode=0o755)
+    program = Path(sys.executable).with_name("cairn")
+    if of == "checkout":
+        program = Path(shutil.copy(Path(__file__).parents[3] / "cairn", home))
+        (home / ".venv").symlink_to(sys.prefix)
+    done = subprocess.run(
+        [program, "service", "install", "--show"],
+        env={**os.environ, "PATH": f"{home}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "cairn.service\n" in done.stdout or "io.cairn.server.plist\n" in done.stdout
 
 
 def test_paths_are_those_of_the_shell(plain, home: Path, asked: Path, monkeypatch):

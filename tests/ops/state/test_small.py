@@ -17,7 +17,7 @@ from cairn.ops.common.locations import log_path
 
 def test_version(run):
     """One line; with --all a line for each package that answers depend on."""
-    assert f"cairn {__version__}\n" == run("version").stdout
+    assert f"cairn {__version__}\n" == run("version").stdout == run("--version").stdout
     every = run("version", "--all").stdout.splitlines()
     assert ["cairn", "python", "mlx", "mlx-lm"] == [line.split()[0] for line in every[:4]]
 
@@ -153,3 +153,36 @@ def test_config_init(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert (2, f"{file} exists, and was not changed.\n") == (again.exit_code, again.stderr)
     assert text == file.read_text()
     assert 0 == run("config", "show").exit_code
+
+
+def test_config_show_names_itself(run):
+    """An error about an option of the server has the usage of the command that was called."""
+    result = run("config", "show", "--port", "abc")
+    assert 2 == result.exit_code
+    assert result.stderr.startswith("Usage: ops config show ")
+    assert "Try 'ops config show --help' for help." in result.stderr
+
+
+def test_config_show_warns_as_the_server_does(run, monkeypatch: pytest.MonkeyPatch):
+    """A variable that sets nothing is named."""
+    monkeypatch.setenv("CAIRN_PROT", "9")
+    result = run("config", "show")
+    assert "Warning: $CAIRN_PROT sets nothing. Did you mean $CAIRN_PORT?\n" in result.stderr
+    assert 0 == result.exit_code
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("serve --port abc", "'--port': it is 'abc'; it must be a whole number: 0 to 65535."),
+        ("serve --port 70000", "'--port': it is 70000; it must be a whole number: 0 to 65535."),
+        ("serve --drain nan", "'--drain': it is nan; it must be a number: 0 or more."),
+        ("logs -n -1", "it is -1; it must be a whole number: 0 or more."),
+        ("serve --dtype int4", "'int4' is not one of 'auto', 'float32', 'model'."),
+    ],
+)
+def test_a_number_that_cannot_be_used(run, words: str, said: str):
+    """The sentence of the configuration file."""
+    result = run(*words.split())
+    assert 2 == result.exit_code
+    assert said in result.stderr

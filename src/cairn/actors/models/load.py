@@ -10,7 +10,7 @@ import structlog
 
 from cairn.actors.agents.agents import StoredAgents
 from cairn.actors.idle.activity import Activity
-from cairn.actors.journal_keys import KeyFile
+from cairn.actors.journal_keys import JournalKeys
 from cairn.actors.measured import measured
 from cairn.actors.models.self_tests import StoredSelfTests
 from cairn.actors.models.startup import Starting
@@ -85,7 +85,7 @@ class Run:
     boot: str
     earlier: Collection[str]
     progress: Progress
-    keys: KeyFile | None = attrs.field(default=None, repr=False)
+    keys: JournalKeys | None = attrs.field(default=None, repr=False)
     reader: Callable[[], Store] | None = None
     snapshot: SnapshotFile | None = None
     gathering: Gathering = attrs.field(factory=Gathering)

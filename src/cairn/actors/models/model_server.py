@@ -193,7 +193,13 @@ class ModelServer:
         return Replies(tickets, self.writer, context, self.summaries.turn_ended_at)
 
     async def find_blocks(
-        self, folder: Path, budget_bytes: int, run: str, earlier: Collection[str]
+        self,
+        folder: Path,
+        budget_bytes: int,
+        run: str,
+        earlier: Collection[str],
+        *,
+        shared: bool = False,
     ) -> None:
         """
         Look for the block files of earlier runs. Called before the first request.
@@ -201,9 +207,10 @@ class ModelServer:
         Args:
             run: the id of this run of the server.
             earlier: the ids of earlier runs in this journal.
+            shared: whether the folder is a node's, beside those of other nodes.
         """
         fingerprint = self.model.fingerprint
-        await self.memory.open_files(folder, fingerprint, budget_bytes, run, earlier)
+        await self.memory.open_files(folder, fingerprint, budget_bytes, run, earlier, shared=shared)
 
     async def write_blocks(self, progress: Callable[[int, int], None]) -> None:
         """

@@ -7,7 +7,8 @@ when it has waited for these.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -23,6 +24,9 @@ from cairn.journal import paths
 from cairn.journal.explanations import explain
 from cairn.journal.summaries import WORDS_MAX, first_words, is_of_client
 from cairn.journal.tenants import session_name
+
+if TYPE_CHECKING:  # SQLAlchemy is loaded with it, and only a fleet needs it
+    from cairn.journal.rows.database.other_nodes import SealedRow
 
 
 @attrs.frozen(kw_only=True)
@@ -48,8 +52,9 @@ class Claim:
             The receipt. None for a request that was refused, that its client has left, or that
             another session is to serve (``ticket.rerouted``).
         """
+        sealed = await self._sealed_elsewhere(ticket)
         async with self.context.memory.eviction_lock:
-            await self._load_blocks(ticket)
+            await self._load_blocks(ticket, sealed)
             if ticket.gone is not None:
                 return None
             bug_id = self.context.sequencer.state.admission_bug
@@ -82,8 +87,9 @@ class Claim:
                 # There is no await between the look and this, so that no change is missed.
                 await context.activity.wait_change()
                 continue
+            sealed = await self._sealed_elsewhere(ticket)
             async with context.memory.eviction_lock:
-                await self._load(ticket)
+                await self._load(ticket, sealed)
                 if self._may_decide(ticket):
                     receipt = context.sequencer.go_on(
                         cache.id, self._text, expected_seq=cache.seq + 1
@@ -99,26 +105,54 @@ class Claim:
         meanwhile = ticket.gone is not None or self.cache.quarantined_meanwhile() is not None
         return not meanwhile and not self.context.sequencer.waits(self.cache.id)
 
-    async def _load_blocks(self, ticket: Ticket) -> None:
+    async def _sealed_elsewhere(self, ticket: Ticket) -> Mapping[str, Sequence[SealedRow]]:
+        """The rows by which other nodes sealed blocks that the decision could reuse."""
+        if not self.context.other_blocks.asks or ticket.gone is not None:
+            return {}
+        return await self.context.other_blocks.sealed(self._chain(paths.chain_to_adopt, ticket))
+
+    async def _load_blocks(self, ticket: Ticket, sealed: Mapping[str, Sequence[SealedRow]]) -> None:
         """Load blocks for a request that is still to be claimed."""
         ended = ticket.gone is not None or self.context.sequencer.state.admission_bug is not None
         if not ended and self._serves(ticket):
-            await self._load(ticket)
+            await self._load(ticket, sealed)
 
-    async def _load(self, ticket: Ticket) -> None:
-        """Load blocks from files that the decision could reuse."""
+    async def _load(self, ticket: Ticket, sealed: Mapping[str, Sequence[SealedRow]]) -> None:
+        """Load blocks from files that the decision could reuse, also from those of other nodes."""
         context, prepared = self.context, ticket.prepared
-        state = context.sequencer.state
-        tokens = len(prepared.prompt_ids)
-        chain = paths.chain_to_load(
-            state,
+
+        def still_needed() -> bool:
+            return ticket.gone is None
+
+        await context.memory.load(self._chain(paths.chain_to_load, ticket), still_needed)
+        if sealed:
+            keys, state = prepared.keys, context.sequencer.state
+            chain = paths.adoptable(state, keys, self._chain(paths.chain_to_adopt, ticket), sealed)
+            await context.memory.adopt(chain, sealed, keys, self._ttl_s(ticket), still_needed)
+
+    def _chain(self, chosen: Callable[..., tuple[str, ...]], ticket: Ticket) -> tuple[str, ...]:
+        """
+        The blocks of a prompt that are to be read.
+
+        Args:
+            chosen: ``chain_to_load`` or ``chain_to_adopt``.
+        """
+        prepared = ticket.prepared
+        return chosen(
+            self.context.sequencer.state,
             self.cache.held,
             prepared.ask,
             prepared.keys,
             prepared.prompt_ids,
-            tokens + prepared.max_tokens,
+            len(prepared.prompt_ids) + prepared.max_tokens,
         )
-        await context.memory.load(chain, lambda: ticket.gone is None)
+
+    def _ttl_s(self, ticket: Ticket) -> int | None:
+        """The TTL of what a request uses and leaves."""
+        command = ticket.prepared.command
+        if command.ttl_s is not None:
+            return command.ttl_s
+        return max(self.context.ttl_s, command.least_ttl_s)
 
     def _take(self, ticket: Ticket) -> int | None:
         """Record the request and the decision. None for another session's request."""
@@ -214,9 +248,7 @@ class Claim:
             grammar=prepared.grammar,
             thoughts=_thoughts(command),
             words=_words(command, is_new=last is None),
-            ttl_s=max(self.context.ttl_s, command.least_ttl_s)
-            if command.ttl_s is None
-            else command.ttl_s,
+            ttl_s=self._ttl_s(ticket),
             waited_us=round(1e6 * (trio.current_time() - ticket.arrived)),
             traceparent=command.traceparent,
         )

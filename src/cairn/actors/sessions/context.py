@@ -9,6 +9,7 @@ import attrs
 if TYPE_CHECKING:  # it holds these and calls none of them
     from cairn.actors.idle.activity import Activity
     from cairn.actors.memory import Memory
+    from cairn.actors.other_blocks import OtherBlocks
     from cairn.actors.sequencer import Sequencer
     from cairn.actors.sessions.gathering import Gathering
     from cairn.actors.sessions.next_prompt import NextPrompt
@@ -31,6 +32,7 @@ class SessionContext:
         next_prompt: predicts what the next prompt begins with; None if prewarming is off.
         slab_idle_s: how long an idle session keeps a slab whose content is also in blocks.
         ttl_s: the TTL of conversations and blocks if a client sets none, in seconds.
+        other_blocks: what other nodes of the fleet have sealed.
         turns: the stored turns.
         gathering: the decode passes that are not appended yet.
     """
@@ -47,5 +49,6 @@ class SessionContext:
     next_prompt: NextPrompt | None
     slab_idle_s: float
     ttl_s: int
+    other_blocks: OtherBlocks
     turns: Turns
     gathering: Gathering

@@ -128,6 +128,7 @@ class Forgetting:
         self, session: str, stored: tuple[str, ...], by_operator: bool, with_agent: bool
     ) -> ForgottenSession:
         run, later = self._run, _Later(session)
+        assert run.keys is not None
         with run.writer.submitted_to(later.see):
             await run.writer.wait_all_committed()
             traces = await self._read(partial(_own_rows, session))
@@ -161,7 +162,7 @@ class Forgetting:
             rows=forgotten.rows,
             blocks=len(forgotten.removed),
             same_text=forgotten.same_text,
-            still_readable=traces.still_readable(run.sequencer.state),
+            still_readable=traces.still_readable(run.sequencer.state, run.keys.left_in),
         )
 
     async def _remove_blocks(self, session: str, traces: Traces, later: _Later) -> None:
@@ -322,7 +323,7 @@ class TenantSessions:
         Raises:
             RefusalError: it is answering, or that cannot be recorded now.
         """
-        reason = "its client closed it" if self._is_own(session) else "the operator closed it"
+        reason = "a request closed it" if self._is_own(session) else "the operator closed it"
         await self._forgetting.close_session(session, reason)
 
     async def forget(self, session: str, *, with_agent: bool) -> ForgottenSession:

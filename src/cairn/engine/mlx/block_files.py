@@ -36,7 +36,7 @@ from cairn.engine.block_folder import (
     place_of,
     run_of,
 )
-from cairn.engine.mlx.blocks import SealedBlock, digest
+from cairn.engine.mlx.blocks import SealedBlock, arrays_of, block_of, digest, metadata_for
 from cairn.engine.reports import RejectReport, ScanReport
 from cairn.journal.events import FileFault
 
@@ -177,24 +177,13 @@ class BlockFiles:
         most_bytes: int,
     ) -> int:
         draft = path.with_name(f"{key}.{self._run}{UNFINISHED}")
-        arrays = {f"keys.{place}": array for place, array in enumerate(block.keys)}
-        arrays |= {f"values.{place}": array for place, array in enumerate(block.values)}
-        arrays |= {f"states.{place}": array for place, array in enumerate(block.states)}
-        metadata = {
-            "key": key,
-            "fingerprint": self._fingerprint,
-            "digest": digest,
-            "tokens": f"{span[0]}-{span[1]}",
-            "run": self._run,
-        }
-        if block.state_tokens:
-            metadata["state_tokens"] = str(block.state_tokens)
+        metadata = metadata_for(block, key, self._fingerprint, digest, span, self._run)
         # O_EXCL: never overwrite an existing file.
         opened = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600)
         try:
             with os.fdopen(opened, "wb") as file:
                 sink: Any = file
-                mx.save_safetensors(sink, arrays, metadata=metadata)
+                mx.save_safetensors(sink, arrays_of(block), metadata=metadata)
                 file.flush()
                 os.fsync(file.fileno())
                 size = file.tell()
@@ -227,15 +216,7 @@ class BlockFiles:
             # MLX reads lazily, so damaged bytes may raise only in mx.eval.
             loaded: Any = mx.load(str(path), return_metadata=True)
             arrays, metadata = loaded
-            states = range(sum(name.startswith("states.") for name in arrays))
-            layers = range((len(arrays) - len(states)) // 2)
-            block = SealedBlock(
-                keys=tuple(arrays[f"keys.{layer}"] for layer in layers),
-                values=tuple(arrays[f"values.{layer}"] for layer in layers),
-                states=tuple(arrays[f"states.{place}"] for place in states),
-                state_tokens=int(metadata.get("state_tokens", 0)),
-            )
-            mx.eval(block.keys, block.values, block.states)
+            block = block_of(arrays, metadata)
             described = metadata.get("key"), metadata.get("fingerprint")
             found = digest(block)
         except Exception as error:

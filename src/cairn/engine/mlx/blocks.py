@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, islice, pairwise
 from typing import Any
 
@@ -43,6 +43,52 @@ class SealedBlock:
     def tokens(self) -> int:
         """C."""
         return self.state_tokens or self.keys[0].shape[1]
+
+
+def arrays_of(block: SealedBlock) -> dict[str, mx.array]:
+    """The arrays of a block by the names that they have in a file."""
+    arrays = {f"keys.{place}": array for place, array in enumerate(block.keys)}
+    arrays |= {f"values.{place}": array for place, array in enumerate(block.values)}
+    return arrays | {f"states.{place}": array for place, array in enumerate(block.states)}
+
+
+def metadata_for(
+    block: SealedBlock, key: str, fingerprint: str, digest: str, span: tuple[int, int], run: str
+) -> dict[str, str]:
+    """
+    What a file says of its block.
+
+    Args:
+        span: the range of tokens that the block covers.
+        run: the id of the run of the server that writes it.
+    """
+    metadata = {
+        "key": key,
+        "fingerprint": fingerprint,
+        "digest": digest,
+        "tokens": f"{span[0]}-{span[1]}",
+        "run": run,
+    }
+    return metadata | ({"state_tokens": str(block.state_tokens)} if block.state_tokens else {})
+
+
+def block_of(arrays: Mapping[str, mx.array], metadata: Mapping[str, str]) -> SealedBlock:
+    """
+    The block that a file has, evaluated: MLX reads lazily, so damaged bytes may raise only then.
+
+    Raises:
+        Exception: they are not those of a block; MLX raises errors of its own.
+    """
+    states = range(sum(name.startswith("states.") for name in arrays))
+    layers = range((len(arrays) - len(states)) // 2)
+    block = SealedBlock(
+        keys=tuple(arrays[f"keys.{layer}"] for layer in layers),
+        values=tuple(arrays[f"values.{layer}"] for layer in layers),
+        states=tuple(arrays[f"states.{place}"] for place in states),
+        state_tokens=int(metadata.get("state_tokens", 0)),
+    )
+    mx.eval(block.keys, block.values, block.states)
+    return block
 
 
 def cut(slab: HeldSlab, start: int, end: int, *, states: bool = False) -> SealedBlock:

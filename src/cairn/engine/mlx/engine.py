@@ -32,13 +32,14 @@ from cairn.engine.growth import Growth
 from cairn.engine.machine.heap import give_back_free_memory
 from cairn.engine.mlx import blocks as mlx_blocks
 from cairn.engine.mlx.block_files import BlockFiles, NoRoom, Rejected
-from cairn.engine.mlx.blocks import BlockStore
+from cairn.engine.mlx.blocks import BlockStore, SealedBlock
 from cairn.engine.mlx.cache import HeldSlab, SlabPool
 from cairn.engine.mlx.passes.head import heads, over
 from cairn.engine.mlx.passes.low_rank import low_rank_layers, padded
 from cairn.engine.mlx.passes.rows import row_caches
 from cairn.engine.mlx.passes.segments import Cut, segment_caches, unsupported
 from cairn.engine.mlx.sampling import adjusted, draw_token, likeliest, log_probabilities, only
+from cairn.engine.mlx.shared_files import SharedFiles
 from cairn.engine.reports import (
     NOT_COMPARED,
     DecodeRow,
@@ -120,7 +121,7 @@ class MlxEngine(Engine):
         # If a slab drops tokens, each block is hashed while it is still complete.
         self._at_once = 1 if policy is not None else None
         self.blocks = BlockStore()
-        self.files: BlockFiles | None = None
+        self.files: BlockFiles | SharedFiles | None = None
 
     @property
     def decode_rows(self) -> int:
@@ -559,6 +560,7 @@ class MlxEngine(Engine):
         earlier: Collection[str] = (),
         known: Collection[str] = (),
         keep_aside: bool = True,
+        shared: bool = False,
     ) -> ScanReport:
         """
         Scan the block files of earlier runs. Afterwards blocks can be written and read.
@@ -569,8 +571,11 @@ class MlxEngine(Engine):
             earlier: the ids of earlier runs on this journal.
             known: the keys of all blocks that the journal knows of.
             keep_aside: whether files that were set aside stay.
+            shared: whether the folder is a node's, beside those of other nodes.
         """
-        files = BlockFiles(folder, fingerprint, run, earlier)
+        files: BlockFiles | SharedFiles = (SharedFiles if shared else BlockFiles)(
+            folder, fingerprint, run, earlier
+        )
         report = files.scan(on_record, known, keep_aside=keep_aside)
         self.files = files
         return report
@@ -623,11 +628,30 @@ class MlxEngine(Engine):
             block, found = self.files.read(key, expected_digest)
         except Rejected as rejected:
             return rejected.report
+        return self._loaded(key, block, found, began)
+
+    def adopt(
+        self, key: str, node: str, expected_digest: str, size: int
+    ) -> LoadReport | RejectReport | None:
+        """
+        Read a block from the file of another node into memory, unless it is there, if its KV has
+        this digest. None if that node has no file of it, or nodes share no files.
+        """
+        if not isinstance(self.files, SharedFiles):
+            return None
+        began = time.perf_counter_ns()
+        try:
+            read = self.files.read_of(node, key, expected_digest, size)
+        except Rejected as rejected:
+            return rejected.report
+        return None if read is None else self._loaded(key, *read, began)
+
+    def _loaded(self, key: str, block: SealedBlock, digest: str, began: int) -> LoadReport:
         self.blocks.put(key, block)
         blocks, size = self.blocks.measure()
         return LoadReport(
             key=key,
-            digest=found,
+            digest=digest,
             bytes=block.nbytes,
             memory_blocks=blocks,
             memory_bytes=size,

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import trio
 
-from cairn.http.explorer.shown import decision
+from cairn.http.explorer.shown import brief, decision
 from cairn.http.service import Server
 from cairn.http.wire.json import encode
 from cairn.journal import events as ev
@@ -115,7 +115,7 @@ class Feed:
             if not quiet:
                 yield b"event: frame\ndata: %s\n\n" % encoded
             elif quiet % _KEEP_ALIVE_TICKS == 0:
-                yield b": alive\n\n"
+                yield b"event: alive\ndata: {}\n\n"  # a script is not told of comments
             last = encoded
             await trio.sleep(TICK_S)
 
@@ -223,6 +223,6 @@ def _shown(flight: Flight, tenant: str) -> dict[str, Any]:
     own = flight.tenant == tenant
     found = attrs.asdict(flight)
     found["decision"] = decision(flight.path, flight.reason) if flight.path is not None else None
-    found["words"] = flight.words if own else ""
+    found["words"] = brief(flight.words) if own else ""
     found["session"] = session_name(flight.session) if own else flight.session
     return found

@@ -5,12 +5,14 @@ that says what will be done, and the form on it must be ticked. Reading these pa
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Literal
 from urllib.parse import quote
 
 from quart import Blueprint, Response, g, request
 
+from cairn.actors.looking import NothingThere
 from cairn.http.explorer.forms import form_fields
 from cairn.http.explorer.pages import redirected
 from cairn.http.explorer.shown import agent_of
@@ -44,7 +46,11 @@ def add_forget_pages(
 
     def asking(what: Literal["close", "forget"]) -> Response:
         _, session = held(request.args.get("id", ""))
-        return shown("forget.html", what=what, done=None, **_names(session))
+        look, words = service().looking(of_all=of_all(), texts=False), ""
+        with contextlib.suppress(NothingThere):  # it was pruned
+            summary = look.session(session).summary
+            words = summary.words if look.sees_texts(summary) else ""
+        return shown("forget.html", what=what, done=None, words=words, **_names(session))
 
     @pages.get(f"{prefix}/session/close")
     async def ask_close() -> Response:

@@ -34,8 +34,8 @@ _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _YEAR_S = 365 * 24 * 60 * 60
 
 _FILTERS = (
-    *(shown.ago, shown.clock, shown.coded, shown.count, shown.cut, shown.duration, shown.moment),
-    *(shown.plural, shown.share, shown.size, shown.span, shown.unmarked),
+    *(shown.ago, shown.brief, shown.clock, shown.coded, shown.count, shown.cut, shown.duration),
+    *(shown.moment, shown.plural, shown.share, shown.size, shown.span, shown.unmarked),
 )
 _FUNCTIONS = (
     *(

@@ -6,6 +6,7 @@ server can send, or the API's.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ import structlog
 from quart import Blueprint, Quart, Response, g, has_request_context, request
 from werkzeug.datastructures import Headers
 
-from cairn.actors.looking import Looking, NothingThere, SessionFilter
+from cairn.actors.looking import Looking, NothingThere, SessionFilter, SessionView
 from cairn.http.access.keys import Keys, sees_all, tenant_of
 from cairn.http.access.pages import forged, is_own
 from cairn.http.adapter import STREAM_HEADERS
@@ -45,9 +46,10 @@ from cairn.http.sessions.routes import find_session, flag, number
 from cairn.http.wire.checks import ClientError
 from cairn.http.wire.errors import ErrorAnswer
 from cairn.journal.agents import session_of
+from cairn.journal.explanations import short
 from cairn.journal.invariants import SENTENCES
 from cairn.journal.lifecycle import SessionState
-from cairn.journal.tenants import session_tenant
+from cairn.journal.tenants import session_name, session_tenant
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +58,7 @@ HOME = "/"
 PREFIX = "/explorer"
 LOGIN = f"{PREFIX}/login"
 
+_SHORT = re.compile(r"[0-9a-f]{8}[0-9a-f-]*").fullmatch
 _SESSIONS = 50
 _TURNS = 30
 _CHAT_TURNS = 50
@@ -113,9 +116,11 @@ def add_explorer(
         elif now.degraded and of_all():
             ended = (f"{_IDLE_WORK[name]} (bug id {bug})" for name, bug in now.degraded.items())
             state = f"degraded: {', '.join(ended)}"
+        states = {one.facts.model: one.state for one in server.models}
         return page(
             template,
             facts=facts,
+            model_state=states.get(facts.model, "loaded"),
             base=request.host_url.rstrip("/"),
             state=state,
             bug_count=now.bugs if of_all() else None,
@@ -164,8 +169,8 @@ def add_explorer(
 
     @pages.get(f"{PREFIX}/session")
     async def session() -> Response:
-        look, name = looking(), request.args.get("id", "")
-        view = find_session(look, name)
+        look = looking()
+        view = _session(look, request.args.get("id", ""))
         turns, total = await look.turns(
             view.summary.id, number(request.args, "before", None), _TURNS
         )
@@ -185,7 +190,7 @@ def add_explorer(
     async def asked_session() -> tuple[Looking, str, SessionObject]:
         """The session that a form names: how to look at it, its id, and what a page shows of it."""
         look, fields = looking(), await form_fields()
-        view = find_session(look, fields.get("id", ""))
+        view = _session(look, fields.get("id", ""))
         await look.note_texts(view.summary)
         seen = session_object(view, g.tenant, words=look.sees_texts(view.summary))
         return look, view.summary.id, seen
@@ -205,7 +210,7 @@ def add_explorer(
     @pages.get(f"{PREFIX}/events")
     async def events() -> Response:
         look, args = looking(), request.args
-        view = find_session(look, args.get("id", ""))
+        view = _session(look, args.get("id", ""))
         after, last = number(args, "after", 0) or 0, number(args, "last", None)
         found, more = await look.events(view.summary.id, after=after, most=_EVENTS)
         rows = [msgspec.convert(_plain(one), EventObject) for one in found]
@@ -273,7 +278,7 @@ def add_explorer(
         # Until the client leaves.
         cast(OwningRequest, request).resources.enter_context(streams.one_of(g.tenant))
         stream = feed.stream(g.tenant, of_all=of_all())
-        response = Response(stream, headers=STREAM_HEADERS)
+        response = Response(streams.until_stopped(stream), headers=STREAM_HEADERS)
         response.timeout = None
         return with_policy(response)
 
@@ -392,6 +397,30 @@ def add_explorer(
     app.register_blueprint(pages)
 
 
+def _session(look: Looking, name: str) -> SessionView:
+    """
+    The session of a name, or the only one whose id begins with it, as lists show ids.
+
+    Raises:
+        ClientError: there is none.
+    """
+    try:
+        return find_session(look, name)
+    except ClientError:
+        if _SHORT(name) is None:
+            raise
+        found, _ = look.sessions(SessionFilter(text=name), _SESSIONS)
+        begun = [one for one in found if _begins(one.summary.id, name)]
+        if len(begun) != 1:
+            raise
+        return begun[0]
+
+
+def _begins(session: str, name: str) -> bool:
+    """Whether a session has an id that is shortened, and it begins with a name."""
+    return short(session) == name[:8] and session_name(session).startswith(name)
+
+
 def _words_of(look: Looking, agent: str) -> str:
     """The first words of an agent's conversation; empty if it has none yet."""
     try:
@@ -411,10 +440,15 @@ async def _by_request(look: Looking, agent: str) -> dict[str, TurnObject]:
 
 
 def wants_page() -> bool:
-    """Whether a browser requests one of these pages; others are sent JSON for errors."""
-    if not has_request_context() or not (request.endpoint or "").startswith(f"{NAME}."):
+    """
+    Whether a browser requests one of these pages, or opens an address that has nothing for it;
+    others are sent JSON for errors.
+    """
+    if not has_request_context() or "text/html" not in request.headers.get("accept", ""):
         return False
-    return "text/html" in request.headers.get("accept", "")
+    if request.endpoint is None:
+        return request.method == "GET"
+    return request.endpoint.startswith(f"{NAME}.")
 
 
 def login_page(message: str, to: str, *, status: int = 200) -> Response:
@@ -433,8 +467,10 @@ def error_page(answer: ErrorAnswer) -> Response:
     response = page(
         "error.html",
         status=answer.status,
-        message=answer.message,
+        # A person follows the page's links instead.
+        message=answer.message.partition("; GET /")[0],
         code=answer.code,
+        path=request.path,
         starting=answer.code == "server_starting",
     )
     response.headers.update(answer.headers)

@@ -26,6 +26,9 @@ _LABELS = {
 _PERIOD_MAX = 4
 """The most kinds that are folded together if they alternate."""
 
+_PLACEHOLDER = re.compile(r"\s*\[(an image|a document|a sound)\b[^\[\]…]*[\]…]")
+"""What first words have in the place of a part that no model here reads; it may be cut."""
+
 _MARKER = re.compile(r"<\|[^<>|\s]{1,40}\|>")
 _STEPS = ((60, "s"), (60, "min"), (24, "h"))
 
@@ -243,6 +246,11 @@ def coded(text: str) -> Markup:
 def unmarked(text: str) -> str:
     """A text without the control tokens of a chat template, unless it has nothing else."""
     return _MARKER.sub("", text).strip() or text.strip()
+
+
+def brief(words: str) -> str:
+    """First words, in which it is said in short that an image or a document was left out."""
+    return _PLACEHOLDER.sub(r" [\1 was left out]", words).strip()
 
 
 def cut(text: str, most: int = 600) -> str:

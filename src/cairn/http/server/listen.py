@@ -1,8 +1,8 @@
 """
 Hypercorn on trio, set up for long streams.
 
-The socket is bound before anything else, so that a port in use is noticed before a model is loaded,
-and port 0 has its number early.
+The socket listens before anything else is done, so that a port in use is noticed before a model is
+loaded, and port 0 has its number early.
 
 This module, ``protocol.py`` and ``connection.py`` depend on private parts of Hypercorn, Quart and
 quart-trio, because these do not report a client's disconnect reliably, and let one broken
@@ -41,6 +41,9 @@ KEEP_ALIVE_S = 75.0
 #: How much is read ahead from a client that keeps sending while its request runs. After that the
 #: client has to wait, and its disconnect is noticed only when something is sent to it.
 BUFFERED_BYTES_MAX = 2**16
+
+#: How many connections may wait to be accepted.
+_BACKLOG = 1024
 
 _log = logging.getLogger("cairn.http.hypercorn")
 
@@ -236,8 +239,7 @@ def _address_of(client: trio.socket.SocketType) -> str:
 
 def bind_socket(host: str, port: int) -> socket.socket:
     """
-    A socket bound to the address, but not listening yet, so that connections are refused until
-    ``serve_http`` is called.
+    A socket that listens at the address. Connections wait until ``serve_http`` accepts them.
 
     Args:
         port: 0 for any free one.
@@ -252,6 +254,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        # With SO_REUSEADDR, two servers can bind one port as long as neither of them listens.
+        listener.listen(_BACKLOG)
     except OSError:
         listener.close()
         raise
@@ -279,6 +283,7 @@ async def serve_http(
     *,
     shutdown: trio.Event,
     on_ready: Callable[[str], None],
+    on_stop: Callable[[], None],
     grace_s: float = 40.0,
     limits: WaitingLimits | None = None,
 ) -> None:
@@ -288,14 +293,20 @@ async def serve_http(
     Args:
         listener: from ``bind_socket``; it cannot be used again.
         on_ready: called with the server's URL once it answers requests.
+        on_stop: called when ``shutdown`` is set; has to end the streams that have no end.
         grace_s: how long streams may continue after ``shutdown`` before they are cut. Longer than
             the service's own limit, so that its last message to each client is still sent.
         limits: of connections that wait; by default those that fit this process's descriptors.
     """
     url = url_of(listener)
     config = _config(listener, grace_s, limits or WaitingLimits.of(descriptors_max()))
+
+    async def stop() -> None:
+        await shutdown.wait()
+        on_stop()
+
     async with trio.open_nursery() as nursery:
-        await nursery.start(partial(serve, app, config, shutdown_trigger=shutdown.wait))
+        await nursery.start(partial(serve, app, config, shutdown_trigger=stop))
         on_ready(url)
 
 
@@ -304,7 +315,7 @@ def _config(listener: socket.socket, grace_s: float, limits: WaitingLimits) -> C
     config.waiting = Waiting(limits)
     # Hypercorn creates its own socket object; two objects would close the descriptor twice.
     config.bind = [f"fd://{listener.detach()}"]
-    config.backlog = 1024
+    config.backlog = _BACKLOG
     config.graceful_timeout = grace_s
     config.keep_alive_timeout = KEEP_ALIVE_S
     # A client may use one connection for as many requests as it likes.

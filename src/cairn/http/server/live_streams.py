@@ -1,5 +1,6 @@
 """
 Bounds the live streams: answers without an end, each of which keeps a descriptor of the process.
+They end when the server stops, which waits for the other answers.
 
 Without a bound, one tenant's key could take all descriptors, and no other client could connect.
 Streams of answers need none here: the queue bounds how many requests are in flight.
@@ -8,10 +9,11 @@ Streams of answers need none here: the queue bounds how many requests are in fli
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 import attrs
+import trio
 
 from cairn.http.wire.checks import ClientError
 
@@ -47,6 +49,28 @@ class LiveStreams:
     def __init__(self, limits: StreamLimits) -> None:
         self.limits = limits
         self._open: collections.Counter[str] = collections.Counter()
+        self._waits: set[trio.CancelScope] = set()
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """End all streams, those that are opened later as well."""
+        self._is_stopped = True
+        for wait in self._waits:
+            wait.cancel()
+
+    async def until_stopped(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The pieces of a stream until it ends or the server stops."""
+        while not self._is_stopped:
+            piece = b""
+            with trio.CancelScope() as wait:
+                self._waits.add(wait)
+                try:
+                    piece = await anext(pieces, b"")
+                finally:
+                    self._waits.remove(wait)
+            if not piece:
+                return
+            yield piece
 
     @contextmanager
     def one_of(self, tenant: str) -> Iterator[None]:

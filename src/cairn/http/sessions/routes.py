@@ -149,7 +149,7 @@ def add_session_routes(
             resources.enter_context(streams.one_of(g.tenant))
             live = look.live(view.summary.id, after or 0)
             rows = await resources.enter_async_context(live)
-            response = Response(_streamed(rows), headers=STREAM_HEADERS)
+            response = Response(streams.until_stopped(_streamed(rows)), headers=STREAM_HEADERS)
             response.timeout = None
             return response
         before = number(args, "before", None)

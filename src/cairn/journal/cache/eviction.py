@@ -221,7 +221,10 @@ def blocks_to_write(state: State, order: Order | None = None) -> tuple[str, ...]
     unwritten = {
         block.key: block
         for block in state.blocks.values()
-        if block.usable and block.file_bytes is None and not state.is_short(block)
+        if block.usable
+        and block.file_bytes is None
+        and block.node is None
+        and not state.is_short(block)
     }
     chosen: dict[str, None] = {}
     for block in sorted(

@@ -421,8 +421,9 @@ class Order:
                 ev.BlockSealed()
                 | ev.BlockEvicted()
                 | ev.BlockLoaded()
+                | ev.BlockAdopted()
                 | ev.BlockSpilled()
-                | ev.BlockFileRejected()
+                | ev.BlockFileRejected(node=None)
                 | ev.BlockFileRemoved()
             ):
                 self._follow(after, (event.key,))

@@ -96,6 +96,37 @@ def loaded(state: State, event: ev.BlockLoaded) -> Iterator[Violation]:
     )
 
 
+def adopted(state: State, event: ev.BlockAdopted) -> Iterator[Violation]:
+    known = state.blocks.get(event.key)
+    if known is not None:
+        if known.digest != event.digest:
+            fact = f"block {event.key} has a second digest, in row {event.position} of {event.node}"
+            yield broken("INV-3", fact, known.digest, event.digest)
+        before = (known.parent, known.start, known.bytes)
+        if before != (event.parent, event.start, event.bytes):
+            again = (event.parent, event.start, event.bytes)
+            yield broken("INV-3", f"block {event.key} is another one now", before, again)
+        if known.bug_id is not None:
+            yield broken("INV-3", "a quarantined block was adopted", None, known.bug_id)
+        if known.there:
+            found = (known.present, known.file_bytes)
+            yield broken("INV-5", "a block adopted that the node has", (False, None), found)
+            return
+    chunk = state.model.block_tokens if state.model else 0
+    if event.end - event.start != chunk:
+        yield broken("INV-3", "a block of another size adopted", chunk, event.end - event.start)
+    parent = state.blocks.get(event.parent) if event.parent is not None else None
+    above = (parent.start + parent.tokens, None) if parent is not None else (0, event.parent)
+    if (event.start, None) != above:
+        yield broken("INV-3", "a block adopted on another one", above, (event.start, None))
+    if parent is not None and parent.bug_id is not None:
+        yield broken("INV-3", "a block adopted on a quarantined one", None, parent.bug_id)
+    pool = state.pool
+    yield from store_measured(
+        state, blocks=pool.blocks + 1, size=pool.block_bytes + event.bytes, event=event
+    )
+
+
 def shadowed(state: State, event: ev.ShadowChecked) -> Iterator[Violation]:
     measured = (len(event.digests), len(event.memory_digests))
     if measured != (len(event.keys), len(event.keys)):

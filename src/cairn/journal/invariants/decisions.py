@@ -8,6 +8,7 @@ import attrs
 
 from cairn.journal import events as ev
 from cairn.journal import paths
+from cairn.journal.cache.adoption import may_adopt
 from cairn.journal.invariants.sentences import Violation, broken
 from cairn.journal.lifecycle import SessionState
 from cairn.journal.state import State, opened_request, prewarmed
@@ -18,6 +19,16 @@ def opened(state: State, event: ev.SessionOpened) -> Iterator[Violation]:
     if model is not None and event.fingerprint != model.fingerprint:
         due = model.fingerprint
         yield broken("INV-4", "a session for another model", due, event.fingerprint)
+
+
+def declined(state: State, event: ev.AdoptionDeclined) -> Iterator[Violation]:
+    rates = state.rates
+    due = (rates.prefill_tokens, rates.prefill_us, rates.adopted_tokens, rates.adopted_us)
+    said = (event.prefill_tokens, event.prefill_us, event.adopted_tokens, event.adopted_us)
+    if said != due:
+        yield broken("INV-4", "other rates than were measured", due, said)
+    if may_adopt(rates) or not event.blocks:
+        yield broken("INV-4", "blocks declined that were to be adopted", due, event.blocks)
 
 
 def received(state: State, event: ev.RequestReceived) -> Iterator[Violation]:

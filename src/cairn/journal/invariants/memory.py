@@ -101,7 +101,7 @@ def store_measured(
     *,
     blocks: int,
     size: int,
-    event: ev.BlockSealed | ev.BlockEvicted | ev.BlockLoaded,
+    event: ev.BlockSealed | ev.BlockEvicted | ev.BlockLoaded | ev.BlockAdopted,
 ) -> Iterator[Violation]:
     if event.memory_blocks != blocks:
         yield broken("INV-5", "blocks in memory do not add up", blocks, event.memory_blocks)
@@ -116,7 +116,7 @@ def store_measured(
 
 
 def rejected(state: State, event: ev.BlockFileRejected) -> Iterator[Violation]:
-    if state.blocks[event.key].file_bytes is None:
+    if event.node is None and state.blocks[event.key].file_bytes is None:
         yield broken("INV-5", "a file was rejected that did not exist", "a file", event.reason)
 
 

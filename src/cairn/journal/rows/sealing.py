@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 import msgspec
@@ -86,10 +86,14 @@ class Keys(Protocol):
         """The key of an id; None if it was removed, or never was here."""
 
 
+Within = Callable[[Callable[[Any], None]], None]
+"""Calls a function with a connection to the journal's database, in a transaction of its writer."""
+
+
 class KeyRing(Keys, Protocol):
     """The keys of a journal that is written."""
 
-    def commit(self) -> None:
+    def commit(self, within: Within) -> None:
         """Store the new keys, before the rows that they seal. Raises as ``Store.append``."""
 
 

@@ -1,6 +1,6 @@
 """
 Rows in a database: SQLite by default, PostgreSQL by URL. What is PostgreSQL's alone is in
-``postgres`` and ``lease``; no other module uses SQLAlchemy.
+``postgres``, ``lease`` and ``key_table``; no other module uses SQLAlchemy.
 
 Rules of this module:
 
@@ -43,11 +43,11 @@ from cairn.journal.errors import (
     StoreLost,
     StoreUnready,
 )
-from cairn.journal.nodes import schema_of
-from cairn.journal.rows import lease, postgres
+from cairn.journal.nodes import NodeHead, node_in, node_of_schema, schema_of
 from cairn.journal.rows.base import Base
 from cairn.journal.rows.codec import COLUMNS, GENESIS, Row, opened, shown
-from cairn.journal.rows.lease import Lease
+from cairn.journal.rows.database import key_table, lease, postgres
+from cairn.journal.rows.database.lease import Lease
 from cairn.journal.rows.removal import REMOVED_ROWS, Replaced
 from cairn.journal.rows.sealing import KeyRing
 
@@ -182,6 +182,28 @@ def node_url(url: str, node: str) -> str:
     return parsed.update_query_dict({"options": chosen}).render_as_string(hide_password=False)
 
 
+def node_of(url: str) -> str | None:
+    """The node whose journal a URL names; None if it is not that of a node."""
+    parsed = _parsed(url)
+    given = parsed.query.get("options", "")
+    options = given if isinstance(given, str) else " ".join(given)
+    return node_in(options) if parsed.get_backend_name() == "postgresql" else None
+
+
+def fleet_url(url: str) -> str:
+    """The URL of the database of a fleet, by that of a node's journal in it (``node_url``)."""
+    parsed = _parsed(url)
+    given = parsed.query.get("options", "")
+    words = given.split() if isinstance(given, str) else list(given)
+    own = [word for word in words if node_of_schema(word.removeprefix("-csearch_path=")) is None]
+    if own == words:
+        return url
+    rest = {name: value for name, value in parsed.query.items() if name != "options"}
+    if own:
+        rest["options"] = " ".join(own)
+    return parsed.set(query=rest).render_as_string(hide_password=False)
+
+
 class SqlStore:
     """
     The rows of a journal in a database. See ``store.Store``.
@@ -256,6 +278,11 @@ class SqlStore:
         """Of the lease of a writer on PostgreSQL; None if there is none."""
         return self._token
 
+    def leases(self) -> list[tuple[str, int]]:
+        """The schemas and tokens of the leases of a journal on PostgreSQL: one, once served."""
+        with _errors(self._place, "read"), self._connection.begin():
+            return lease.listed(self._connection)
+
     @property
     def place(self) -> str:
         """Where the journal is, for people; without a password."""
@@ -266,7 +293,7 @@ class SqlStore:
         if not rows:
             return
         if self._keys is not None:
-            self._keys.commit()
+            self._keys.commit(self._within)
         self._lasting(lambda: self._commit(rows))
         self._require_own_file()
 
@@ -354,6 +381,14 @@ class SqlStore:
             "committed before is in the journal."
         )
 
+    def _within(self, work: Callable[[Any], None]) -> None:
+        """See ``sealing.Within``."""
+        self._lasting(lambda: self._step(work))
+
+    def _step(self, work: Callable[[Any], None]) -> None:
+        with self._writing("write to"):
+            work(self._connection)
+
     def _commit(self, rows: Sequence[Row]) -> None:
         with self._writing("write to"):
             self._append(rows)
@@ -381,7 +416,7 @@ class SqlStore:
     def cut(self, base: Base, rows: Sequence[Row]) -> None:
         """See ``Store.cut``."""
         if self._keys is not None:
-            self._keys.commit()
+            self._keys.commit(self._within)
         self._lasting(lambda: self._cut(base, rows))
         self._require_own_file()
 
@@ -742,6 +777,72 @@ def take_over(url: str, by: str) -> tuple[int, list[int]]:
     return token, ended
 
 
+def in_database(url: str, doing: str, work: Callable[[sa.Connection], T]) -> T:
+    """
+    A step in a transaction of its own, without the lock of the journal: it must not change rows.
+
+    Args:
+        doing: what it does to the journal, for the message of an error.
+
+    Raises:
+        StoreError: the database cannot be reached, or refuses.
+    """
+    parsed = _parsed(url)
+    with _errors(_place(parsed), doing):
+        connection = postgres.unlocked(parsed)
+        try:
+            with connection.begin():
+                return work(connection)
+        finally:
+            _let_go(connection)
+
+
+def nodes_of(url: str) -> list[str]:
+    """
+    The nodes that have a journal in the database of a fleet, in order of their names.
+
+    Raises:
+        StoreError: it is not PostgreSQL, or cannot be reached.
+    """
+    with _looking(url) as connection, connection.begin():
+        return postgres.nodes(connection)
+
+
+def heads_of_others(url: str, node: str, since: Mapping[str, tuple[int, str]]) -> list[NodeHead]:
+    """
+    What the journals of the other nodes of a fleet end with, over a connection of its own.
+
+    Args:
+        url: the database, or the journal of a node in it.
+        node: the one that looks.
+        since: node to position and hash of the head that it saw last.
+
+    Raises:
+        StoreError: they cannot be read.
+    """
+    with _looking(url) as connection:
+        with connection.begin():
+            others = [other for other in postgres.nodes(connection) if other != node]
+        return postgres.heads_of(connection, others, since)
+
+
+@contextmanager
+def _looking(url: str) -> Iterator[sa.Connection]:
+    """A connection to the database of a fleet that changes nothing."""
+    parsed = _parsed(url)
+    if parsed.get_backend_name() != "postgresql":
+        raise StoreError(
+            f"{_place(parsed)} has no nodes, because the nodes of a fleet share a PostgreSQL "
+            "database. Write postgresql://user@host/name."
+        )
+    connection = _connected(parsed, mode="ro")
+    try:
+        with _errors(_place(parsed), "read"):
+            yield connection
+    finally:
+        _let_go(connection)
+
+
 def schema_revision(url: str) -> str | None:
     """
     The revision of a journal's schema; None if there is no journal yet. Changes nothing: opens an
@@ -977,7 +1078,7 @@ def _column_faults(
 
 
 def _postgres_faults(connection: sa.Connection) -> list[tuple[str, str]]:
-    tables = [*metadata.tables.values(), lease.table]
+    tables = [*metadata.tables.values(), lease.table, *key_table.metadata.tables.values()]
     names = [table.name for table in tables]
     faults = [(part, _STRANGE) for part in postgres.strange_parts(connection, names)]
     for table in tables:

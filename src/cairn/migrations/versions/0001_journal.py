@@ -25,13 +25,28 @@ def upgrade() -> None:
         sa.Column("previous_hash", sa.Text, nullable=False),
         sa.Column("hash", sa.Text, nullable=False),
     )
-    # Who may commit, see `journal/rows/lease.py`. SQLite's journals are locked by a file instead.
+    # Who may commit, see `journal/rows/database/lease.py`. A file locks SQLite's journals instead.
     if op.get_bind().dialect.name == "postgresql":
         op.create_table(
             "lease",
             sa.Column("node", sa.Text, primary_key=True),
             sa.Column("token", sa.BigInteger, nullable=False),
             sa.Column("holder", sa.Text, nullable=False),
+        )
+        # The keys of a node, see `journal/rows/database/key_table.py`; empty for other journals.
+        op.create_table(
+            "keys",
+            sa.Column("id", sa.Text, primary_key=True),
+            sa.Column("subject", sa.Text, nullable=False),
+            sa.Column("wrapped", sa.LargeBinary, nullable=False),
+        )
+        op.create_table(
+            "journal_key",
+            sa.Column("node", sa.Text, primary_key=True),
+            sa.Column("known", sa.LargeBinary, nullable=False),
+            sa.Column("place", sa.Text, nullable=False),
+            sa.Column("made", sa.BigInteger, nullable=False),
+            sa.Column("removed", sa.BigInteger, nullable=False),
         )
     # What replaces the rows that were pruned: one row at most.
     op.create_table(

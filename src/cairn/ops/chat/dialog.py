@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 
 import click
@@ -93,6 +94,8 @@ class Dialog:
         """
         if not isinstance(self._server, OwnServer) or self._server.is_running:
             return
+        if (ended := self._server.ended) is not None:
+            self._screen.note(f"{ended}. It is started again.")
         try:
             with (
                 self._screen.until_interrupt(interrupt),
@@ -214,9 +217,9 @@ class Dialog:
         """Run a line. Returns whether that succeeded."""
         command = self._commands.get(name)
         if name and command is None:
-            return self._complain(
-                f"There is no command /{printable(name)}; /help lists the commands."
-            )
+            near = get_close_matches(name, self._commands, n=1)
+            more = f". Did you mean /{near[0]}?" if near else "; /help lists the commands."
+            return self._complain(f"There is no command /{printable(name)}{more}")
         try:
             if command is None:
                 return self._turn(self._conversation.asking(rest))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -102,6 +104,12 @@ class OwnServer(Server):
         """Whether it was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def ended(self) -> str | None:
+        """How it ended, if that was not waited for."""
+        code = None if self._process is None else self._process.poll()
+        return None if code is None else f"The server of this chat has ended ({_how(code)})"
+
     def start(self) -> None:
         """
         Start it. See ``wait_ready``.
@@ -143,9 +151,10 @@ class OwnServer(Server):
         assert self._process.stdout is not None
         found = self._greeting(self._process.stdout, report)
         if found is None:
-            code = self._process.wait()
+            how = _how(self._process.wait())
+            self.wait()
             raise Unreadable(
-                f"The server of this chat did not start (exit code {code}). {self._last_words()}\n"
+                f"The server of this chat did not start ({how}). {self._last_words()}\n"
                 f"Its full output is in {self._output}."
             )
         self.url, self.model = found["url"], found["model"]
@@ -154,14 +163,13 @@ class OwnServer(Server):
         """How it ended. Waits a moment, because it may have just cut off an answer."""
         if self._process is None:
             return None
-        try:
-            code = self._process.wait(_ENDING_S)
-        except subprocess.TimeoutExpired:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDING_S)
+        ended = self.ended
+        if ended is None:
             return None
-        return (
-            f"The server of this chat has ended (exit code {code}). The next message starts it "
-            f"again; its output is in {self._output}."
-        )
+        self.wait()  # said once
+        return f"{ended}. The next message starts it again; its output is in {self._output}."
 
     def end(self) -> None:
         """Tell it to drain and end; at the second call, to end at once."""
@@ -175,6 +183,7 @@ class OwnServer(Server):
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
+        self._process = None
 
     def _greeting(self, stdout: IO[str], report: Callable[[str], None]) -> re.Match[str] | None:
         """The line on stdout that says that it is ready; None if it ended first."""
@@ -190,6 +199,11 @@ class OwnServer(Server):
 
     def _lines(self) -> list[str]:
         return self._output.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _how(code: int) -> str:
+    """How a process ended, by its return code."""
+    return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
 def looked(url: str, key: str | None, report: Callable[[str], None]) -> Health | None:

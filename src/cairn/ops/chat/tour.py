@@ -23,6 +23,7 @@ from cairn.ops.chat.terminal.signals import signals_later
 from cairn.ops.chat.transcript import Answer
 from cairn.ops.chat.turns import Turns
 from cairn.ops.cli import Unreadable
+from cairn.ops.common.program import as_called
 from cairn.ops.drills.files import bit_flipped
 
 SYSTEM = (
@@ -182,8 +183,10 @@ class Tour:
     def _require_reuse(self, answer: Answer) -> None:
         if answer.cairn is None or not answer.cairn.reused_tokens:
             raise TourFailed(
-                "Nothing was reused here, which is not as it should be. If `ops doctor` says that "
-                "reuse is in whole blocks on this machine, its advice helps the tour, too."
+                as_called(
+                    "Nothing was reused here, which is not as it should be. If `ops doctor` says "
+                    "that reuse is in whole blocks on this machine, its advice helps the tour, too."
+                )
             )
 
     def _caught(self, before: Answer, after: Answer) -> None:
@@ -218,6 +221,8 @@ class Tour:
         if done.returncode or not lines:
             raise TourFailed(f"The tour's journal failed its check:\n{done.stdout}{done.stderr}")
         self._screen.note(
-            f"\nEvery decision of this tour is in a journal; `ops verify` checked it: {lines[0]}. "
-            "`ops drill` damages more. The tour has ended; your chat goes on."
+            as_called(
+                f"\nEvery decision of this tour is in a journal; `ops verify` checked it: "
+                f"{lines[0]}. `ops drill` damages more. The tour has ended; your chat goes on."
+            )
         )

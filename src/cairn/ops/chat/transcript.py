@@ -8,6 +8,7 @@ import attrs
 
 from cairn.ops.chat.replies import Cairn, Chunk, Error, Usage
 from cairn.ops.common.output import printable
+from cairn.ops.common.program import program
 
 COMMANDS = {
     "help": ("", "this list"),
@@ -249,11 +250,11 @@ def refusal(error: Error, status: int | None, retry_after: str | None, options: 
     if error.code == _BROKEN and named is not None:
         return (
             f"A cache invariant was violated in the server: bug id {named[0]}. "
-            f"`ops replay {named[0]}{options}` shows what happened."
+            f"`{program('ops')} replay {named[0]}{options}` shows what happened."
         )
     hint = ""
     if error.code == _UNFORESEEN and named is not None:
-        hint = f" `ops tail --grep {named[0]}{options}` shows it."
+        hint = f" `{program('ops')} tail --grep {named[0]}{options}` shows it."
     elif error.code == _TOO_LONG:
         hint = " /new starts a new conversation."
     elif error.code == _TOO_MANY:

@@ -19,14 +19,14 @@ import attrs
 import click
 
 from cairn.engine.machine.cache import cache_folder
-from cairn.journal.errors import StoreError
+from cairn.journal.errors import StoreError, StoreLost
 from cairn.journal.nodes import NODE_MAX, is_node_name
 from cairn.journal.tenants import session_name
 from cairn.ops.common.config_file import read_config
 from cairn.ops.common.output import progress
 
 if TYPE_CHECKING:
-    from cairn.actors.journal_keys import KeyFile
+    from cairn.actors.journal_keys import JournalKeys
     from cairn.journal.rows.base import Base
     from cairn.journal.rows.codec import Row
     from cairn.journal.rows.export import Excerpt, First, SignedEnd
@@ -134,6 +134,26 @@ def journal_options(command: Decorated) -> Decorated:
         help="The node of a fleet whose journal it is, in the database that --journal names.",
     )
     return data_dir_option(journal(node(command)))
+
+
+def blocks_option(command: Decorated) -> Decorated:
+    """The option ``--blocks``. The command gets the folder of the node's own blocks."""
+    return click.option(
+        "--blocks",
+        metavar="DIR",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        callback=_of_the_node,
+        help="With --node: the folder of blocks that the node was started with.",
+    )(command)
+
+
+def _of_the_node(context: click.Context, _: click.Parameter, value: Path | None) -> Path | None:
+    if value is None:
+        return None
+    node: str | None = context.meta.get(_NODE)
+    if node is None:
+        raise click.UsageError("--blocks is a folder of the nodes of a fleet: add --node.", context)
+    return value.absolute() / node
 
 
 def check_node(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -260,7 +280,7 @@ class Source:
             name = "standard input" if file == _STDIN else str(file)
             plain = _plain(file, name)
             if _begins(plain, name) != _SQLITE:
-                own = keys_in(HeadFiles.of(data_dir, None).keys)
+                own = keys_in(HeadFiles.of(data_dir, None).keys, url_of(data_dir, None))
                 return cls(name, plain, None, sealed=_Held(_handed_over(file), own))
             if plain != file:
                 raise StoreError(
@@ -411,7 +431,7 @@ class Source:
         """The keys that are here of those that the rows are sealed with, in order of their ids."""
         from cairn.journal.rows.sealing import key_id
 
-        keys = self._sealed if self._file is not None else keys_in(self._keys)
+        keys = self._sealed if self._file is not None else keys_in(self._keys, self._url)
         wanted = {found for row in rows if (found := key_id(row.private)) is not None}
         held = [keys.get(found) for found in sorted(wanted)] if keys is not None else []
         return [key for key in held if key is not None]
@@ -420,7 +440,7 @@ class Source:
         """A row that a base keeps, opened with the keys that are here."""
         from cairn.journal.rows.codec import opened
 
-        keys = self._sealed if self._file is not None else keys_in(self._keys)
+        keys = self._sealed if self._file is not None else keys_in(self._keys, self._url)
         return row if keys is None else opened(row, keys)
 
     def open(self) -> SqlStore:
@@ -428,7 +448,7 @@ class Source:
         from cairn.journal.rows.store_sql import SqlStore
 
         assert self._url is not None
-        return SqlStore.open(self._url, read_only=True, keys=keys_in(self._keys))
+        return SqlStore.open(self._url, read_only=True, keys=keys_in(self._keys, self._url))
 
 
 def _handed_over(file: Path) -> Keys | None:
@@ -457,27 +477,29 @@ def keys_beside(file: Path) -> Path:
     return file.with_name(f"{file.name}.keys")
 
 
-def keys_in(path: Path | None) -> KeyFile | None:
+def keys_in(path: Path | None, url: str | None) -> JournalKeys | None:
     """
     The keys of a journal, for a command that changes nothing. None if there are none, or if they
     cannot be used, which is printed once: texts then cannot be read.
     """
-    if path is None or not path.exists():
+    if path is None or url is None:
         return None
-    from cairn.actors.journal_keys import KeyFile
+    from cairn.actors.journal_keys import read_keys
 
     context = click.get_current_context(silent=True)
-    known: dict[Path, KeyFile | None] = context.meta.setdefault(_KEYS, {}) if context else {}
-    if path not in known:
+    known: dict[str, JournalKeys | None] = context.meta.setdefault(_KEYS, {}) if context else {}
+    if url not in known:
         try:
-            known[path] = found = KeyFile.read(path)
+            known[url] = found = read_keys(path, url)
+        except StoreLost:
+            raise  # the journal itself cannot be read
         except StoreError as error:
-            known[path] = None
+            known[url] = None
             click.echo(f"Texts cannot be read. {error}", err=True)
         else:
             if context is not None and found is not None:
                 context.call_on_close(found.close)
-    return known[path]
+    return known[url]
 
 
 def named(target: str, known: Iterable[str]) -> str | None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from cairn.engine.row_class import OUT_OF_TIME, RowClass
 
 TEST_AGAIN = (
-    "the machine was too busy at the self-test; once it is idle, start the server again with "
-    "--test-again"
+    "the machine was too busy at the self-test; once it is idle, stop the server and start it with "
+    "--test-again: `ops serve --test-again`"
 )
 """What to do if the search for a row class ran out of time."""
 

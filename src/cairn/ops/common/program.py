@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -14,6 +15,9 @@ NAMES = ("ops", "cairn")
 
 VARIABLE = "CAIRN_PROGRAM"
 """How a person calls the program, with its path if it is not found without; set by launchers."""
+
+
+_COMMAND = re.compile(r"`ops (?=\S)")
 
 
 def program_name() -> str:
@@ -37,6 +41,11 @@ def program(name: str | None = None) -> str:
     name = name or called.name
     folder = os.environ[VARIABLE].removesuffix(called.name)
     return shlex.quote(f"{folder}{name}")
+
+
+def as_called(words: str) -> str:
+    """A message with each of its commands, such as `ops verify`, as a person can call it here."""
+    return _COMMAND.sub(lambda _: f"`{program()} ", words)
 
 
 def note_call(path: str) -> None:

@@ -19,6 +19,7 @@ from cairn.engine.model.builtin import builtin_directory, builtin_fault
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import data_dir_option, example
 from cairn.ops.common.output import facts, table
+from cairn.ops.common.program import as_called
 from cairn.ops.drills.outcome import CHECKS, Drill, Outcome, Scene
 from cairn.ops.drills.server.baseline import Baseline, record_baseline
 from cairn.ops.drills.table import DRILLS
@@ -172,7 +173,8 @@ def _show_all(played: Sequence[Played]) -> None:
         )
     table(("drill", "breaks", *CHECKS, "seconds", "bug id"), rows, spare=("bug id", "seconds"))
     if any(_MARKS[None] in row for row in rows):
-        click.echo(f"{_MARKS[None]}: the check does not apply; `ops drill NAME` says why")
+        why = as_called("`ops drill NAME` says why")
+        click.echo(f"{_MARKS[None]}: the check does not apply; {why}")
     failed = [one.drill.name for one in played if not one.outcome.passed]
     click.echo(f"drills: {len(played)}, failed: {' '.join(failed) or 'none'}")
     click.echo(f"journals: {played[0].directory.parent} (delete the ones you do not need)")

@@ -23,6 +23,7 @@ from cairn.journal.ledger import Ledger
 from cairn.journal.replay import Replay
 from cairn.ops.common.locations import check_node, example, journal_of
 from cairn.ops.common.output import counted, progress
+from cairn.ops.common.program import as_called
 
 if TYPE_CHECKING:
     from cairn.journal.rows.store_sql import SqlStore
@@ -48,8 +49,8 @@ def takeover(node: str, journal: str, by: str | None, yes: bool) -> None:
 
     From then on that server can commit nothing, and no client gets another token from it: it stops
     when it next writes. Its connection to the database is ended, and `node_taken_over` is appended
-    to the journal of NODE. Then start the node elsewhere, with its data directory (`keys.db`,
-    `journal-key`, `secret`): it continues from what was committed, and its agents go on.
+    to the journal of NODE. Then start the node elsewhere, with the fleet's `secret` and journal
+    key: it continues from what was committed, and its agents go on.
 
     A server that can be stopped needs no takeover. Nothing takes a node over by itself.
 
@@ -71,8 +72,10 @@ def takeover(node: str, journal: str, by: str | None, yes: bool) -> None:
     with closing(SqlStore.open(url, holder=named)) as store:
         _record(store, node, named)
     click.echo(
-        f"{node} is taken over: lease {store.token or token}. Start it with `ops serve --node "
-        f"{node}` and its data directory."
+        as_called(
+            f"{node} is taken over: lease {store.token or token}. Start it with `ops serve --node "
+            f"{node}`, on any machine that has the fleet's `secret` and journal key."
+        )
     )
 
 

@@ -25,6 +25,7 @@ from cairn.ops.common.locations import (
     url_of,
 )
 from cairn.ops.common.output import facts, progress, size_text, table
+from cairn.ops.common.program import as_called
 from cairn.ops.journal.growth import GROWTH_DAYS, growth
 from cairn.ops.journal.prune import prune
 from cairn.ops.journal.sessions import time_text
@@ -113,7 +114,7 @@ def size(data_dir: Path, journal: str | None) -> None:
     from cairn.journal.rows.store_sql import SqlStore
 
     url = url_of(data_dir, journal)
-    keys = keys_in(HeadFiles.of(data_dir, journal).keys)
+    keys = keys_in(HeadFiles.of(data_dir, journal).keys, url)
     store = SqlStore.open(url, read_only=True, keys=keys)
     try:
         size = store.size_bytes() if url.startswith("sqlite") else None
@@ -168,7 +169,9 @@ def _show_freed(sizes: Sizes, survey: Survey, state: State, scale: float) -> Non
 
     idle = survey.closable(state, idle=True, quarantined=False)
     words = f"`ops journal prune --before {_USUAL_DAYS}d` would free"
-    click.echo(f"{words} {freed(survey.plan())}; with --close-idle {freed(survey.plan(idle))}")
+    click.echo(
+        f"{as_called(words)} {freed(survey.plan())}; with --close-idle {freed(survey.plan(idle))}"
+    )
 
 
 def _on_disk_words(sizes: Sequence[int]) -> str | None:

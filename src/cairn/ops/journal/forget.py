@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from cairn.journal.rows.store_sql import SqlStore
 
 
-def forget_files(store: SqlStore, data_dir: Path, runs: Collection[str]) -> None:
+def forget_files(
+    store: SqlStore, data_dir: Path, runs: Collection[str], blocks: Path | None = None
+) -> None:
     """
     Remove the block files that only pruned conversations had, and record that. The caller holds the
     journal's lock. Files that an earlier prune left are removed too.
@@ -40,6 +42,7 @@ def forget_files(store: SqlStore, data_dir: Path, runs: Collection[str]) -> None
     Args:
         data_dir: the data directory, with the folder of blocks.
         runs: the server's runs that are in the journal, or were before the prune.
+        blocks: the folder of blocks, if it is not there.
 
     Raises:
         StoreError: the journal cannot be read or written.
@@ -49,7 +52,7 @@ def forget_files(store: SqlStore, data_dir: Path, runs: Collection[str]) -> None
         return
     left = store.head()[0] - base.position
     report, orphans = orphaned_blocks(progress(store.read(), "block files", left), base)
-    remove_files(store, data_dir, runs, report, orphans, who="journal prune")
+    remove_files(store, data_dir, runs, report, orphans, who="journal prune", blocks=blocks)
 
 
 def remove_files(
@@ -60,6 +63,7 @@ def remove_files(
     orphans: Mapping[str, Block],
     *,
     who: str,
+    blocks: Path | None = None,
 ) -> bool:
     """
     Remove the files of blocks, and record that. See ``forget_files``.
@@ -68,6 +72,7 @@ def remove_files(
         report: the replay up to the head.
         orphans: the blocks.
         who: this command.
+        blocks: the folder of blocks, if it is not in the data directory.
 
     Returns:
         Whether no file of them is left that a server could use.
@@ -75,7 +80,7 @@ def remove_files(
     if not orphans:
         return True
     filed = {key for key, block in orphans.items() if block.file_bytes is not None}
-    folder = data_dir / "blocks"
+    folder = blocks or data_dir / "blocks"
     removal = _Removal(why="it does not exist")
     if folder.is_dir():
         try:

@@ -20,6 +20,7 @@ from cairn.journal.lifecycle import SessionState
 from cairn.journal.pruning import PreparedPrune, PruneOptions, prepare_prune
 from cairn.journal.retention import Span
 from cairn.ops.common.locations import (
+    blocks_option,
     bytes_on_disk,
     example,
     journal_options,
@@ -28,6 +29,7 @@ from cairn.ops.common.locations import (
     url_of,
 )
 from cairn.ops.common.output import counted, progress, size_text
+from cairn.ops.common.program import as_called
 from cairn.ops.common.times import moment_of
 from cairn.ops.journal.forget import forget_files
 from cairn.ops.journal.sessions import time_text
@@ -64,6 +66,7 @@ def _us(moment: datetime) -> int:
     )
 )
 @journal_options
+@blocks_option
 @click.option(
     "--before",
     "before_us",
@@ -89,6 +92,7 @@ def _us(moment: datetime) -> int:
 def prune(
     data_dir: Path,
     journal: str | None,
+    blocks: Path | None,
     before_us: int,
     recent: bool,
     dry_run: bool,
@@ -127,7 +131,7 @@ def prune(
     options = PruneOptions(
         before_us=before_us, close_idle=close_idle, close_quarantined=close_quarantined
     )
-    keys = keys_in(HeadFiles.of(data_dir, journal).keys)
+    keys = keys_in(HeadFiles.of(data_dir, journal).keys, url)
     store = SqlStore.open(url, read_only=True, keys=keys)
     if dry_run:
         try:
@@ -154,7 +158,7 @@ def prune(
             # Also what an earlier prune, of a server perhaps, has not removed to its end.
             smaller = _remove(store) or slack
             _remove_snapshot(data_dir)
-            _forget(store, data_dir, prepared.runs)
+            _forget(store, data_dir, prepared.runs, blocks)
             if smaller:
                 _give_back(store)
         finally:
@@ -193,9 +197,9 @@ def _remove(store: SqlStore) -> bool:
     return removed > 0
 
 
-def _forget(store: SqlStore, data_dir: Path, runs: Collection[str]) -> None:
+def _forget(store: SqlStore, data_dir: Path, runs: Collection[str], blocks: Path | None) -> None:
     try:
-        forget_files(store, data_dir, runs)
+        forget_files(store, data_dir, runs, blocks)
     except StoreError as error:
         # The rows are removed; only the files are not.
         click.echo(
@@ -276,7 +280,7 @@ def _why_held(span: Span, prepared: PreparedPrune, options: PruneOptions) -> str
         return f"{first}it was used after DATE. Choose a later DATE, or wait."
     if session.state is SessionState.QUARANTINED:
         if not options.close_quarantined:
-            how = f"See `ops replay {session.bug_id}`; --close-quarantined closes it."
+            how = as_called(f"See `ops replay {session.bug_id}`; --close-quarantined closes it.")
             return f"{first}it is quarantined. {how}"
     elif not options.close_idle:
         return f"{first}it is not closed. --close-idle closes it."

@@ -29,6 +29,7 @@ from cairn.journal.tenants import AGENT_SESSIONS, session_name
 from cairn.journal.unread import FORGOTTEN
 from cairn.ops.common.completions import complete_session
 from cairn.ops.common.locations import (
+    PREFIX_MIN,
     Source,
     example,
     file_argument,
@@ -184,10 +185,8 @@ def meant(report: Report, target: str, base: Base | None) -> tuple[Finding | Non
     known = {*findings, *sessions, *gone}
     name = named(target, known)
     if name is None:
-        # A tenant's name may come before it.
-        of_agent = f"{AGENT_SESSIONS}{target}"
-        if any(of_agent in (name, session_name(name)) for name in known):
-            raise StoreError(f"{target} is an agent's name; its session is {of_agent}.")
+        name = _of_agent(target, known)
+    if name is None:
         raise StoreError(
             f"No bug id or session {target} is in the journal{too_short_words(target)}. `ops "
             "verify` lists the bug ids, `ops sessions` the sessions, and `ops tail --journal "
@@ -200,6 +199,27 @@ def meant(report: Report, target: str, base: Base | None) -> tuple[Finding | Non
         )
     finding = findings.get(name)
     return finding, finding.concerns if finding is not None else name
+
+
+def _of_agent(target: str, known: set[str]) -> str | None:
+    """
+    The session of the agent with this name, or whose name begins like this, which is printed; None
+    if there is none.
+
+    Raises:
+        StoreError: there are several.
+    """
+    session = f"{AGENT_SESSIONS}{target}"
+    # A tenant's name may come before it.
+    names = sorted(name for name in known if session in (name, session_name(name)))
+    if len(names) > 1:
+        raise StoreError(f"Several tenants have an agent {target}: {', '.join(names[:5])}.")
+    found = names[0] if names else None
+    if found is None and len(target) >= PREFIX_MIN:
+        found = named(session, known)
+    if found is not None:
+        click.echo(f"{target} is an agent's name; its session is {found}.", err=True)
+    return found
 
 
 # --- a bug ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import click
@@ -11,6 +12,8 @@ from cairn.journal.errors import DamagedRow
 from cairn.journal.invariants import SENTENCES
 from cairn.journal.replay import Finding
 from cairn.journal.rows.base import Base, state_of
+from cairn.journal.rows.codec import Row
+from cairn.journal.rows.export import Excerpt
 from cairn.journal.rows.heads import Head
 from cairn.journal.rows.signed_notes import PublicKey
 from cairn.journal.rows.verification import Verification, consequences
@@ -27,8 +30,11 @@ _SAVE = (
 _UNSEEN_AFTER = (
     "This cannot detect rows removed from the end, or rewritten, after row {row}{pruned}."
 )
-_UNSEEN = "This cannot detect rows removed from the end, or a completely rewritten chain{pruned}"
-_BESIDE = " if the head record and the checkpoints beside the journal were changed with it"
+_UNSEEN = "This cannot detect rows removed from the end, or a completely rewritten chain{pruned}."
+_BESIDE = (
+    " Rows up to {row} are compared with the head record and the checkpoints beside the journal, "
+    "which may have been changed with it."
+)
 
 
 def line_of(finding: Finding, *, follows: bool = False) -> str:
@@ -71,6 +77,7 @@ def _key(_: click.Context, __: click.Parameter, value: str | None) -> PublicKey 
         "ops verify --data-dir /srv/cairn",
         "ops verify journal.jsonl",
         "gzip -c journal.jsonl | ops verify -",
+        "ops verify --fleet postgresql://cairn@db/cairn",
     )
 )
 @file_argument
@@ -89,6 +96,12 @@ def _key(_: click.Context, __: click.Parameter, value: str | None) -> PublicKey 
     "still contain them all.",
 )
 @click.option(
+    "--fleet",
+    metavar="URL",
+    help="Check the journals of all nodes in a PostgreSQL database, and what they say of each "
+    "other.",
+)
+@click.option(
     "--public-key",
     metavar="KEY",
     callback=_key,
@@ -102,6 +115,7 @@ def verify(
     saved: Head | None,
     checkpoint: str | None,
     public_key: PublicKey | None,
+    fleet: str | None,
 ) -> None:
     """
     Check a journal: its hash chain and all invariants.
@@ -125,6 +139,11 @@ def verify(
     If the journal was pruned, the base that replaces the pruned rows is checked against the row
     that names it. What those rows contained cannot be checked.
 
+    With --fleet, each node's journal is checked like this, then that a block has one digest on all
+    nodes, that each row which a node names of another one (a head that it saw, a block that it
+    adopted) is there, and that leases do not overlap. The verdict is a line for each node; if it is
+    piped, an object of JSON.
+
     \b
     Exit code
       0  all checks pass
@@ -136,27 +155,21 @@ def verify(
       4  all that can be checked passes, but the texts of some rows cannot be read, because their
          sessions were forgotten or their keys are not here
     """
+    if fleet is not None:
+        if any((journal, file, saved, checkpoint, public_key)):
+            raise click.UsageError(
+                "--fleet checks whole journals. Omit the options of a single one."
+            )
+        from cairn.ops.fleet.verify import verify_fleet
+
+        sys.exit(verify_fleet(fleet, data_dir))
     source = Source.of(data_dir, journal, file)
     files = HeadFiles.of(data_dir, journal) if file is None else None
     # Read before the rows, which a server may be adding to.
     known = known_heads(source, files, saved, checkpoint, public_key)
     base = source.base()
-    faults = source.schema_faults()
     begins = source.excerpt()
-    checked = Verification(
-        may_be_excerpt=source.is_export, saved=known.heads, base=base, begins=begins
-    )
-    for row in source.rows("verify", base=base):
-        try:
-            checked.feed(row)
-        except DamagedRow as error:
-            raise DamagedRow(
-                error.position,
-                f"{error.fact}. Its hash is correct, so it was written like this: "
-                "verify it with the version of Cairn that wrote it.",
-            ) from error
-    for part, fact in faults:
-        checked.note_place(part, fact)
+    checked = verification_of(source, base, known.heads, begins=begins)
     findings = checked.findings()
     follow = consequences(findings)
     first = next((finding for finding in findings if not finding.recorded), None)
@@ -179,12 +192,11 @@ def verify(
     pruned = "" if base is None and begins is None else ", or changes to rows that were pruned"
     reached, is_elsewhere = known.last_present(checked)
     if reached is None:
-        click.echo(_UNSEEN.format(pruned=pruned) + "." + (_SAVE if known.is_little else ""))
+        click.echo(_UNSEEN.format(pruned=pruned) + (_SAVE if known.is_little else ""))
     elif is_elsewhere:
         click.echo(_UNSEEN_AFTER.format(row=reached, pruned=pruned))
     else:
-        click.echo(_UNSEEN_AFTER.format(row=reached, pruned=pruned))
-        click.echo(_UNSEEN.format(pruned="") + _BESIDE + "." + _SAVE)
+        click.echo((_UNSEEN_AFTER + _BESIDE).format(row=reached, pruned=pruned) + _SAVE)
     click.echo(f"checked: {' '.join(SENTENCES) if checked.whole else 'INV-8'}")
     if not checked.whole:
         click.echo(_not_checked(checked))
@@ -200,6 +212,45 @@ def verify(
     if findings or wrong:
         sys.exit(1)
     sys.exit(3 if unsure or not checked.whole else 4 if not_checked else 0)
+
+
+def verification_of(
+    source: Source,
+    base: Base | None,
+    saved: Iterable[Head],
+    *,
+    begins: Excerpt | None = None,
+    label: str = "verify",
+    watched: Callable[[Row], object] = lambda _: None,
+) -> Verification:
+    """
+    Verify all rows of a source, with a progress bar.
+
+    Args:
+        base: of the source.
+        saved: heads to look for.
+        begins: the first line of an excerpt.
+        label: of the progress bar.
+        watched: called with each row.
+
+    Raises:
+        JournalError: they cannot be read.
+    """
+    faults = source.schema_faults()
+    checked = Verification(may_be_excerpt=source.is_export, saved=saved, base=base, begins=begins)
+    for row in source.rows(label, base=base):
+        try:
+            checked.feed(row)
+        except DamagedRow as error:
+            raise DamagedRow(
+                error.position,
+                f"{error.fact}. Its hash is correct, so it was written like this: "
+                "verify it with the version of Cairn that wrote it.",
+            ) from error
+        watched(row)
+    for part, fact in faults:
+        checked.note_place(part, fact)
+    return checked
 
 
 def _begins_words(base: Base, checked: Verification) -> str:

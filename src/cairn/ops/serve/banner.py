@@ -14,7 +14,7 @@ from cairn.journal.cache.windows import SinkWindow
 from cairn.ops.common.locations import log_path, options_of
 from cairn.ops.common.output import counted, size_text
 from cairn.ops.common.passes import TEST_AGAIN, decode_text, drafts_text, prefill_text, was_busy
-from cairn.ops.common.program import program
+from cairn.ops.common.program import as_called, program
 
 CHECK_COSTS = (1, 5)
 """
@@ -43,7 +43,8 @@ def greet(url: str, server: Server, options: dict[str, Any], exporters: Sequence
     facts = server.facts
     if was_busy(facts.row_class_reason):
         prefill = prefill_text(facts.row_class, facts.row_class_reason)
-        lines.append(f"  warning    {prefill}: {TEST_AGAIN}")
+        make = " or `make serve ARGS=--test-again`" if program() == "./cairn" else ""
+        lines.append(f"  warning    {prefill}: {as_called(TEST_AGAIN)}{make}")
     if options["verbose"]:
         lines += _settings(server, options, exporters)
     print("\n".join(lines), flush=True)

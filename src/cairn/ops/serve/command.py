@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,25 @@ def _of_window(context: click.Context, parameter: click.Parameter, value: int) -
             context,
         )
     return value
+
+
+def _of_a_node(
+    context: click.Context, parameter: click.Parameter, value: Path | None
+) -> Path | None:
+    """Refuse shared blocks without a node, or without the package that reads them."""
+    if value is None:
+        return None
+    if context.params.get("node") is None:
+        raise click.UsageError(
+            "--blocks is a folder of the nodes of a fleet. Add --node NAME, or omit --blocks: then "
+            "blocks are in the data directory.",
+            context,
+        )
+    if find_spec("obstore") is None:
+        raise click.BadParameter(
+            "it needs the package obstore; install the extra `fleet`.", context, parameter
+        )
+    return value.absolute()
 
 
 def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -226,6 +246,7 @@ _CHECKS = "Checks and debugging"
     type=click.IntRange(0, 4096),
     default=4,
     callback=_of_window,
+    needs_others=True,
     help="How many first tokens --kv-policy sink_window keeps.",
 )
 @_option(
@@ -234,6 +255,7 @@ _CHECKS = "Checks and debugging"
     type=click.IntRange(32),
     default=4096,
     callback=_of_window,
+    needs_others=True,
     help="The size of the window for --kv-policy sink_window; at least four blocks.",
 )
 @_option(
@@ -395,8 +417,29 @@ _CHECKS = "Checks and debugging"
     group=_JOURNAL,
     metavar="NAME",
     callback=check_node,
+    is_eager=True,  # --blocks depends on it
     help="The name of this server in a fleet, such as n1: its journal is in the schema node_n1 of "
     "the PostgreSQL database that --journal names, and ids of responses and agents begin with n1.",
+)
+@_option(
+    "--blocks",
+    group=_JOURNAL,
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    callback=_of_a_node,
+    needs_others=True,
+    help="With --node: write sealed blocks to a folder that all nodes of the fleet see, and use "
+    "those that other nodes have written there. Default: a folder in the data directory.",
+)
+@_option(
+    "--see-heads",
+    group=_JOURNAL,
+    default=60.0,
+    type=click.FloatRange(0.0),
+    callback=_is_number,
+    metavar="SECONDS",
+    help="How often a node appends the heads of the other nodes' journals to its own, if they have "
+    "grown, so that rows which are removed from the end of one of them show. 0: never.",
 )
 @_option(
     "--checkpoints",
@@ -419,7 +462,8 @@ _CHECKS = "Checks and debugging"
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The key that wraps the keys of the journal's texts; may be on another disk. Made at the "
-    "first start. Default: where it was last, else journal-key in the data directory.",
+    "first start; all nodes of a fleet have the same. Default: where it was last, else journal-key "
+    "in the data directory.",
 )
 @_option(
     "--journal-sync",

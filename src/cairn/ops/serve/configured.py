@@ -21,6 +21,7 @@ from click.core import ParameterSource
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.config_file import CONFIG_VARIABLE, ConfigFile, read_config
 from cairn.ops.common.program import VARIABLE, program
+from cairn.ops.common.ranges import number_words, range_words
 
 COMMON = "Common options"
 """The group that `--help` shows in full."""
@@ -41,6 +42,7 @@ class Configured(click.Option):
         group: the heading under which help lists it.
         not_in_file: why it may not be in the configuration file; empty if it may.
         times: whether a number in the file is a time in seconds, as in a text such as 90 or 24h.
+        needs_others: whether its callback reads other options, and so has to run after them.
         place: whether it is a path, or may be one; in the file it may begin with a tilde, and is
             relative to the file's folder.
     """
@@ -51,6 +53,7 @@ class Configured(click.Option):
         group: str = COMMON,
         not_in_file: str = "",
         times: bool = False,
+        needs_others: bool = False,
         place: Place = "",
         **attributes: Any,
     ) -> None:
@@ -58,6 +61,7 @@ class Configured(click.Option):
         self.group = group
         self.not_in_file = not_in_file
         self.times = times
+        self.needs_others = needs_others
         self.place: Place = "path" if isinstance(self.type, click.Path) else place
         if self.metavar is None and isinstance(self.type, click.IntRange | click.FloatRange):
             self.metavar = "N"
@@ -72,7 +76,7 @@ class Configured(click.Option):
         extra = super().get_help_extra(ctx)
         if isinstance(self.show_default, str):
             extra["default"] = self.show_default
-        if words := _range_words(self.type):
+        if words := range_words(self.type):
             extra["range"] = words
         return extra
 
@@ -87,6 +91,16 @@ class Configured(click.Option):
             return f"{self.name} ({file.place(self.name)})"
         return super().get_error_hint(ctx)
 
+    def refusal_of(self, ctx: click.Context, value: Any) -> str | None:
+        """What the option itself says against a value of the right kind; None if nothing."""
+        if self.callback is None or self.needs_others:
+            return None
+        try:
+            self.callback(ctx, self, self.type_cast_value(ctx, value))
+        except click.BadParameter as error:
+            return error.message
+        return None
+
     def fault_of(self, value: Any) -> str | None:
         """What a value in the file must be; None if it is that."""
         fits = isinstance(value, str)
@@ -98,10 +112,10 @@ class Configured(click.Option):
             must = "a list of texts"
         elif isinstance(self.type, click.IntRange):
             fits = type(value) is int and _is_within(self.type, value)
-            must = f"a whole number: {_range_words(self.type)}"
+            must = number_words(self.type)
         elif isinstance(self.type, click.FloatRange):
             fits = type(value) in (int, float) and _is_within(self.type, value)
-            must = f"a number: {_range_words(self.type)}"
+            must = number_words(self.type)
         elif isinstance(self.type, click.Choice):
             fits, must = value in self.type.choices, f"one of {', '.join(self.type.choices)}"
         elif self.times:
@@ -116,17 +130,6 @@ def _is_within(kind: click.ParamType[Any], value: Any) -> bool:
     except click.BadParameter:
         return False
     return True
-
-
-def _range_words(kind: click.ParamType[Any]) -> str:
-    """The range of a number, for people; empty if it is not a number with a range."""
-    if not isinstance(kind, click.IntRange | click.FloatRange):
-        return ""
-    if kind.min is not None and kind.max is not None:
-        return f"{kind.min:g} to {kind.max:g}"
-    if kind.min is not None:
-        return f"more than {kind.min:g}" if kind.min_open else f"{kind.min:g} or more"
-    return f"{kind.max:g} or less" if kind.max is not None else ""
 
 
 class ConfiguredCommand(click.Command):
@@ -228,7 +231,7 @@ def take_config(ctx: click.Context, _: click.Parameter, named: Path | None) -> P
         return None
     assert isinstance(ctx.command, ConfiguredCommand)
     ctx.meta[_FILE] = file
-    ctx.default_map = checked(file, ctx.command.settings())
+    ctx.default_map = checked(file, ctx.command.settings(), ctx)
     return file.path
 
 
@@ -238,9 +241,12 @@ def config_of(ctx: click.Context) -> ConfigFile | None:
     return found
 
 
-def checked(file: ConfigFile, options: Sequence[Configured]) -> dict[str, Any]:
+def checked(file: ConfigFile, options: Sequence[Configured], ctx: click.Context) -> dict[str, Any]:
     """
     The values of a configuration file as click takes them.
+
+    Args:
+        ctx: of the command that has these options.
 
     Raises:
         Unreadable: some cannot be used; the message has a line for each.
@@ -259,6 +265,8 @@ def checked(file: ConfigFile, options: Sequence[Configured]) -> dict[str, Any]:
         else:
             # A number of seconds is a text on the command line.
             text = str(value) if option.times else value
+            if (refusal := option.refusal_of(ctx, text)) is not None:
+                faults.append(f"{file.place(name)}: {name}: {refusal}")
             values[name] = located(text, file.path, option.place) if option.place else text
     if faults:
         raise Unreadable("\n".join(faults))

@@ -29,7 +29,7 @@ from cairn.actors.boot import (
     booted,
     booted_models,
 )
-from cairn.actors.journal_keys import KeyFile
+from cairn.actors.journal_keys import JournalKeys, open_keys
 from cairn.actors.models.choice import Choice
 from cairn.actors.requests.limits import Limits
 from cairn.actors.server import Server
@@ -46,8 +46,15 @@ from cairn.http.access.keys import Keys
 from cairn.http.app import CairnApp, create_app
 from cairn.http.server.listen import bind_socket, is_loopback, serve_http
 from cairn.http.starting import StartingServer
+from cairn.journal.rows.database.other_nodes import OtherNodes
 from cairn.journal.rows.store import Store
-from cairn.journal.rows.store_sql import SqlStore, migrate, sqlite_path, strange_words
+from cairn.journal.rows.store_sql import (
+    SqlStore,
+    heads_of_others,
+    migrate,
+    sqlite_path,
+    strange_words,
+)
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import (
@@ -76,7 +83,16 @@ ENDED_AT_ONCE = 130
 """The exit code if a signal ended the process before it had finished."""
 
 # Paths of this machine are not journaled, nor what is only shown.
-_PLACES = ("model", "models", "adapter", "journal", "checkpoints", "journal_key", "verbose")
+_PLACES = (
+    "model",
+    "models",
+    "adapter",
+    "journal",
+    "checkpoints",
+    "journal_key",
+    "verbose",
+    "blocks",
+)
 # After the last answer was cut off, its client still has to get the error.
 _LAST_WORDS_S = 10.0
 
@@ -141,7 +157,7 @@ def run(options: dict[str, Any]) -> None:
         _warn(secret_warning(data_dir))
         if url.startswith("sqlite"):
             _warn(warning(sqlite_path(url), sqlite3.sqlite_version_info))
-        sealed = KeyFile.open(files.keys, options["journal_key"])
+        sealed = open_keys(files.keys, url, options["journal_key"])
         store = SqlStore.open(url, sync=options["journal_sync"], keys=sealed)
         if url.startswith("sqlite"):
             _warn(
@@ -233,7 +249,7 @@ async def serve_over(
     keys: Keys | None,
     models: ModelList | None = None,
     heads: HeadKeeper | None = None,
-    sealed: KeyFile | None = None,
+    sealed: JournalKeys | None = None,
     listens: Callable[[str], None] = lambda _: None,
 ) -> bool:
     """
@@ -267,7 +283,7 @@ async def _serve(
     models: ModelList | None,
     starting: Starting,
     heads: HeadKeeper | None,
-    sealed: KeyFile | None,
+    sealed: JournalKeys | None,
     listens: Callable[[str], None],
 ) -> None:
     """
@@ -339,7 +355,14 @@ async def _listen(
     task_status: trio.TaskStatus[str],
 ) -> None:
     """Answer requests until ``stop`` is set and the last one has its answer; then set ``ended``."""
-    await serve_http(app, listener, shutdown=stop, on_ready=task_status.started, grace_s=grace_s)
+    await serve_http(
+        app,
+        listener,
+        shutdown=stop,
+        on_ready=task_status.started,
+        on_stop=app.streams.stop,
+        grace_s=grace_s,
+    )
     ended.set()
 
 
@@ -383,7 +406,9 @@ async def _signals(
             stop.set()
 
 
-def settings_of(options: dict[str, Any], data_dir: Path, sealed: KeyFile | None = None) -> Settings:
+def settings_of(
+    options: dict[str, Any], data_dir: Path, sealed: JournalKeys | None = None
+) -> Settings:
     """The settings that the command's options give."""
     budgets = {
         name: options[option] * 1024 * 1024
@@ -420,7 +445,12 @@ def settings_of(options: dict[str, Any], data_dir: Path, sealed: KeyFile | None 
         }
         | {"shadow_check": share, "python": sysconfig.get_python_version()},
         self_tests=self_tests_folder(),
-        blocks_folder=data_dir / "blocks",
+        blocks_folder=(data_dir / "blocks")
+        if options["blocks"] is None
+        else options["blocks"] / options["node"],
+        other_nodes=None
+        if options["blocks"] is None
+        else OtherNodes(options["journal"], options["node"]),
         snapshot=snapshot_path(data_dir),
         fold_all=options["fold_all"] or (sealed is not None and sealed.is_new),
         keys=sealed,
@@ -428,6 +458,10 @@ def settings_of(options: dict[str, Any], data_dir: Path, sealed: KeyFile | None 
         reader=partial(
             SqlStore.open, url_of(data_dir, options["journal"]), read_only=True, keys=sealed
         ),
+        heads_s=options["see_heads"],
+        read_heads=partial(heads_of_others, url_of(data_dir, options["journal"]), options["node"])
+        if options["node"] is not None
+        else None,
         disk_bytes=None if options["disk_mb"] is None else options["disk_mb"] * 1024 * 1024,
         speculation=not options["no_speculation"],
         prewarm=not options["no_prewarm"],

@@ -18,7 +18,13 @@ from cairn.ops.common.locations import example
 from cairn.ops.common.output import printable, table
 from cairn.ops.common.program import program
 from cairn.ops.serve.api_keys import KEYS_VARIABLE
-from cairn.ops.serve.configured import COMMON, Configured, ConfiguredCommand, config_of
+from cairn.ops.serve.configured import (
+    COMMON,
+    Configured,
+    ConfiguredCommand,
+    config_of,
+    unknown_variables,
+)
 
 _WIDTH = 98
 
@@ -53,7 +59,11 @@ def show(options: tuple[str, ...]) -> None:
     from cairn.ops.serve.command import serve
 
     assert isinstance(serve, ConfiguredCommand)
-    context = serve.make_context("serve", list(options), click.get_current_context().parent)
+    here = click.get_current_context()
+    # Errors about OPTIONS name this command, which the user called.
+    context = serve.make_context(here.info_name, list(options), here.parent)
+    for words in unknown_variables(serve, os.environ):
+        click.echo(f"Warning: {words}", err=True)
     file = config_of(context)
     usual = config_path()
     said = "none" if usual is None else f"none; {usual} does not exist"

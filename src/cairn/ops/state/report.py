@@ -26,6 +26,7 @@ from cairn.engine.model.builtin import builtin_directory
 from cairn.journal.errors import JournalError
 from cairn.journal.events import ModelLoaded, SelfTestFinished
 from cairn.ops.chat.server import OwnServer
+from cairn.ops.chat.terminal.signals import on_interrupt, signals_later, signals_that_leave
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.http_client import http_client
 from cairn.ops.common.locations import url_of
@@ -55,7 +56,7 @@ def write_report(
     Args:
         model: as in `ops serve --model`; None for Pebble.
         checks: the findings of the doctor.
-        progress: called with the current step.
+        progress: called with each step when it begins.
 
     Returns:
         Why the server did not start or answer; None if it did.
@@ -70,11 +71,11 @@ def write_report(
     except OSError as error:
         raise Unreadable(f"{path} cannot be written: {error.strerror}.") from error
     try:
-        with file:
+        with file, signals_that_leave():
             found = {**_machine(), "checks": checks, **_of_server(model, progress, probe_s)}
             text = msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
             file.write(_without_home(text) + "\n")
-    except BaseException:  # Ctrl-C, too: what is incomplete would be in the way of the next try
+    except BaseException:  # a signal, too: what is incomplete would be in the way of the next try
         path.unlink(missing_ok=True)
         raise
     fault = found["fault"]
@@ -113,8 +114,9 @@ def _of_server(model: str | None, progress: Progress, probe_s: float) -> dict[st
         chosen = model or str(builtin_directory())
         server = OwnServer(data_dir, chosen, "--test-again", is_apart=True)
         try:
-            server.start()
-            server.wait_ready(lambda step: progress(f"starting a server: {step}"))
+            with signals_later():
+                server.start()
+            server.wait_ready(_changes(lambda step: progress(f"starting a server: {step}")))
             with http_client(server.url, timeout_s=_TIMEOUT_S) as client:
                 progress(f"decoding for {probe_s:.0f} s")
                 probes["decode"] = _decode(client, probe_s)
@@ -128,8 +130,22 @@ def _of_server(model: str | None, progress: Progress, probe_s: float) -> dict[st
         finally:
             progress("stopping the server")
             server.end()
-            server.wait()
+            with on_interrupt(server.end):
+                server.wait()
         return {"fault": fault, **_events(data_dir), "probes": probes}
+
+
+def _changes(progress: Progress) -> Progress:
+    """Passes on a step unless it is the same as the last one."""
+    last: str | None = None
+
+    def pass_on(step: str) -> None:
+        nonlocal last
+        if step != last:
+            last = step
+            progress(step)
+
+    return pass_on
 
 
 def _events(data_dir: Path) -> dict[str, Any]:

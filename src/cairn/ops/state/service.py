@@ -22,6 +22,7 @@ from click.core import ParameterSource
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.config_file import config_path
 from cairn.ops.common.locations import data_dir_option, example
+from cairn.ops.common.program import VARIABLE, as_called, program_name
 from cairn.ops.serve.configured import Configured, located
 from cairn.ops.state.running import health_of, running
 
@@ -238,9 +239,11 @@ def install(show: bool, wait: float, options: tuple[str, ...]) -> None:
     for command in found.start:
         _run(command)
     click.echo(f"Cairn runs as a service ({found.file}).")
-    click.echo("`ops service status` shows how it is, `ops service logs` what it does.")
+    after = "`ops service status` shows how it is, `ops service logs` what it does."
+    click.echo(as_called(after))
     if wait and not _answers(found, data_dir, wait):
-        click.echo("Its server does not answer. `ops service status` shows why.", err=True)
+        after = "Its server does not answer. `ops service status` shows why."
+        click.echo(as_called(after), err=True)
         raise SystemExit(NOT_ANSWERING)
     if found.hint:
         click.echo(found.hint)
@@ -300,7 +303,7 @@ def _checked(options: Sequence[str]) -> click.Context:
     """
     from cairn.ops.serve.command import serve
 
-    own = sorted(name for name in os.environ if name.startswith("CAIRN_"))
+    own = sorted(name for name in os.environ if name.startswith("CAIRN_") and name != VARIABLE)
     if own:
         config = config_path()
         where = f" or in {config}" if config is not None else ""
@@ -308,7 +311,7 @@ def _checked(options: Sequence[str]) -> click.Context:
             f"{', '.join(own)} {'are' if len(own) > 1 else 'is'} set in this shell, and a service "
             f"does not see that. Unset it, and set it as an option{where}."
         )
-    context = serve.make_context("ops serve", list(options))
+    context = serve.make_context(f"{program_name()} serve", list(options))
     if context.params["api_key"]:
         raise click.UsageError(
             "--api-key would be in the file of the service. Write keys into a file that you alone "

@@ -22,14 +22,15 @@ function svg(name, attributes) {
 // --- pages that are fetched again --------------------------------------------------------------
 
 // Parsed by the browser as a document whose scripts do not run.
-function fetchPage(address) {
+function fetchPage(address, timeout = 0) {
   return new Promise((resolve, reject) => {
     const asked = new XMLHttpRequest();
     asked.open("GET", address);
     asked.responseType = "document";
+    asked.timeout = timeout;
     asked.setRequestHeader("accept", "text/html");
     asked.onload = () => (asked.status === 200 && asked.response ? resolve(asked.response) : reject(asked.status));
-    asked.onerror = () => reject(0);
+    asked.onerror = asked.ontimeout = () => reject(0);
     asked.send();
   });
 }
@@ -47,23 +48,69 @@ async function refresh() {
   }
 }
 
+const SILENT_MS = 40000, AGAIN_MS = 3000, LATER_MS = 15000;
+let heard = Date.now(), isLost = false, source = null;
+
+// Why the page does not follow the server; no words if it does.
+function say(...words) {
+  isLost = words.length > 0;
+  const place = $("#connection");
+  // A screen reader reads what is set.
+  if (place.textContent !== node("p", {}, ...words).textContent) place.replaceChildren(...words);
+  place.hidden = !isLost;
+  $(".state .dot")?.classList.toggle("lost", isLost);
+}
+
 function follow() {
   if (!window.EventSource || !["sessions", "session", "cache", "bugs", "models", "live"].includes(where)) return;
-  const source = new EventSource("/explorer/live/stream");
-  let seen = null, due = 0;
+  source = new EventSource("/explorer/live/stream");
+  let seen = null, due = 0, silence = 0, opened = false;
+  const hear = () => {
+    heard = Date.now();
+    clearTimeout(silence);
+    silence = setTimeout(lose, SILENT_MS);
+  };
+
+  // The stream ended, or could not be opened. It does not say why: a page does.
+  async function lose() {
+    source.close();
+    clearTimeout(silence);
+    current = last = null;
+    const status = await fetchPage(location.href, SILENT_MS).then(() => 200, (failed) => failed);
+    if (status === 401) {
+      const to = encodeURIComponent(location.pathname + location.search);
+      say("This server requires a login now. ", node("a", { href: `/explorer/login?next=${to}` }, "Log in"));
+      return addEventListener("focus", follow, { once: true });  // it may be done in another tab
+    }
+    if (status === 200 && !opened) say("This page does not follow the server: too many pages are open. Close one.");
+    else if (status === 503) say("The server is starting. This page goes on when it is ready.");
+    else if (status === 0) say(`The server does not answer; last seen at ${new Date(heard).toLocaleTimeString()}. This page goes on when it answers again.`);
+    else if (status !== 200) say(`The server answers, but this page cannot be read any more (status ${status}).`);
+    setTimeout(follow, status === 200 && !opened ? LATER_MS : AGAIN_MS);
+  }
+
+  source.addEventListener("open", () => {
+    opened = true;
+    hear();
+    if (!isLost) return;
+    say();
+    refresh().catch(() => {});
+  });
+  source.addEventListener("alive", hear);
   source.addEventListener("frame", (event) => {
-    const frame = JSON.parse(event.data);
-    if (where === "live") return drawLive(frame);
-    const now = JSON.stringify([frame.changes, frame.models]);
+    hear();
+    const frame = JSON.parse(event.data), known = JSON.stringify(frame.models);
+    const now = where === "live" ? known : JSON.stringify([frame.changes, known]);
+    if (where === "live") drawLive(frame);
     if (seen !== null && now !== seen && !due) {
       due = setTimeout(() => { due = 0; refresh().catch(() => {}); }, 1500);
     }
     seen = now;
   });
-  // A browser tries again by itself, but not if the server refused, as it does if too many pages are open.
-  source.addEventListener("error", () => { if (source.readyState === EventSource.CLOSED) setTimeout(follow, 15000); });
-  addEventListener("pagehide", () => source.close());
+  source.addEventListener("error", lose);
 }
+
+addEventListener("pagehide", () => source?.close());
 
 // --- live --------------------------------------------------------------------------------------
 
@@ -85,12 +132,20 @@ function drawLive(frame) {
   }
 }
 
+const number = (value) => value.toLocaleString("en");
+
+function duration(us) {
+  if (us < 1e6) return `${Math.round(us / 1000)} ms`;
+  if (us < 60e6) return `${(us / 1e6).toFixed(1)} s`;
+  return us < 3600e6 ? `${Math.floor(us / 60e6)} min` : `${Math.floor(us / 3600e6)} h`;
+}
+
 function flight(one) {
   const link = node("a", { href: `/explorer/session?id=${encodeURIComponent(one.session)}` }, one.words || one.session);
   const how = [one.end ?? one.phase, one.client, one.decision].filter(Boolean).join(" · ");
-  const took = one.ended_us ? ` · ${Math.round((one.ended_us - one.received_us) / 1000)} ms` : "";
+  const took = one.ended_us ? ` · ${duration(one.ended_us - one.received_us)}` : "";
   return node("li", { "data-row": "" }, link, " ", node("span", { class: "quiet" },
-    `${how} · ${one.reused} reused of ${one.prompt} · ${one.computed} computed · ${one.generated} generated${took}`));
+    `${how} · ${number(one.reused)} reused of ${number(one.prompt)} · ${number(one.computed)} computed · ${number(one.generated)} generated${took}`));
 }
 
 function tick() {
@@ -114,8 +169,8 @@ function tick() {
   });
   $("#strip").replaceChildren(...bars);
   const recent = strip.slice(-4), per = (kind) => Math.round(recent.reduce((sum, one) => sum + one[kind], 0) / Math.max(1, recent.length) * 2);
-  $('[data-value="prefill-speed"]').textContent = per("computed");
-  $('[data-value="decode-speed"]').textContent = per("generated");
+  $('[data-value="prefill-speed"]').textContent = number(per("computed"));
+  $('[data-value="decode-speed"]').textContent = number(per("generated"));
 }
 
 // --- the keyboard ------------------------------------------------------------------------------
@@ -280,16 +335,18 @@ for (const filter of all("[data-filter]")) {
 
 function chat(section) {
   const form = $("[data-composer]", section), field = form.elements.message, answering = $("#answering");
-  let agent = section.dataset.agent, running = null;
+  let agent = section.dataset.agent, running = null, editing = null;
   const turns = Number(section.dataset.turns);
 
-  async function call(method, address, body) {
-    const response = await fetch(address, { method, headers: { "content-type": "application/json" }, body: body && JSON.stringify(body) });
+  // What a browser says of a network that failed helps no person.
+  const lost = (error) => { throw error.name === "AbortError" ? error : new Error("The server does not answer. Is it running?"); };
+  async function call(method, address, body, signal) {
+    const response = await fetch(address, { method, headers: { "content-type": "application/json" }, body: body && JSON.stringify(body), signal }).catch(lost);
     if (!response.ok) throw new Error((await response.json()).error?.message ?? response.statusText);
     return response;
   }
   const at = (name) => `/v1/agents/${encodeURIComponent(name)}`;
-  const number = (name) => (form.elements[name]?.value.trim() ? { [name]: Number(form.elements[name].value) } : {});
+  const numeric = (name) => (form.elements[name]?.value.trim() ? { [name]: Number(form.elements[name].value) } : {});
   const text = (name, as = name) => (form.elements[name]?.value.trim() ? { [as]: form.elements[name].value.trim() } : {});
 
   async function send(words) {
@@ -308,9 +365,8 @@ function chat(section) {
         const made = await (await call("POST", "/v1/agents", { ...text("agent", "agent_id"), ...text("system", "system_prompt"), ...text("model") })).json();
         agent = made.agent_id;
       }
-      const asked = { messages: [{ role: "user", content: words }], stream: true, ...number("temperature"), ...number("top_p"), ...number("max_tokens") };
-      const response = await fetch(`${at(agent)}/generate`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(asked), signal: running.signal });
-      if (!response.ok) throw new Error((await response.json()).error?.message ?? response.statusText);
+      const asked = { messages: [{ role: "user", content: words }], stream: true, ...numeric("temperature"), ...numeric("top_p"), ...numeric("max_tokens") };
+      const response = await call("POST", `${at(agent)}/generate`, asked, running.signal);
       for await (const piece of pieces(response)) {
         if (piece === "[DONE]") { whole = true; break; }
         const parsed = JSON.parse(piece);
@@ -323,10 +379,13 @@ function chat(section) {
         thinking.hidden = !thoughts;
         thought.textContent = thoughts;
       }
+      if (!whole) throw new Error("The answer was cut off: the server may have stopped.");
     } catch (error) {
       note.textContent = error.name === "AbortError" ? "Stopped. This answer is not part of the conversation." : error.message;
       if (error.name !== "AbortError") note.className = "bad";
+      if (!answer && !thoughts) answering.replaceChildren(note);
       field.value ||= words;
+      field.focus();
     }
     running = null;
     $("[data-stop]", form).hidden = true;
@@ -340,7 +399,7 @@ function chat(section) {
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch(lost);
       if (done) return;
       const lines = (rest + value).split("\n");
       rest = lines.pop();
@@ -348,42 +407,54 @@ function chat(section) {
     }
   }
 
-  async function forked(turn, then) {
+  async function forked(turn, words) {
     const made = await (await call("POST", `${at(agent)}/fork`, { turn })).json();
-    if (then) sessionStorage.setItem(`say ${made.agent_id}`, JSON.stringify(then));
+    if (words) sessionStorage.setItem(`say ${made.agent_id}`, words);
     location.href = `/explorer/chat?agent=${encodeURIComponent(made.agent_id)}`;
   }
   const asked = (turn) => all(`[data-turn="${turn}"] .from-user .text`).at(-1)?.textContent ?? "";
 
+  const failed = (error) => answering.replaceChildren(node("p", { class: "bad", role: "alert" }, error.message));
+  function edit(turn) {
+    editing = turn;
+    $("[data-editing]", form).hidden = !turn;
+    if (turn) $("[data-editing] span", form).textContent = `Editing turn ${turn}. Sending begins a fork, and this conversation stays as it is.`;
+    field.value = turn ? asked(turn) : "";
+    field.focus();
+  }
+
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (!running && field.value.trim()) send(field.value);
+    if (running || !field.value.trim()) return;
+    if (editing) forked(editing - 1, field.value).catch(failed);
+    else send(field.value);
   });
+  $("[data-editing] button", form).addEventListener("click", () => edit(null));
   field.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); form.requestSubmit(); }
   });
   $("[data-stop]", form).addEventListener("click", () => running?.abort());
   section.addEventListener("click", async (event) => {
-    const { fork, edit, again } = event.target.dataset ?? {};
+    const { fork, edit: edited, again } = event.target.dataset ?? {};
     try {
       if (fork) await forked(Number(fork));
-      else if (edit) await forked(Number(edit) - 1, { words: asked(edit), send: false });
-      else if (again) await forked(Number(again) - 1, { words: asked(again), send: true });
+      else if (edited) edit(Number(edited));
+      else if (again) await forked(Number(again) - 1, asked(again));
       else if ("delete" in (event.target.dataset ?? {})) {
         const button = event.target;
         if (!button.dataset.sure) { button.dataset.sure = "yes"; button.textContent = `Delete ${turns} turns for good?`; return; }
         await call("DELETE", at(agent));
         location.href = "/explorer/chat";
       }
-    } catch (error) { answering.replaceChildren(node("p", { class: "bad", role: "alert" }, error.message)); }
+    } catch (error) { failed(error); }
   });
   const kept = sessionStorage.getItem(`say ${agent}`);
   if (kept) {
     sessionStorage.removeItem(`say ${agent}`);
-    const { words, send: now } = JSON.parse(kept);
-    if (now) send(words); else { field.value = words; field.focus(); }
+    send(kept);
   }
   scrollTo(0, document.body.scrollHeight);
+  field.focus({ preventScroll: true });
 }
 
 enhance(document);

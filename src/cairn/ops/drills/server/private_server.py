@@ -81,8 +81,14 @@ async def private_server(
 
 async def _serve(server: Server, stop: trio.Event, *, task_status: trio.TaskStatus[str]) -> None:
     listener = bind_socket("127.0.0.1", 0)
+    app = create_app(server)
     await serve_http(
-        create_app(server), listener, shutdown=stop, on_ready=task_status.started, grace_s=5.0
+        app,
+        listener,
+        shutdown=stop,
+        on_ready=task_status.started,
+        on_stop=app.streams.stop,
+        grace_s=5.0,
     )
 
 

@@ -22,6 +22,7 @@ table = sa.Table(
 """One row, which the migrations do not make: ``taken`` does. The node is the schema's name."""
 
 _NODE = sa.text("current_schema()")
+_LISTED = sa.select(table.c.node, table.c.token)
 _HELD = sa.select(table.c.token, table.c.holder).with_for_update(read=True)
 
 
@@ -51,6 +52,11 @@ def held(connection: sa.Connection) -> Lease | None:
     """The lease, which cannot change until the transaction ends; None if there is none."""
     found = connection.execute(_HELD).one_or_none()
     return Lease(*found) if found is not None else None
+
+
+def listed(connection: sa.Connection) -> list[tuple[str, int]]:
+    """The nodes and tokens of all rows, of which there should be one. Locks nothing."""
+    return [(node, token) for node, token in connection.execute(_LISTED)]
 
 
 def raised(connection: sa.Connection, by: str) -> int | None:

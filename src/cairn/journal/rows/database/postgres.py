@@ -5,13 +5,14 @@ program can add to a database.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
 from cairn.journal.errors import StoreError, StoreLost
-from cairn.journal.nodes import SCHEMA_PREFIX, is_node_name
+from cairn.journal.events import HeadsSeen
+from cairn.journal.nodes import SCHEMA_PREFIX, NodeHead, node_of_schema, schema_of
 
 CLAIM_TRIES = 50
 """
@@ -47,6 +48,17 @@ FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid(
 AND classid = :upper AND objid = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
+_LOOK_MS = 5000
+_SCHEMAS = sa.text(
+    "SELECT schemaname FROM pg_tables WHERE tablename = :table AND schemaname LIKE :like ORDER BY 1"
+)
+# Rows that only say what a node saw of others do not count: nodes would answer each other for ever.
+_HEAD = """
+SELECT position, hash,
+EXISTS (SELECT 1 FROM {events} WHERE position > :since AND kind <> :itself),
+(SELECT hash FROM {events} WHERE position = :since)
+FROM {events} ORDER BY position DESC LIMIT 1
+"""
 _HOLDER = """
 SELECT coalesce(string_agg(format(
     'process %%s of the database server%%s', pid, ', connected from ' || host(client_addr)
@@ -115,7 +127,7 @@ def _create_schema_of_node(raw: Any) -> None:
     with raw.cursor() as cursor:
         cursor.execute("SHOW search_path")
         (path,) = cursor.fetchone()
-        if path.startswith(SCHEMA_PREFIX) and is_node_name(path.removeprefix(SCHEMA_PREFIX)):
+        if node_of_schema(path) is not None:
             cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {path}")
         raw.commit()
 
@@ -157,6 +169,37 @@ def _claim(raw: Any, place: str, own: set[int], wait_s: float, is_synced: bool) 
         f"Another server or command uses {place}: {holder}. Stop it, or choose another journal "
         "with --journal."
     )
+
+
+def nodes(connection: sa.Connection) -> list[str]:
+    """The nodes that have a journal in a database, in order of their names."""
+    like = SCHEMA_PREFIX.replace("_", r"\_") + "%"
+    found = connection.execute(_SCHEMAS, {"like": like, "table": "events"})
+    return [node for (schema,) in found if (node := node_of_schema(schema)) is not None]
+
+
+def heads_of(
+    connection: sa.Connection, names: Iterable[str], since: Mapping[str, tuple[int, str]]
+) -> list[NodeHead]:
+    """
+    The heads of nodes that have a row.
+
+    Args:
+        since: node to position and hash of the head that was seen last.
+    """
+    found = []
+    with connection.begin():
+        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {_LOOK_MS}")
+        for node in names:
+            at, row_hash = since.get(node, (0, ""))
+            # A schema is a name that needs no quotes.
+            query = sa.text(_HEAD.format(events=f"{schema_of(node)}.events"))
+            row = connection.execute(query, {"since": at, "itself": HeadsSeen.kind}).one_or_none()
+            if row is not None:
+                position, last, has_more, known = row
+                is_lost = position < at or (known is not None and known != row_hash)
+                found.append(NodeHead(node, position, last, has_more and not is_lost, is_lost))
+    return found
 
 
 def strange_parts(connection: sa.Connection, tables: Iterable[str]) -> list[str]:

@@ -1,0 +1,103 @@
+"""
+Appends the heads of the other nodes of a fleet, so that rows which are removed from the end of a
+node's journal show in those of the others.
+
+They are read on a thread of their own, over a connection of their own, whatever requests do. A
+database that cannot be read at that moment is logged, and read again the next time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import structlog
+import trio
+
+from cairn.actors.sequencer import Sequencer
+from cairn.actors.threads.writer import JournalWriter, WriterDied
+from cairn.journal import events as ev
+from cairn.journal.errors import StoreError
+from cairn.journal.nodes import NodeHead
+
+log = structlog.get_logger("cairn")
+
+HEADS_S = 60.0
+"""How often a node looks, unless the operator sets another time."""
+
+
+ReadHeads = Callable[[Mapping[str, tuple[int, str]]], Sequence[NodeHead]]
+"""
+Reads the heads of the other nodes. Gets those that were seen last, by node: position and hash.
+Raises ``StoreError`` if the database cannot be read.
+"""
+
+
+class FleetHeads:
+    """
+    Looks every so often, and appends ``heads_seen`` if a node has more rows than before.
+
+    Attributes:
+        bug_id: of the bug that ended it; None while it runs.
+    """
+
+    def __init__(
+        self, *, every_s: float, read: ReadHeads, sequencer: Sequencer, writer: JournalWriter
+    ) -> None:
+        self._every_s = every_s
+        self._read = read
+        self._sequencer = sequencer
+        self._writer = writer
+        self._running = trio.CancelScope()
+        self._lost: frozenset[str] = frozenset()
+        self.bug_id: str | None = None
+
+    def close(self) -> None:
+        """End ``run``."""
+        self._running.cancel()
+
+    async def run(self) -> None:
+        """Look, until ``close``. A failure ends this task only, and is a bug on record."""
+        with self._running:
+            try:
+                while True:
+                    await trio.sleep(self._every_s)
+                    await self._look()
+            except WriterDied:
+                pass  # what ended it stops the server and is logged
+            except Exception as error:
+                with contextlib.suppress(WriterDied):  # as above
+                    self.bug_id = self._sequencer.bug_that_ended(error)
+                    log.exception(
+                        "the heads of other nodes are not seen until the next start",
+                        bug_id=self.bug_id,
+                    )
+
+    async def _look(self) -> None:
+        if self._writer.stalled:
+            return  # rows wait already
+        since = dict(self._sequencer.state.heads_seen)
+        try:
+            # A database that does not answer does not keep the server from stopping.
+            found = await trio.to_thread.run_sync(
+                partial(self._read, since), abandon_on_cancel=True
+            )
+        except StoreError as error:
+            log.warning("the heads of other nodes cannot be read", fact=str(error))
+            return
+        lost = frozenset(head.node for head in found if head.is_lost)
+        for head in found:
+            if head.node in lost - self._lost:
+                log.error(
+                    "the journal of another node lost rows that this node saw",
+                    node=head.node,
+                    row=since[head.node][0],
+                    ends_at=head.position,
+                    hint="ops verify --fleet",
+                )
+        self._lost = lost
+        news = tuple((head.node, head.position, head.hash) for head in found if head.is_news)
+        # It may have been closed while the thread's answer was on its way.
+        if news and not self._running.cancel_called:
+            self._sequencer.append(ev.HeadsSeen(heads=news))

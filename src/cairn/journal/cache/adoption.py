@@ -1,0 +1,78 @@
+"""
+Whether blocks of other nodes are adopted: only while reading one is as fast as computing it.
+
+What was measured is in the journal, so the decision is too. While reading is slower, requests are
+computed, and after so many of them one block is read again, because a network may get faster.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+RETRY_AFTER: Final = 32
+"""After how many requests that adopted nothing a block is read to measure again."""
+
+WINDOW_TOKENS: Final = 65_536
+"""What was measured before about so many tokens counts half."""
+
+
+@attrs.frozen(kw_only=True)
+class Rates:
+    """
+    What computing and adopting took since the model was loaded.
+
+    Attributes:
+        prefill_tokens: tokens of prefill passes over at least one block.
+        prefill_us: what these passes took.
+        adopted_tokens: tokens of adopted blocks.
+        adopted_us: what reading and hashing these took.
+        declined: how many requests in a row adopted nothing because it would take longer.
+    """
+
+    prefill_tokens: int = 0
+    prefill_us: int = 0
+    adopted_tokens: int = 0
+    adopted_us: int = 0
+    declined: int = 0
+
+
+NO_RATES: Final = Rates()
+"""Nothing was measured."""
+
+
+def with_prefill(rates: Rates, tokens: int, duration_us: int) -> Rates:
+    """The rates after a prefill pass."""
+    tokens, duration_us = _added(rates.prefill_tokens, rates.prefill_us, tokens, duration_us)
+    return attrs.evolve(rates, prefill_tokens=tokens, prefill_us=duration_us)
+
+
+def with_adopted(rates: Rates, tokens: int, duration_us: int) -> Rates:
+    """The rates after a block was adopted. One that was read to measure again counts alone."""
+    if pays(rates):
+        before = (rates.adopted_tokens, rates.adopted_us)
+        tokens, duration_us = _added(*before, tokens, duration_us)
+    return attrs.evolve(rates, adopted_tokens=tokens, adopted_us=duration_us, declined=0)
+
+
+def with_declined(rates: Rates) -> Rates:
+    """The rates after a request for which nothing was adopted."""
+    return attrs.evolve(rates, declined=rates.declined + 1)
+
+
+def pays(rates: Rates) -> bool:
+    """Whether adopting takes no longer than computing, or one of the two was never measured."""
+    if not (rates.prefill_tokens and rates.adopted_tokens):
+        return True
+    return rates.adopted_us * rates.prefill_tokens <= rates.prefill_us * rates.adopted_tokens
+
+
+def may_adopt(rates: Rates) -> bool:
+    """Whether a block is adopted now."""
+    return pays(rates) or rates.declined >= RETRY_AFTER
+
+
+def _added(tokens: int, duration_us: int, more_tokens: int, more_us: int) -> tuple[int, int]:
+    tokens, duration_us = tokens + more_tokens, duration_us + more_us
+    return (tokens // 2, duration_us // 2) if tokens > WINDOW_TOKENS else (tokens, duration_us)

@@ -1,0 +1,254 @@
+"""
+What the journals of a fleet's nodes say of each other, beyond what each says by itself.
+
+1. A block key has one digest, also over nodes (INV-3). The fingerprint and the tenant are in the
+   key, so that two that differ share none.
+2. What a row names of another node's journal, a head that was seen or a block that was adopted, is
+   there with that hash (INV-8). So rows that were removed from the end of a journal are missing.
+3. A journal has one lease, its own, whose token is not below one that was taken over (INV-6).
+
+First give ``FleetAudit`` the ``references`` of each node, which are read before any journal is
+verified, because servers may be adding rows. Then ``begin`` each node, ``feed`` it all its rows,
+and ``end`` it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+
+from cairn.journal import events as ev
+from cairn.journal.nodes import schema_of
+from cairn.journal.replay import Finding
+from cairn.journal.rows.base import Base, state_of
+from cairn.journal.rows.codec import Row
+from cairn.journal.rows.heads import Head
+from cairn.journal.rows.verification import Verification
+
+_NAMESPACE = uuid.UUID("3a0b1f7e-5f7f-5b3e-9a53-6f0c9b2a7d11")
+_NAMES_A_ROW = {"node", "position", "row_hash"}
+
+NAMING = tuple(
+    kind.kind
+    for kind in ev.ALL_EVENTS
+    if kind is ev.HeadsSeen or {field.name for field in attrs.fields(kind)} >= _NAMES_A_ROW
+)
+"""The kinds of events that name rows of other nodes' journals."""
+
+_SEALING = (ev.BlockSealed.kind, ev.BlockAdopted.kind)
+_STARTING = {ev.ServerLost.kind, ev.NodeTakenOver.kind, ev.ServerStarted.kind}
+
+
+@attrs.frozen
+class Reference:
+    """
+    A row of another node's journal that a row names.
+
+    Attributes:
+        by: the node that names it, and ``row`` that does.
+        kind: of the event that names it.
+        node: whose row it is.
+        key: of the block that is sealed there; None if it is not named for a block.
+    """
+
+    by: str
+    row: int
+    kind: str
+    node: str
+    head: Head
+    key: str | None = None
+
+
+def references(node: str, base: Base | None, rows: Iterable[Row]) -> Iterator[Reference]:
+    """
+    What the journal of a node names of others. A row that cannot be read names nothing; that it was
+    changed is a finding of its own journal.
+
+    Args:
+        rows: those of the kinds of ``NAMING``, at least.
+    """
+    if base is not None:
+        with contextlib.suppress(ValueError):  # a damaged one is a violation of its own
+            for other, (at, row_hash) in state_of(base).heads_seen.items():
+                head = Head(at, row_hash)
+                yield Reference(node, base.position, ev.HeadsSeen.kind, other, head)
+    for row in rows:
+        fields = _fields(row)
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            if row.kind == ev.HeadsSeen.kind:
+                for other, at, row_hash in fields["heads"]:
+                    head = Head(int(at), str(row_hash))
+                    yield Reference(node, row.position, row.kind, str(other), head)
+            elif row.kind in NAMING:
+                head = Head(int(fields["position"]), str(fields["row_hash"]))
+                of = str(fields["node"]), head, fields.get("key")
+                yield Reference(node, row.position, row.kind, *of)
+
+
+class FleetAudit:
+    """
+    Compares the journals of nodes.
+
+    Attributes:
+        blocks: how many keys are on record at more than one node, each with one digest.
+        present: how many references name a row that is there.
+        pruned: how many name a row that was pruned since, which cannot be compared.
+        accepted: how many name a row whose loss the operator of its node accepted.
+        seen: node to the last of its rows that another node saw and that is there.
+    """
+
+    def __init__(self, references: Iterable[Reference]) -> None:
+        self.present = self.pruned = self.accepted = 0
+        self.seen: dict[str, int] = {}
+        self._to: dict[str, list[Reference]] = {}
+        for one in references:
+            self._to.setdefault(one.node, []).append(one)
+        self._digests: dict[str, tuple[str, str, int]] = {}
+        self._shared: set[str] = set()
+        self._found: list[Finding] = []
+        self._node = ""
+
+    @property
+    def blocks(self) -> int:
+        """How many keys are on record at more than one node."""
+        return len(self._shared)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All that does not agree, so far."""
+        return tuple(self._found)
+
+    def heads_of(self, node: str) -> list[Head]:
+        """The heads that others name of a node's journal, for ``Verification``."""
+        return [one.head for one in self._to.get(node, ())]
+
+    def begin(self, node: str, base: Base | None) -> None:
+        """The rows that follow are of this node."""
+        self._node = node
+        self._begins = self._at = 0
+        self._lease = 1
+        self._windows: list[tuple[int, int]] = []
+        self._keys = {one.head.position: "" for one in self._to.get(node, ()) if one.key}
+        with contextlib.suppress(ValueError):  # as above
+            state = state_of(base) if base is not None else None
+            if base is not None and state is not None:
+                for key, block in state.blocks.items():
+                    self._sealed(key, block.digest, base.position)
+                self._lease = state.lease
+                for head, row in state.lost.items():
+                    self._windows.append((row - 1, Head.parse(head).position))
+
+    def feed(self, row: Row) -> None:
+        """Take in the next row of the node."""
+        if row.kind in _SEALING:
+            fields = _fields(row)
+            key = fields.get("key")
+            self._sealed(str(key), str(fields.get("digest")), row.position)
+            if row.position in self._keys:
+                self._keys[row.position] = str(key)
+        elif row.kind in _STARTING:
+            # A start may be several rows: of the run that was lost, and of a takeover.
+            self._begins = self._begins if self._at == row.position - 1 else row.position
+            self._at = row.position
+            if type(token := _fields(row).get("token")) is int:
+                self._lease = token
+        elif row.kind == ev.LossAccepted.kind:
+            with contextlib.suppress(LookupError, TypeError, ValueError):
+                last = max(Head.parse(head).position for head in _fields(row)["heads"])
+                self._windows.append((self._begins, last))
+
+    def end(self, checked: Verification, leases: Sequence[tuple[str, int]]) -> None:
+        """
+        Compare what others name of the node with what was fed.
+
+        Args:
+            checked: the same rows, with ``heads_of``.
+            leases: the rows of its lease: schema and token each; one, once it was served.
+        """
+        node = self._node
+        for one in self._to.get(node, ()):
+            self._compare(one, checked)
+        for schema, token in leases:
+            if schema != schema_of(node):
+                self._add("INV-6", node, 0, "a lease of another journal", schema_of(node), schema)
+            if token < self._lease:
+                self._add("INV-6", node, 0, "a lease that was set back", self._lease, token)
+        if len(leases) > 1:
+            self._add("INV-6", node, 0, "leases that overlap", "one row", len(leases))
+
+    def end_all(self, nodes: Iterable[str]) -> None:
+        """
+        Find what is named of nodes that are not there.
+
+        Args:
+            nodes: those that are, also if their journal cannot be read.
+        """
+        for node in sorted({*self._to} - {*nodes}):
+            last = max(self._to[node], key=lambda one: one.head.position)
+            words = f"row {last.head.position} of {node} is named, whose journal is not there"
+            self._add("INV-8", last.by, last.row, words, str(last.head), "none")
+
+    def _compare(self, one: Reference, checked: Verification) -> None:
+        node, at = one.node, one.head.position
+        named = f"row {at} of {node} ({one.kind})"
+        match checked.standing(one.head):
+            case "present":
+                self.present += 1
+                self.seen[node] = max(at, self.seen.get(node, 0))
+                if one.key is not None and self._keys[at] != one.key:
+                    words = f"{named} does not seal the block that was adopted"
+                    self._add("INV-3", one.by, one.row, words, one.key, self._keys[at] or "none")
+            case "pruned":
+                self.pruned += 1
+            case "accepted":
+                self.accepted += 1
+            case _ if any(first <= at <= last for first, last in self._windows):
+                self.accepted += 1
+            case "missing":
+                words = f"{named} was removed: the journal of {node} ends before it"
+                self._add("INV-8", one.by, one.row, words, str(one.head), str(checked.head))
+            case _:
+                words = f"{named} has another hash, so it was rewritten"
+                self._add("INV-8", one.by, one.row, words, str(one.head), "another")
+
+    def _sealed(self, key: str, digest: str, position: int) -> None:
+        known = self._digests.setdefault(key, (digest, self._node, position))
+        if known[1] == self._node:
+            return  # by itself, a journal is checked by its own invariants
+        self._shared.add(key)
+        if known[0] != digest:
+            words = f"the block {key} has another digest at row {known[2]} of {known[1]}"
+            self._add("INV-3", self._node, position, words, known[0], digest)
+
+    def _add(
+        self, invariant: str, node: str, row: int, message: str, expected: object, actual: object
+    ) -> None:
+        place = f"{node} row {row}" if row else f"{node} lease"
+        name = f"{place}/{invariant}/{message}/{actual}"
+        self._found.append(
+            Finding(
+                bug_id=str(uuid.uuid5(_NAMESPACE, name)),
+                invariant=invariant,
+                position=row,
+                session=None,
+                message=message,
+                expected=str(expected),
+                actual=str(actual),
+                recorded=False,
+                reproduced=True,
+                place=place,
+            )
+        )
+
+
+def _fields(row: Row) -> Mapping[str, Any]:
+    """The public fields of a row; none if they cannot be read."""
+    try:
+        return msgspec.json.decode(row.public, type=dict[str, Any])
+    except (msgspec.MsgspecError, TypeError):
+        return {}

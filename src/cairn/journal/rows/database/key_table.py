@@ -1,0 +1,118 @@
+"""
+The keys of a node's private fields, in tables beside its journal on PostgreSQL, so that the node
+can be started on a machine that has the fleet's journal key and none of the node's files.
+
+Each key is wrapped by the journal key, which is never here. A removed key is in no table, but
+PostgreSQL keeps it for a while: in the table's pages until VACUUM, in its write-ahead log, in
+replicas and in backups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import attrs
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from cairn.journal.nodes import SCHEMA_PREFIX
+
+metadata = sa.MetaData()
+"""The tables, as the migrations make them on PostgreSQL."""
+_keys = sa.Table(
+    "keys",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("wrapped", sa.LargeBinary, nullable=False),
+)
+_entry = sa.Table(
+    "journal_key",
+    metadata,
+    sa.Column("node", sa.Text, primary_key=True),
+    sa.Column("known", sa.LargeBinary, nullable=False),
+    sa.Column("place", sa.Text, nullable=False),
+    sa.Column("made", sa.BigInteger, nullable=False),
+    sa.Column("removed", sa.BigInteger, nullable=False),
+)
+_NODE = sa.text("current_schema()")
+_OTHERS = sa.text("""
+SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE relname = 'journal_key' AND relkind = 'r' AND starts_with(nspname, :prefix)
+AND nspname <> current_schema() AND has_table_privilege(pg_class.oid, 'SELECT') ORDER BY nspname
+""")
+
+Values = tuple[str, str, bytes]
+"""The id of a key, its subject, and the wrapped key."""
+
+
+@attrs.frozen
+class Entry:
+    """
+    The one row of ``journal_key``.
+
+    Attributes:
+        known: what is wrapped to recognize the journal key.
+        place: the file with the journal key, on the machine of the last server.
+        made: how many keys were ever stored.
+        removed: how many were removed.
+    """
+
+    known: bytes
+    place: str
+    made: int
+    removed: int
+
+
+def entry(connection: sa.Connection) -> Entry | None:
+    """The entry; None before the first start."""
+    found = connection.execute(sa.select(*list(_entry.c)[1:])).one_or_none()
+    return Entry(*found) if found is not None else None
+
+
+def enter(connection: sa.Connection, known: bytes, place: str) -> None:
+    """Make the entry, or change its place."""
+    values = {"known": known, "place": place, "made": 0, "removed": 0}
+    made = insert(_entry).values(node=_NODE, **values)
+    connection.execute(
+        made.on_conflict_do_update(index_elements=["node"], set_={"place": made.excluded.place})
+    )
+
+
+def of_other_nodes(connection: sa.Connection) -> list[tuple[str, bytes]]:
+    """What recognizes the journal key of each other node of the database: (node, known)."""
+    found = []
+    for (schema,) in connection.execute(_OTHERS, {"prefix": SCHEMA_PREFIX}).all():
+        table = sa.table("journal_key", sa.column("known"), schema=schema)
+        known = connection.execute(sa.select(table.c.known).limit(1)).scalar_one_or_none()
+        if known is not None:
+            found.append((schema.removeprefix(SCHEMA_PREFIX), known))
+    return found
+
+
+def read(connection: sa.Connection) -> Sequence[Values]:
+    """All keys."""
+    return [(key, of, wrapped) for key, of, wrapped in connection.execute(sa.select(_keys))]
+
+
+def one(connection: sa.Connection, key_id: str) -> Values | None:
+    """The key of an id; None if there is none."""
+    found = connection.execute(sa.select(_keys).where(_keys.c.id == key_id)).one_or_none()
+    return (found[0], found[1], found[2]) if found is not None else None
+
+
+def add(connection: sa.Connection, values: Iterable[Values]) -> None:
+    """Store keys; those of an earlier try, whose end was not reported, are there already."""
+    rows = [dict(zip(("id", "subject", "wrapped"), one, strict=True)) for one in values]
+    stored = connection.execute(
+        insert(_keys).values(rows).on_conflict_do_nothing().returning(_keys.c.id)
+    )
+    made = len(stored.all())
+    connection.execute(sa.update(_entry).values(made=_entry.c.made + made))
+
+
+def remove(connection: sa.Connection, key_ids: Iterable[str]) -> int:
+    """Remove keys; returns how many were there."""
+    gone = connection.execute(sa.delete(_keys).where(_keys.c.id.in_(list(key_ids)))).rowcount
+    connection.execute(sa.update(_entry).values(removed=_entry.c.removed + gone))
+    return gone

@@ -1,0 +1,194 @@
+"""A server that adopts blocks of other nodes, whose journals a test plays."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import pytest
+
+from cairn.actors.errors import Broken
+from cairn.actors.server import Server
+from cairn.engine.mlx.blocks import SealedBlock, digest
+from cairn.engine.mlx.shared_files import SharedFiles
+from cairn.engine.prompt.template import Conversation, Message
+from cairn.journal import events as ev
+from cairn.journal.errors import StoreError
+from cairn.journal.replay import replay
+from cairn.journal.rows.codec import decode
+from cairn.journal.rows.database.other_nodes import SealedRow
+from cairn.journal.rows.store import MemoryStore
+from tests.gate.conversation import words
+from tests.support.in_process_server import MIB, ask, generate, serving, wait_idle
+
+pytestmark = pytest.mark.trio
+
+LONG = generate(Conversation(messages=(Message(role="user", content=words(1, 60)),)), max_tokens=2)
+
+
+@attrs.define
+class Journals:
+    """What other nodes have sealed, by their journals. Stands in for ``OtherNodes``."""
+
+    stores: dict[str, MemoryStore] = attrs.field(factory=dict)
+    more: dict[str, list[SealedRow]] = attrs.field(factory=dict)
+    fails: bool = False
+
+    def sealed(self, keys: Collection[str]) -> Mapping[str, Sequence[SealedRow]]:
+        """See ``OtherNodes.sealed``."""
+        if self.fails:
+            raise StoreError("the database is away")
+        found: dict[str, list[SealedRow]] = {}
+        for node, store in self.stores.items():
+            for row in store.rows:
+                event = decode(row).event
+                if isinstance(event, ev.BlockSealed) and event.key in keys:
+                    sealed = SealedRow(
+                        node=node, position=row.position, row_hash=row.hash, event=event
+                    )
+                    found.setdefault(event.key, []).append(sealed)
+        for key in found:
+            found[key] += self.more.get(key, [])
+        return found
+
+
+@attrs.define
+class Fleet:
+    """Two nodes, each with a journal, over one folder. The first has served a long prompt."""
+
+    model: Path
+    folder: Path
+    journals: Journals = attrs.field(factory=Journals)
+    store: MemoryStore = attrs.field(factory=MemoryStore)
+
+    def node(self, name: str, store: MemoryStore, **changes: Any) -> Any:
+        """A node that runs while the context is open."""
+        usual = {
+            "blocks_folder": self.folder / name,
+            "disk_bytes": 64 * MIB,
+            "node": name,
+            "other_nodes": self.journals,
+        }
+        return serving(self.model, store, **{**usual, **changes})
+
+    async def seal_on(self, name: str) -> None:
+        """A node serves the prompt by itself, and stops."""
+        store = MemoryStore()
+        async with self.node(name, store, other_nodes=Journals()) as server:
+            await ask(server, LONG)
+            await wait_idle(server)
+        self.journals.stores[name] = store
+
+    def events(self, kind: type[Any]) -> list[Any]:
+        """The events of the second node's journal of one kind."""
+        found = (decode(row).event for row in self.store.rows)
+        return [event for event in found if isinstance(event, kind)]
+
+
+@pytest.fixture
+async def fleet(model_directory: Path, tmp_path: Path) -> Fleet:
+    """A fleet whose first node has served the prompt."""
+    made = Fleet(model=model_directory, folder=tmp_path)
+    await made.seal_on("n1")
+    return made
+
+
+def device(server: Server) -> Any:
+    """The engine of the engine's thread."""
+    return server.loaded.engine.device
+
+
+async def test_blocks_are_adopted(fleet: Fleet):
+    """All full blocks of the prompt, and they are not adopted again."""
+    async with fleet.node("n2", fleet.store) as server:
+        first = await ask(server, LONG)
+        assert 0 < len(fleet.events(ev.BlockAdopted))
+        assert 64 * len(fleet.events(ev.BlockAdopted)) == first.accepted.cached_tokens
+        await wait_idle(server)
+        again = await ask(server, LONG)
+        assert again.accepted.cached_tokens >= first.accepted.cached_tokens
+    assert len({one.key for one in fleet.events(ev.BlockAdopted)}) == len(
+        fleet.events(ev.BlockAdopted)
+    )
+    assert () == replay(fleet.store.read()).findings
+
+
+async def test_the_first_node_that_has_the_file(fleet: Fleet):
+    """If one of them has removed its file, the next one is read."""
+    await fleet.seal_on("n3")
+    for path in (fleet.folder / "n1").rglob("*.safetensors"):
+        path.unlink()
+    async with fleet.node("n2", fleet.store) as server:
+        await ask(server, LONG)
+    assert {"n3"} == {one.node for one in fleet.events(ev.BlockAdopted)}
+
+
+async def test_reading_that_is_slower_than_computing(fleet: Fleet):
+    """After the first block the rest is computed, and the journal says what was measured."""
+    async with fleet.node("n2", fleet.store) as server:
+        await ask(server, attrs.evolve(LONG, conversation=other_words()))
+        engine = device(server)
+        reads = engine.adopt
+        engine.adopt = lambda *of: attrs.evolve(reads(*of), duration_us=10**9)
+        answer = await ask(server, LONG)
+        assert 64 == answer.accepted.cached_tokens
+        (one,) = fleet.events(ev.AdoptionDeclined)
+        assert 10**9 == one.adopted_us
+        assert one.prefill_tokens > 0
+    assert 1 == len(fleet.events(ev.BlockAdopted))
+    assert () == replay(fleet.store.read()).findings
+
+
+def other_words() -> Conversation:
+    """A prompt that shares nothing with the other one."""
+    return Conversation(messages=(Message(role="user", content=words(2, 60)),))
+
+
+async def test_two_digests_on_record(fleet: Fleet):
+    """
+    Two nodes recorded different ones, and each has a file with its own: INV-3. The block is
+    quarantined, and the next request is served without it.
+    """
+    (first, *_) = [
+        decode(row) for row in fleet.journals.stores["n1"].rows if row.kind == ev.BlockSealed.kind
+    ]
+    async with fleet.node("n2", fleet.store) as server:
+        fingerprint = server.loaded.model.fingerprint
+        sealed = first.event
+        assert isinstance(sealed, ev.BlockSealed)
+        own = SharedFiles(fleet.folder / "n1", fingerprint, "run")
+        read = own.read_of("n1", sealed.key, sealed.digest, sealed.bytes)
+        assert read is not None
+        wrong = SealedBlock(keys=tuple(one + 1 for one in read[0].keys), values=read[0].values)
+        mx.eval(wrong.keys)
+        other = attrs.evolve(sealed, digest=digest(wrong))
+        written = SharedFiles(fleet.folder / "n3", fingerprint, "run")
+        written.write(sealed.key, wrong, other.digest, (0, 64), 64 * MIB)
+        fleet.journals.more[sealed.key] = [
+            SealedRow(node="n3", position=5, row_hash="a" * 64, event=other)
+        ]
+        with pytest.raises(Broken):
+            await ask(server, LONG)
+        again = await ask(server, LONG)
+        assert 0 == again.accepted.cached_tokens
+    (violated,) = fleet.events(ev.InvariantViolated)
+    assert "INV-3" == violated.invariant
+    assert "second digest, in row 5 of n3" in violated.message
+    (quarantined,) = fleet.events(ev.BlocksQuarantined)
+    assert sealed.key in quarantined.keys
+
+
+async def test_journals_that_cannot_be_read(fleet: Fleet):
+    """The prompt is computed. Later they are read again."""
+    fleet.journals.fails = True
+    async with fleet.node("n2", fleet.store) as server:
+        answer = await ask(server, LONG)
+        assert 0 == answer.accepted.cached_tokens
+        assert not fleet.events(ev.BlockAdopted)
+    fleet.journals.fails = False
+    async with fleet.node("n2", fleet.store, disk_bytes=0) as server:
+        await ask(server, LONG)
+    assert fleet.events(ev.BlockAdopted)

@@ -1,0 +1,224 @@
+"""The rows of other nodes by which they sealed blocks, read from one database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from threading import Event
+
+import attrs
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from cairn.journal import events as ev
+from cairn.journal.errors import StoreError
+from cairn.journal.rows.codec import GENESIS, Row, encode, row_hash
+from cairn.journal.rows.database import other_nodes, postgres
+from cairn.journal.rows.database.other_nodes import OtherNodes
+from cairn.journal.rows.store_sql import SqlStore, migrate, node_url
+from tests.support.postgres import Postgres
+
+SEALED = ev.BlockSealed(
+    session="s",
+    key="ab" * 32,
+    parent=None,
+    digest="d1",
+    start=0,
+    end=4,
+    bytes=10,
+    resealed=False,
+    stored=True,
+    memory_blocks=1,
+    memory_bytes=10,
+)
+KEY = SEALED.key
+OTHER = "cd" * 32
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> str:
+    """An empty database."""
+    return postgres.new_database()
+
+
+@pytest.fixture
+def nodes(url: str) -> Iterator[OtherNodes]:
+    """What n1 sees of the others."""
+    with closing(OtherNodes(node_url(url, "n1"), "n1")) as found:
+        yield found
+
+
+def chained(*events: ev.Event, after: Row | None = None) -> list[Row]:
+    """Rows of these events, one after the other."""
+    rows: list[Row] = []
+    last = after
+    for event in events:
+        position = 1 if last is None else last.position + 1
+        place = ev.Recorded(
+            position=position,
+            stream=event.stream,
+            seq=position,
+            event_id=f"id-{position}",
+            time_us=5,
+            event=event,
+        )
+        last = encode(place, GENESIS if last is None else last.hash)
+        rows.append(last)
+    return rows
+
+
+def journal(url: str, node: str, *rows: Row) -> None:
+    """A node's journal, with these rows more."""
+    where = node_url(url, node)
+    migrate(where)
+    with closing(SqlStore.open(where)) as store:
+        store.append(rows)
+
+
+def execute(url: str, command: str) -> None:
+    """Another program changes the database."""
+    with psycopg.connect(url.replace("+psycopg", "")) as connection:
+        connection.execute(command)
+
+
+def test_rows_of_others(url: str, nodes: OtherNodes):
+    """One of each other node, in the order of their names; none of its own."""
+    rows = chained(SEALED)
+    for node in ("n3", "n1", "n2"):
+        journal(url, node, *rows)
+    found = nodes.sealed([OTHER, KEY])
+    assert {KEY} == found.keys()
+    assert ["n2", "n3"] == [one.node for one in found[KEY]]
+    assert {(1, rows[0].hash, SEALED)} == {
+        (one.position, one.row_hash, one.event) for one in found[KEY]
+    }
+    assert {} == nodes.sealed([])
+
+
+def test_rows_that_come_later(url: str, nodes: OtherNodes):
+    """They are found at the next look, and so are those of a node that is new."""
+    first = chained(ev.OperatorActed(action="note", detail="-"))
+    journal(url, "n2", *first)
+    assert {} == nodes.sealed([KEY])
+    journal(url, "n2", *chained(SEALED, after=first[-1]))
+    assert [2] == [one.position for one in nodes.sealed([KEY])[KEY]]
+    journal(url, "n3", *chained(SEALED))
+    assert ["n2", "n3"] == [one.node for one in nodes.sealed([KEY])[KEY]]
+
+
+def test_a_journal_in_the_place_of_another(url: str, nodes: OtherNodes):
+    """It is read from its beginning."""
+    note = ev.OperatorActed(action="note", detail="-")
+    journal(url, "n2", *chained(note, note, SEALED))
+    assert nodes.sealed([KEY])
+    execute(url, "DROP SCHEMA node_n2 CASCADE")
+    assert {} == nodes.sealed([KEY])
+    journal(url, "n2", *chained(attrs.evolve(SEALED, digest="d2")))
+    (one,) = nodes.sealed([KEY])[KEY]
+    assert (1, "d2") == (one.position, one.event.digest)
+
+
+def test_a_block_that_its_node_does_not_use(url: str, nodes: OtherNodes):
+    """One that is quarantined, or has two digests in one journal."""
+    twice = (SEALED, attrs.evolve(SEALED, digest="d2", resealed=True))
+    journal(url, "n2", *chained(*twice))
+    broken = ev.BlocksQuarantined(session=None, bug_id="bug", keys=(KEY,))
+    journal(url, "n3", *chained(SEALED, broken))
+    assert {} == nodes.sealed([KEY])
+    again = (SEALED, attrs.evolve(SEALED, resealed=True))
+    journal(url, "n4", *chained(*again))
+    assert [("n4", 2)] == [(one.node, one.position) for one in nodes.sealed([KEY])[KEY]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE node_n2.events SET time_us = 6",
+        "UPDATE node_n2.events SET kind = 'note' WHERE position = 1",
+        "UPDATE node_n2.events SET public = 'no JSON'",
+        "DELETE FROM node_n2.events",
+        "INSERT INTO node_n2.bases VALUES (1, 'h', 's', 'd')",
+    ],
+)
+@pytest.mark.parametrize("indexed", [False, True])
+def test_rows_that_are_changed_or_gone(url: str, nodes: OtherNodes, change: str, indexed: bool):
+    """They are not used, whether that happened before they were indexed or after."""
+    journal(url, "n2", *chained(SEALED))
+    if indexed:
+        assert nodes.sealed([KEY])
+    execute(url, change)
+    assert {} == nodes.sealed([KEY])
+
+
+def test_a_row_that_is_another_event_by_now(url: str, nodes: OtherNodes):
+    """A sound row, but not one that seals a block."""
+    journal(url, "n2", *chained(SEALED))
+    assert nodes.sealed([KEY])
+    execute(url, "DROP SCHEMA node_n2 CASCADE")
+    journal(url, "n2", *chained(ev.OperatorActed(action="note", detail="-")))
+    assert {} == nodes.sealed([KEY])
+
+
+def test_a_row_of_a_newer_version(url: str, nodes: OtherNodes):
+    """What it says is not known here."""
+    (row,) = chained(SEALED)
+    newer = attrs.evolve(row, version=99)
+    journal(url, "n2", attrs.evolve(newer, hash=row_hash(newer)))
+    assert {} == nodes.sealed([KEY])
+
+
+def test_the_index_has_an_end(url: str, nodes: OtherNodes, monkeypatch: pytest.MonkeyPatch):
+    """The oldest rows leave it."""
+    monkeypatch.setattr(other_nodes, "INDEXED_MOST", 1)
+    journal(url, "n2", *chained(SEALED, attrs.evolve(SEALED, key=OTHER)))
+    assert {OTHER} == nodes.sealed([KEY, OTHER]).keys()
+
+
+def test_schemas_of_others(url: str, nodes: OtherNodes):
+    """One with a name that no node may have is not read."""
+    execute(url, 'CREATE SCHEMA "node_N2"')
+    execute(url, 'CREATE TABLE "node_N2".events (x int)')
+    assert {} == nodes.sealed([KEY])
+
+
+def test_a_database_that_is_away(url: str, nodes: OtherNodes):
+    """It is an error of the store, and the next look connects again."""
+    journal(url, "n2", *chained(SEALED))
+    assert nodes.sealed([KEY])
+    execute(url, "ALTER TABLE node_n2.events RENAME COLUMN hash TO other")
+    with pytest.raises(StoreError, match="journals of other nodes cannot be read"):
+        nodes.sealed([KEY])
+    execute(url, "ALTER TABLE node_n2.events RENAME COLUMN other TO hash")
+    assert nodes.sealed([KEY])
+
+
+def test_a_database_that_was_never_there():
+    """It is an error of the store, too."""
+    with (
+        closing(OtherNodes("postgresql://cairn@/none?host=/nowhere", "n1")) as nodes,
+        pytest.raises(StoreError, match="journals of other nodes cannot be read"),
+    ):
+        nodes.sealed([KEY])
+
+
+def test_while_another_thread_reads(url: str, nodes: OtherNodes, monkeypatch: pytest.MonkeyPatch):
+    """It finds nothing, and does not wait; nor does closing."""
+    journal(url, "n2", *chained(SEALED))
+    connect, began, may_go = postgres.unlocked, Event(), Event()
+
+    def slow(where: sa.URL) -> sa.Connection:
+        began.set()
+        assert may_go.wait(60)
+        return connect(where)
+
+    monkeypatch.setattr(postgres, "unlocked", slow)
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(nodes.sealed, [KEY])
+        assert began.wait(60)
+        assert {} == nodes.sealed([KEY])
+        nodes.close()
+        may_go.set()
+        assert {KEY} == other.result().keys()
+    assert nodes.sealed([KEY])

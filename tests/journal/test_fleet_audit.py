@@ -1,0 +1,278 @@
+"""What the journals of a fleet say of each other, and each way in which that can be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+
+from cairn.journal import events as ev
+from cairn.journal.fleet_audit import NAMING, FleetAudit, Reference, references
+from cairn.journal.rows.base import Base, base_of
+from cairn.journal.rows.codec import Row, row_hash
+from cairn.journal.rows.heads import Head
+from cairn.journal.rows.verification import Verification
+from cairn.journal.state import EMPTY, Block
+from tests.support.journals import Builder, healthy
+
+LEASES: Mapping[str, Sequence[tuple[str, int]]] = {
+    "n1": [("node_n1", 1)],
+    "n2": [("node_n2", 1)],
+}
+
+
+def audited(
+    journals: Mapping[str, Sequence[Row]],
+    leases: Mapping[str, Sequence[tuple[str, int]]] = LEASES,
+    bases: Mapping[str, Base] | None = None,
+    more: Sequence[Reference] = (),
+) -> FleetAudit:
+    """An audit of these journals."""
+    bases = bases or {}
+    named = [
+        one for node, rows in journals.items() for one in references(node, bases.get(node), rows)
+    ]
+    audit = FleetAudit([*named, *more])
+    for node, rows in journals.items():
+        base = bases.get(node)
+        audit.begin(node, base)
+        checked = Verification(may_be_excerpt=False, saved=audit.heads_of(node), base=base)
+        for row in rows:
+            checked.feed(row)
+            audit.feed(row)
+        audit.end(checked, leases.get(node, ()))
+    audit.end_all(journals)
+    return audit
+
+
+def found(audit: FleetAudit) -> list[tuple[str, str | None]]:
+    """The invariants that are broken, and where."""
+    return [(finding.invariant, finding.place) for finding in audit.findings]
+
+
+def seeing(*heads: tuple[str, int, str]) -> list[Row]:
+    """A journal of a node that saw heads, from its sixth row on."""
+    made = Builder()
+    made.start()
+    for head in heads:
+        made.propose(ev.HeadsSeen(heads=(head,)))
+    return made.rows
+
+
+def head_of(rows: Sequence[Row], node: str = "n2") -> tuple[str, int, str]:
+    """The head of rows, as a node sees it."""
+    return node, rows[-1].position, rows[-1].hash
+
+
+def rechained(rows: Sequence[Row], at: int, **changes: Any) -> list[Row]:
+    """Rows of which one is changed, with the chain written again over it."""
+    made: list[Row] = []
+    for row in rows:
+        if row.position == at:
+            row = attrs.evolve(row, **changes)
+        if made:
+            row = attrs.evolve(row, previous_hash=made[-1].hash)
+        made.append(attrs.evolve(row, hash=row_hash(row)))
+    return made
+
+
+# --- heads ----------------------------------------------------------------------------------------
+
+
+def test_a_fleet_that_agrees():
+    """Each head that was seen is in its chain, and the last one says up to where others vouch."""
+    rows = healthy()
+    audit = audited({"n1": seeing(head_of(rows[:20]), head_of(rows[:30])), "n2": rows})
+    assert [] == found(audit)
+    assert (2, 0, 0) == (audit.present, audit.pruned, audit.accepted)
+    assert {"n2": 30} == audit.seen
+
+
+def test_rows_that_were_removed_from_the_end():
+    """The chain that is left is valid; the other node's names the row that is missing."""
+    rows = healthy()
+    seen = seeing(head_of(rows))
+    audit = audited({"n1": seen, "n2": rows[:25]})
+    assert [("INV-8", f"n1 row {seen[-1].position}")] == found(audit)
+    assert "row 31 of n2 (heads_seen) was removed" in audit.findings[0].message
+    assert ["INV-8"] == [one for one, _ in found(audited({"n1": seen, "n2": []}))]
+
+
+def test_a_chain_that_was_written_again():
+    """It is valid in itself, and has another hash where the other node looked."""
+    rows = healthy()
+    again = rechained(rows, 30, time_us=rows[29].time_us + 1)
+    audit = audited({"n1": seeing(head_of(rows[:29]), head_of(rows)), "n2": again})
+    assert [("INV-8", "n1 row 4")] == found(audit)
+    assert "row 31 of n2 (heads_seen) has another hash" in audit.findings[0].message
+    assert {"n2": 29} == audit.seen
+
+
+def test_a_journal_that_is_gone():
+    """A node that was seen, and of which there is no journal any more."""
+    audit = audited({"n1": seeing(("n9", 3, "ab" * 32), ("n9", 5, "cd" * 32))})
+    assert [("INV-8", "n1 row 4")] == found(audit)
+    assert "row 5 of n9 is named, whose journal is not there" == audit.findings[0].message
+
+
+def restarted(lost: Sequence[str]) -> list[Row]:
+    """A journal of two starts, at the second of which an operator accepted that heads are lost."""
+    made = Builder()
+    made.start()
+    made.propose(
+        ev.ServerLost(boot="boot-1"),
+        ev.NodeTakenOver(token=2, by="jo"),
+        ev.ServerStarted(boot="boot-2", cairn_version="0", settings={}),
+        ev.LossAccepted(fact="rows are lost", heads=tuple(lost)),
+    )
+    return made.rows
+
+
+def test_a_loss_that_was_accepted():
+    """
+    What an operator accepted as lost is none; what was lost besides is, before it and after it, and
+    also if a damaged record named no head.
+    """
+    made = Builder()
+    made.start()
+    after = len(made.rows)
+    made.propose(*(ev.OperatorActed(action="note", detail=str(n)) for n in range(20)))
+    rows = made.rows
+    accepted = restarted([str(Head(rows[-1].position, rows[-1].hash))])
+    leases = {**LEASES, "n2": [("node_n2", 2)]}
+    for seen, is_excused in (
+        (head_of(rows), True),
+        (head_of(rows[: after + 1]), True),
+        (("n2", after, "ab" * 32), False),
+        (("n2", rows[-1].position + 1, "ab" * 32), False),
+    ):
+        audit = audited({"n1": seeing(seen), "n2": accepted}, leases)
+        assert is_excused == (found(audit) == []), seen
+        assert is_excused == (audit.accepted == 1)
+    for lost in ([], ["damaged"]):
+        nothing = restarted(lost)
+        assert ["INV-8"] == [
+            one for one, _ in found(audited({"n1": seeing(head_of(rows)), "n2": nothing}, leases))
+        ]
+
+
+def test_after_a_prune():
+    """
+    A base has the heads that its node saw, its lease, its digests, and the losses that were
+    accepted. A head of a row that was pruned cannot be compared.
+    """
+    rows = healthy()
+    state = attrs.evolve(
+        EMPTY,
+        position=4,
+        lease=3,
+        heads_seen=EMPTY.heads_seen.update({"n2": (31, rows[-1].hash)}),
+        lost=EMPTY.lost.update({f"{9}:{'ab' * 32}": 4}),
+    )
+    base = base_of(state, "ef" * 32)
+    audit = audited(
+        {"n1": [], "n2": rows[:25]},
+        {"n1": [("node_n1", 3)]},
+        {"n1": base},
+        [
+            Reference("n2", 3, "heads_seen", "n1", Head(2, "ab" * 32)),
+            Reference("n2", 3, "heads_seen", "n1", Head(4, "ef" * 32)),
+            Reference("n2", 3, "heads_seen", "n1", Head(9, "ab" * 32)),
+            Reference("n2", 3, "heads_seen", "n1", Head(8, "01" * 32)),
+        ],
+    )
+    assert [("INV-8", "n1 row 4")] == found(audit)
+    assert (1, 1, 2) == (audit.present, audit.pruned, audit.accepted)
+    lower = audited({"n1": []}, {"n1": [("node_n1", 2)]}, {"n1": base})
+    assert ("INV-6", "n1 lease") in found(lower)
+    damaged = attrs.evolve(base, state=b"{}")
+    assert [] == found(audited({"n1": []}, {}, {"n1": damaged}))
+
+
+# --- blocks ---------------------------------------------------------------------------------------
+
+
+def test_one_digest_of_a_key():
+    """A block that two nodes sealed has one digest; another one is found, with both rows."""
+    rows = healthy()
+    audit = audited({"n1": rows, "n2": rows})
+    assert [] == found(audit)
+    assert audit.blocks > 0
+    sealed = next(row for row in rows if row.kind == "block_sealed")
+    other = sealed.public.replace(b'"digest":"', b'"digest":"0')
+    audit = audited({"n1": rows, "n2": rechained(rows, sealed.position, public=other)})
+    assert ("INV-3", f"n2 row {sealed.position}") in found(audit)
+    assert f"another digest at row {sealed.position} of n1" in audit.findings[0].message
+
+
+def test_a_digest_in_a_base():
+    """The digests of blocks whose rows were pruned count, too."""
+    rows = healthy()
+    sealed = next(row for row in rows if row.kind == "block_sealed")
+    key = msgspec.json.decode(sealed.public)["key"]
+    block = Block(key=key, parent=None, digest="another", start=0, bytes=1, present=False, tokens=4)
+    state = attrs.evolve(EMPTY, position=4, blocks=EMPTY.blocks.set(key, block))
+    audit = audited({"n1": [], "n2": rows}, {}, {"n1": base_of(state, "ef" * 32)})
+    assert [("INV-3", f"n2 row {sealed.position}")] == found(audit)
+
+
+def adopting(rows: Sequence[Row], sealed: Row, **changes: Any) -> list[Reference]:
+    """What a node names that adopted the block of a row."""
+    fields = msgspec.json.decode(sealed.public)
+    named = {
+        "digest": fields["digest"],
+        "key": fields["key"],
+        "node": "n2",
+        "position": sealed.position,
+        "row_hash": sealed.hash,
+    } | changes
+    public = msgspec.json.encode(named)
+    row = attrs.evolve(rows[-1], kind="block_adopted", public=public)
+    return list(references("n1", None, [row]))
+
+
+def test_a_block_that_was_adopted():
+    """The row that an adoption names is there, with its hash, and seals that block."""
+    assert {"heads_seen", "block_adopted"} <= set(NAMING)
+    rows = healthy()
+    sealed = next(row for row in rows if row.kind == "block_sealed")
+    for changes, broken in (
+        ({}, []),
+        ({"position": sealed.position + 1}, ["INV-8"]),
+        ({"row_hash": "ab" * 32}, ["INV-8"]),
+        ({"key": "another"}, ["INV-3"]),
+        ({"node": "n9"}, ["INV-8"]),
+        ({"position": 2, "row_hash": rows[1].hash}, ["INV-3"]),
+    ):
+        more = adopting(rows, sealed, **changes)
+        audit = audited({"n1": seeing(), "n2": rows}, more=more)
+        assert broken == [one for one, _ in found(audit)], changes
+
+
+def test_a_row_that_cannot_be_read():
+    """It names nothing. That it was changed is a finding of its own journal."""
+    row = seeing(("n2", 3, "ab" * 32))[-1]
+    for public in (b"", b"{}", b"[]", b'{"heads":[1]}', b'{"heads":[["n2","x","y"]]}'):
+        assert [] == list(references("n1", None, [attrs.evolve(row, public=public)]))
+
+
+# --- leases ---------------------------------------------------------------------------------------
+
+
+def test_leases():
+    """A journal has one lease, its own, that was not set back."""
+    made = Builder()
+    made.start()
+    made.stop()
+    made.propose(ev.NodeTakenOver(token=4, by="jo"))
+    for leases, broken in (
+        ([("node_n1", 4)], 0),
+        ([("node_n1", 5)], 0),  # raised by a takeover that is not finished
+        ([("node_n1", 3)], 1),
+        ([("node_n2", 4)], 1),
+        ([("node_n1", 4), ("node_n1", 5)], 1),
+    ):
+        audit = audited({"n1": made.rows}, {"n1": leases})
+        assert [("INV-6", "n1 lease")] * broken == found(audit), leases

@@ -1,0 +1,173 @@
+"""``ops verify --fleet``: a verdict for each node and for the fleet, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from cairn.journal import events as ev
+from cairn.journal.nodes import NodeHead
+from cairn.journal.rows.store_sql import SqlStore, heads_of_others, migrate, node_url, nodes_of
+from tests.support.journals import Builder, healthy
+from tests.support.postgres import Postgres
+
+Run = Callable[..., Result]
+
+
+def seeing(*heads: tuple[str, int, str]) -> Builder:
+    """A journal of a node that saw these heads, one after the other."""
+    made = Builder()
+    made.start()
+    for head in heads:
+        made.propose(ev.HeadsSeen(heads=(head,)))
+    return made
+
+
+@pytest.fixture
+def fleet(postgres: Postgres) -> str:
+    """The database of n1, which saw the head of n2, and of n2."""
+    url = postgres.new_database()
+    rows = healthy()
+    for node, stored in (("n1", seeing(("n2", 31, rows[-1].hash)).rows), ("n2", rows)):
+        migrate(node_url(url, node))
+        with closing(SqlStore.open(node_url(url, node))) as store:
+            store.append(stored)
+    return url
+
+
+def change(postgres: Postgres, url: str, statement: str) -> None:
+    """Change a database of a fleet from outside."""
+    with postgres.connect(url.partition("?")[0].rpartition("/")[2]) as connection:
+        connection.execute(statement)
+
+
+def verdicts(done: Result) -> dict[str, Any]:
+    """The objects that are printed, by node; that of the fleet as ``fleet``."""
+    found = map(json.loads, done.stdout.splitlines())
+    return {one.get("node", "fleet"): one for one in found}
+
+
+def test_all_holds(run: Run, fleet: str):
+    """Each journal is sound, and what they say of each other agrees."""
+    done = run("verify", "--fleet", fleet)
+    assert 0 == done.exit_code, done.output
+    by_node = verdicts(done)
+    assert ("sound", 31, 31) == tuple(
+        by_node["n2"][name] for name in ("verdict", "rows", "seen_by_others")
+    )
+    assert by_node["n1"]["seen_by_others"] is None
+    whole = by_node["fleet"]
+    assert (["n1", "n2"], "sound", 0) == (whole["fleet"], whole["verdict"], whole["broken"])
+    assert {"present": 1, "pruned": 0, "accepted_as_lost": 0} == whole["named_rows"]
+
+
+def test_rows_that_were_cut_off(run: Run, fleet: str, postgres: Postgres):
+    """The node's own journal is valid, and the other one has its head."""
+    change(postgres, fleet, "DELETE FROM node_n2.events WHERE position > 25")
+    assert 0 == run("verify", "--journal", fleet, "--node", "n2").exit_code
+    done = run("verify", "--fleet", fleet)
+    assert 1 == done.exit_code
+    whole = verdicts(done)["fleet"]
+    (finding,) = whole["findings"]
+    assert ("INV-8", "n1 row 3") == (finding["invariant"], finding["where"])
+    assert "the journal of n2 ends before it" in finding["message"]
+    assert "broken" == whole["verdict"]
+
+
+def test_a_changed_row(run: Run, fleet: str, postgres: Postgres):
+    """A finding of one node's journal, under its name."""
+    change(postgres, fleet, "UPDATE node_n2.events SET time_us = 1 WHERE position = 30")
+    done = run("verify", "--fleet", fleet)
+    assert 1 == done.exit_code
+    by_node = verdicts(done)
+    assert ("broken", "sound") == (by_node["n2"]["verdict"], by_node["n1"]["verdict"])
+    assert "row 30" == by_node["n2"]["findings"][0]["where"]
+
+
+def test_leases(run: Run, fleet: str, postgres: Postgres):
+    """A second lease, with which another writer could commit."""
+    change(postgres, fleet, "INSERT INTO node_n2.lease VALUES ('node_n9', 1, 'me')")
+    done = run("verify", "--fleet", fleet)
+    assert 1 == done.exit_code
+    messages = [finding["message"] for finding in verdicts(done)["fleet"]["findings"]]
+    assert ["a lease of another journal", "leases that overlap"] == messages
+
+
+def test_a_journal_that_cannot_be_read(run: Run, fleet: str, postgres: Postgres):
+    """The others are verified all the same."""
+    change(postgres, fleet, "UPDATE node_n2.cairn_schema SET version_num = '9999'")
+    done = run("verify", "--fleet", fleet)
+    assert 2 == done.exit_code
+    by_node = verdicts(done)
+    assert ("cannot be read", "sound") == (by_node["n2"]["verdict"], by_node["n1"]["verdict"])
+    assert "newer Cairn" in by_node["n2"]["fault"]
+    assert [] == by_node["fleet"]["findings"]
+
+
+def test_for_people(run: Run, fleet: str, postgres: Postgres, monkeypatch: pytest.MonkeyPatch):
+    """On a terminal, a line for each finding and each node, and a verdict."""
+    monkeypatch.setattr("cairn.ops.fleet.verify.is_piped", lambda: False)
+    lines = run("verify", "--fleet", fleet).stdout.splitlines()
+    assert lines[0].startswith("n1: sound; 3 rows, head 3:")
+    assert lines[1].endswith("lease 1, others saw row 31")
+    assert "rows that nodes name of each other: 1 present, 0 pruned, 0 accepted as lost" in lines
+    assert "fleet of 2 nodes: sound" == lines[-1]
+    change(postgres, fleet, "DELETE FROM node_n2.events WHERE position = 20 OR position > 25")
+    change(postgres, fleet, "UPDATE node_n1.cairn_schema SET version_num = '9999'")
+    done = run("verify", "--fleet", fleet)
+    lines = done.stdout.splitlines()
+    assert 1 == done.exit_code
+    assert lines[0].startswith("n1: cannot be read: ")
+    assert "INV-8" in lines[1]
+    assert "  for more: ops verify --node n2 --journal URL" in lines
+    assert "fleet of 2 nodes: broken" == lines[-1]
+
+
+def test_what_is_refused(run: Run, fleet: str, postgres: Postgres, tmp_path: Path):
+    """A database without nodes, one that is none of a fleet, and options of a single journal."""
+    for arguments, words in (
+        (("--fleet", postgres.new_database()), "has no journal of a node"),
+        (("--fleet", "sqlite:////tmp/x.db"), "share a PostgreSQL database"),
+        (("--fleet", "/tmp/x.db"), "is not a database URL"),
+        (("--fleet", fleet, "--journal", fleet), "Omit the options of a single one"),
+        (("--fleet", fleet, "--node", "n1"), "needs the PostgreSQL database"),
+    ):
+        refused = run("verify", *arguments)
+        assert (2, True) == (refused.exit_code, words in refused.stderr), refused.output
+
+
+# --- what a node sees of others -------------------------------------------------------------------
+
+
+def test_heads_of_others(fleet: str, postgres: Postgres):
+    """
+    Those that have grown, but not by heads that they saw themselves, and those that lost what was
+    seen. Schemas of no node, and without a journal, are none.
+    """
+    rows = healthy()
+    change(postgres, fleet, "CREATE SCHEMA node_n3")
+    change(postgres, fleet, "CREATE SCHEMA nodexn4")
+    change(postgres, fleet, "CREATE TABLE nodexn4.events (position int)")
+    assert ["n1", "n2"] == nodes_of(fleet)
+    head = rows[-1].hash
+    for since, is_news, is_lost in (
+        ({}, True, False),
+        ({"n2": (30, rows[29].hash)}, True, False),
+        ({"n2": (31, head)}, False, False),
+        ({"n2": (31, "ab" * 32)}, False, True),
+        ({"n2": (30, "ab" * 32)}, False, True),
+        ({"n2": (32, "ab" * 32)}, False, True),
+    ):
+        assert [NodeHead("n2", 31, head, is_news, is_lost)] == heads_of_others(
+            node_url(fleet, "n1"), "n1", since
+        )
+    (of_n1,) = heads_of_others(fleet, "n2", {"n1": (2, seeing().rows[1].hash)})
+    assert (3, False, False) == (of_n1.position, of_n1.is_news, of_n1.is_lost)
+    (of_n1,) = heads_of_others(fleet, "n2", {})
+    assert of_n1.is_news
