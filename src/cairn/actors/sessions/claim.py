@@ -127,6 +127,7 @@ class Claim:
         await context.memory.load(self._chain(paths.chain_to_load, ticket), still_needed)
         if sealed:
             keys, state = prepared.keys, context.sequencer.state
+            sealed = context.memory.of_prompt(keys, sealed)
             chain = paths.adoptable(state, keys, self._chain(paths.chain_to_adopt, ticket), sealed)
             await context.memory.adopt(chain, sealed, keys, self._ttl_s(ticket), still_needed)
 
