@@ -290,6 +290,9 @@ class World:
         for node, position, row_hash in event.heads:
             self.heads_seen[node] = position, row_hash
 
+    def _loss_seen(self, event: ev.LossSeen) -> None:
+        self.heads_seen[event.node] = event.position, event.row_hash
+
     def _loss_accepted(self, event: ev.LossAccepted) -> None:
         for head in event.heads:
             self.lost[head] = self.position

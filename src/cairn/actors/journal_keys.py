@@ -398,8 +398,7 @@ class KeyTable(JournalKeys):
                     f"that of node {others[0][0]} to there, or name the file with --journal-key."
                 )
             secret = _secret_of(place, name, may_make=True)
-            for node, theirs in others:
-                _require(secret, theirs, place, f"node {node}, and the nodes of a fleet have one")
+            _require_one(secret, others, place)
         else:
             secret = _secret_of(place, name, may_make=False)
             _require(secret, known.known, place, name)
@@ -436,7 +435,13 @@ class KeyTable(JournalKeys):
         return own if named is None and own.exists() and not place.exists() else place
 
     def confirm(self) -> None:
-        """See ``JournalKeys.confirm``."""
+        """
+        See ``JournalKeys.confirm``.
+
+        Raises:
+            StoreError: another server made this node's journal key meanwhile, or another node that
+                of the fleet.
+        """
         from cairn.journal.rows import store_sql
 
         with self._lock:
@@ -448,6 +453,11 @@ class KeyTable(JournalKeys):
         from cairn.journal.rows.database import key_table
 
         if self._named is not None:
+            if self.is_new:
+                # Since ``open``, another node may have made another journal key at its first start.
+                key_table.hold_first_starts(connection)
+                others = key_table.of_other_nodes(connection)
+                _require_one(self._journal_key, others, Path(self._named))
             wrapped = aes_key_wrap(self._journal_key, _KNOWN)
             key_table.enter(connection, wrapped, self._named)
 
@@ -682,6 +692,12 @@ def _require(secret: bytes, known: bytes, place: Path, name: str) -> None:
         f"{place} is not the journal key of {name}. Restore the one that belongs to it from a "
         "backup, or name it with --journal-key."
     )
+
+
+def _require_one(secret: bytes, others: Iterable[tuple[str, bytes]], place: Path) -> None:
+    """Refuse another journal key than that of the other nodes: (node, known)."""
+    for node, theirs in others:
+        _require(secret, theirs, place, f"node {node}, and the nodes of a fleet have one")
 
 
 def _has_room(path: Path) -> bool:

@@ -31,6 +31,8 @@ class NodeHead:
         is_news: whether it has grown since the head that was seen last, by more than heads that it
             saw itself.
         is_lost: whether that head is not in it any more.
+        accepted: position and hash of its row by which its operator accepted that; None if there
+            is none.
     """
 
     node: str
@@ -38,6 +40,7 @@ class NodeHead:
     hash: str
     is_news: bool
     is_lost: bool
+    accepted: tuple[int, str] | None = None
 
 
 def is_node_name(name: str) -> bool:

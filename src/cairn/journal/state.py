@@ -613,6 +613,9 @@ def apply(state: State, recorded: ev.Recorded) -> State:
         case ev.HeadsSeen(heads=heads):
             seen = {node: (at, row_hash) for node, at, row_hash in heads}
             return attrs.evolve(state, heads_seen=state.heads_seen.update(seen))
+        case ev.LossSeen(node=node):
+            head = event.position, event.row_hash
+            return attrs.evolve(state, heads_seen=state.heads_seen.set(node, head))
         case (
             ev.JournalStalled()
             | ev.RequestRejected()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
+import attrs
 import pytest
 import structlog
 import trio
@@ -105,6 +106,23 @@ async def test_a_journal_that_lost_rows():
     assert [("error", "n2", 7, 5)] * 2 == [
         (one["log_level"], one["node"], one["row"], one["ends_at"]) for one in lines
     ]
+
+
+async def test_a_loss_that_was_accepted():
+    """It is on record once, and the node's heads are seen again, from the acceptance on."""
+    gone = attrs.evolve(still("n2", 5, is_lost=True), accepted=(4, "cd"))
+    others = Others([grown("n2", 7)], [gone, grown("n3", 2)], [grown("n2", 5)], [])
+    store = MemoryStore()
+    with structlog.testing.capture_logs() as logs:
+        heads = await seen(store, others, 4)
+    assert [(("n2", 7, "ab"),), (("n3", 2, "ab"),), (("n2", 5, "ab"),)] == [
+        one.heads for one in heads
+    ]
+    loss = ev.LossSeen(node="n2", lost="7:ab", position=4, row_hash="cd")
+    assert [loss] == events_of(store, ev.LossSeen)
+    assert (4, "cd") == others.since[2]["n2"]
+    levels = [one["log_level"] for one in logs if "this node saw" in one["event"]]
+    assert ["warning"] == levels
 
 
 async def test_a_head_that_is_wrong():

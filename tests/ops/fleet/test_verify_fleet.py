@@ -167,6 +167,20 @@ def test_heads_of_others(fleet: str, postgres: Postgres):
         assert [NodeHead("n2", 31, head, is_news, is_lost)] == heads_of_others(
             node_url(fleet, "n1"), "n1", since
         )
+    for position, lost in ((32, "damaged"), (33, f"32:{'ab' * 32}"), (34, f"9:{'ab' * 32}")):
+        public = "[]" if lost == "damaged" else json.dumps({"heads": [lost]})
+        change(
+            postgres,
+            fleet,
+            "INSERT INTO node_n2.events SELECT "
+            f"{position}, stream, {position}, '{position}', 'loss_accepted', version, time_us, "
+            f"'{public}', private, private_digest, hash, 'hash {position}' "
+            "FROM node_n2.events WHERE position = 31",
+        )
+    for lost, accepted in (("ab", (33, "hash 33")), ("cd", None)):
+        since = {"n2": (32, lost * 32)}
+        (of_n2,) = heads_of_others(fleet, "n1", since)
+        assert (True, False, accepted) == (of_n2.is_lost, of_n2.is_news, of_n2.accepted)
     (of_n1,) = heads_of_others(fleet, "n2", {"n1": (2, seeing().rows[1].hash)})
     assert (3, False, False) == (of_n1.position, of_n1.is_news, of_n1.is_lost)
     (of_n1,) = heads_of_others(fleet, "n2", {})

@@ -36,7 +36,8 @@ Raises ``StoreError`` if the database cannot be read.
 
 class FleetHeads:
     """
-    Looks every so often, and appends ``heads_seen`` if a node has more rows than before.
+    Looks every so often, and appends ``heads_seen`` if a node has more rows than before, and
+    ``loss_seen`` if its operator accepted that rows which were seen are lost.
 
     Attributes:
         bug_id: of the bug that ended it; None while it runs.
@@ -86,8 +87,13 @@ class FleetHeads:
         except StoreError as error:
             log.warning("the heads of other nodes cannot be read", fact=str(error))
             return
-        lost = frozenset(head.node for head in found if head.is_lost)
+        # It may have been closed while the thread's answer was on its way.
+        if self._running.cancel_called:
+            return
+        lost = frozenset(head.node for head in found if head.is_lost and head.accepted is None)
         for head in found:
+            if head.is_lost and head.accepted is not None:
+                self._see_loss(head, head.accepted, since[head.node])
             if head.node in lost - self._lost:
                 log.error(
                     "the journal of another node lost rows that this node saw",
@@ -98,6 +104,19 @@ class FleetHeads:
                 )
         self._lost = lost
         news = tuple((head.node, head.position, head.hash) for head in found if head.is_news)
-        # It may have been closed while the thread's answer was on its way.
-        if news and not self._running.cancel_called:
+        if news:
             self._sequencer.append(ev.HeadsSeen(heads=news))
+
+    def _see_loss(self, head: NodeHead, accepted: tuple[int, str], before: tuple[int, str]) -> None:
+        """From the next look on, the node's journal is seen from the row of the acceptance on."""
+        position, row_hash = accepted
+        log.warning(
+            "the operator of another node accepted that rows which this node saw are lost",
+            node=head.node,
+            row=before[0],
+            accepted_at=position,
+        )
+        lost = f"{before[0]}:{before[1]}"
+        self._sequencer.append(
+            ev.LossSeen(node=head.node, lost=lost, position=position, row_hash=row_hash)
+        )

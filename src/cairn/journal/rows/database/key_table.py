@@ -36,6 +36,9 @@ _entry = sa.Table(
     sa.Column("removed", sa.BigInteger, nullable=False),
 )
 _NODE = sa.text("current_schema()")
+_FIRST_STARTS = 0x6361_6972_0000_0000
+"""The advisory lock of first starts; one of the database, whatever the schema."""
+_WAIT_MS = 10_000
 _OTHERS = sa.text("""
 SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
 WHERE relname = 'journal_key' AND relkind = 'r' AND starts_with(nspname, :prefix)
@@ -77,6 +80,12 @@ def enter(connection: sa.Connection, known: bytes, place: str) -> None:
     connection.execute(
         made.on_conflict_do_update(index_elements=["node"], set_={"place": made.excluded.place})
     )
+
+
+def hold_first_starts(connection: sa.Connection) -> None:
+    """Keep the first starts of other nodes from entering, until the transaction ends."""
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_WAIT_MS}")
+    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_FIRST_STARTS)))
 
 
 def of_other_nodes(connection: sa.Connection) -> list[tuple[str, bytes]]:

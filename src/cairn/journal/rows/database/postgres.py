@@ -5,13 +5,15 @@ program can add to a database.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from cairn.journal.errors import StoreError, StoreLost
-from cairn.journal.events import HeadsSeen
+from cairn.journal.events import HeadsSeen, LossAccepted
 from cairn.journal.nodes import SCHEMA_PREFIX, NodeHead, node_of_schema, schema_of
 
 CLAIM_TRIES = 50
@@ -59,6 +61,7 @@ EXISTS (SELECT 1 FROM {events} WHERE position > :since AND kind <> :itself),
 (SELECT hash FROM {events} WHERE position = :since)
 FROM {events} ORDER BY position DESC LIMIT 1
 """
+_ACCEPTED = "SELECT position, hash, public FROM {events} WHERE kind = :kind ORDER BY position DESC"
 _HOLDER = """
 SELECT coalesce(string_agg(format(
     'process %%s of the database server%%s', pid, ', connected from ' || host(client_addr)
@@ -198,8 +201,25 @@ def heads_of(
             if row is not None:
                 position, last, has_more, known = row
                 is_lost = position < at or (known is not None and known != row_hash)
-                found.append(NodeHead(node, position, last, has_more and not is_lost, is_lost))
+                accepted = _accepted(connection, node, f"{at}:{row_hash}") if is_lost else None
+                is_news = has_more and not is_lost
+                found.append(NodeHead(node, position, last, is_news, is_lost, accepted))
     return found
+
+
+def _accepted(connection: sa.Connection, node: str, head: str) -> tuple[int, str] | None:
+    """The last row of a node by which its operator accepted that a head is lost."""
+    query = sa.text(_ACCEPTED.format(events=f"{schema_of(node)}.events"))
+    for position, row_hash, public in connection.execute(query, {"kind": LossAccepted.kind}):
+        # A row that was changed accepts nothing; `ops verify` finds it.
+        with contextlib.suppress(ValueError):
+            if head in msgspec.json.decode(public, type=_Loss).heads:
+                return position, row_hash
+    return None
+
+
+class _Loss(msgspec.Struct):
+    heads: list[str]
 
 
 def strange_parts(connection: sa.Connection, tables: Iterable[str]) -> list[str]:
