@@ -48,6 +48,7 @@ class Found:
         removed: those of them that no other session names.
         same_text: the other sessions that name one of them, or that a decision compared with it.
         runs: the server's runs in the rows.
+        shared: where its files are, see ``Runs``.
     """
 
     session: str
@@ -63,6 +64,7 @@ class Found:
     removed: tuple[str, ...]
     same_text: tuple[str, ...]
     runs: frozenset[str]
+    shared: bool | None
 
     @property
     def own_blocks(self) -> dict[str, Block]:
@@ -129,6 +131,7 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
         removed=traces.removed(report.state),
         same_text=traces.same_text,
         runs=frozenset(runs.boots),
+        shared=runs.shared,
     )
 
 
