@@ -526,8 +526,8 @@ def _require_same_place(runs: Runs, state: State, settings: Settings) -> None:
     before = ("without --blocks", "with its --blocks DIR")[runs.shared]
     raise BootRefused(
         f"node {settings.node} has {state.pool.disk_blocks} block files in {where}, which "
-        f"forgetting would not reach any more. Start it once {before} and with --disk-mb 0, which removes "
-        "them, stop it, and start it like this again."
+        f"forgetting would not reach any more. Start it once {before} and with "
+        "--disk-mb 0, which removes them, stop it, and start it like this again."
     )
 
 
