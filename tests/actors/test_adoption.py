@@ -217,3 +217,27 @@ async def test_journals_that_cannot_be_read(fleet: Fleet):
     async with fleet.node("n2", fleet.store, disk_bytes=0) as server:
         await ask(server, LONG)
     assert fleet.events(ev.BlockAdopted)
+
+
+async def test_no_block_leaves_for_a_file_that_is_gone(fleet: Fleet):
+    """Memory is full, and the node has removed its files: nothing is evicted for them."""
+    for path in (fleet.folder / "n1").rglob("*.safetensors"):
+        path.unlink()
+    other = generate(Conversation(messages=(Message(role="user", content=words(2, 60)),)))
+    async with fleet.node("n2", fleet.store, blocks_max=1, prewarm=False) as server:
+        await ask(server, attrs.evolve(other, max_tokens=2))
+        await wait_idle(server)
+        before = len(fleet.events(ev.BlockEvicted))
+        assert 1 == server.loaded.sequencer.state.pool.blocks
+        await server.loaded.memory.adopt(
+            *offers(fleet, server), keep=(), ttl_s=None, still_needed=lambda: True
+        )
+        assert before == len(fleet.events(ev.BlockEvicted))
+    assert not fleet.events(ev.BlockAdopted)
+
+
+def offers(fleet: Fleet, server: Server) -> tuple[Sequence[str], Mapping[str, Sequence[SealedRow]]]:
+    """The blocks of the prompt that the first node sealed, and its rows."""
+    rows = map(decode, fleet.journals.stores["n1"].rows)
+    keys = [row.event.key for row in rows if isinstance(row.event, ev.BlockSealed)]
+    return keys, fleet.journals.sealed(keys)

@@ -437,6 +437,9 @@ class Memory:
                 leaving = self._leaving(key, size, keep)
                 if leaving is None:
                     return
+                # No block leaves memory for one whose file its node has removed.
+                if leaving and not has_file and not await self._is_offered(key, rows):
+                    return
                 for other in leaving:
                     await self._evict(other, keep)
                 if block is not None and has_file:
@@ -663,6 +666,13 @@ class Memory:
             # It is not in memory by the journal, so it must not be in the store.
             await self._engine.call(lambda mlx: mlx.evict(key), _noop)
             raise
+
+    async def _is_offered(self, key: str, rows: Sequence[SealedRow]) -> bool:
+        """Whether one of the nodes that sealed a block has a file of it."""
+        for row in rows:
+            if await self._engine.call(methodcaller("has_file_of", key, row.node), bool):
+                return True
+        return False
 
     async def _adopt(self, key: str, rows: Sequence[SealedRow], ttl_s: int | None) -> bool:
         """
