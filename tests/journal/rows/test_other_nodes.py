@@ -203,9 +203,8 @@ def test_a_database_that_was_never_there():
         nodes.sealed([KEY])
 
 
-def test_while_another_thread_reads(url: str, nodes: OtherNodes, monkeypatch: pytest.MonkeyPatch):
-    """It finds nothing, and does not wait; nor does closing."""
-    journal(url, "n2", *chained(SEALED))
+def hold(monkeypatch: pytest.MonkeyPatch) -> tuple[Event, Event]:
+    """The next connection is made when the second event is set. The first says that it began."""
     connect, began, may_go = postgres.unlocked, Event(), Event()
 
     def slow(where: sa.URL) -> sa.Connection:
@@ -214,6 +213,28 @@ def test_while_another_thread_reads(url: str, nodes: OtherNodes, monkeypatch: py
         return connect(where)
 
     monkeypatch.setattr(postgres, "unlocked", slow)
+    return began, may_go
+
+
+def test_threads_that_read_at_once(url: str, nodes: OtherNodes, monkeypatch: pytest.MonkeyPatch):
+    """Each finds what is there, one after the other: when a node dies, all of its clients come."""
+    monkeypatch.setattr(other_nodes, "WAIT_S", 60.0)
+    journal(url, "n2", *chained(SEALED))
+    began, may_go = hold(monkeypatch)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(nodes.sealed, [KEY]) for _ in range(8)]
+        assert began.wait(60)
+        may_go.set()
+        assert [{KEY}] * 8 == [one.result().keys() for one in asked]
+
+
+def test_while_another_thread_reads_for_long(
+    url: str, nodes: OtherNodes, monkeypatch: pytest.MonkeyPatch
+):
+    """It finds nothing; closing does not wait."""
+    monkeypatch.setattr(other_nodes, "WAIT_S", 0.01)
+    journal(url, "n2", *chained(SEALED))
+    began, may_go = hold(monkeypatch)
     with ThreadPoolExecutor() as pool:
         other = pool.submit(nodes.sealed, [KEY])
         assert began.wait(60)

@@ -25,6 +25,9 @@ INDEXED_MOST: Final = 200_000
 
 STATEMENT_MS: Final = 5_000
 
+WAIT_S: Final = 1.0
+"""How long a thread waits until it may read. No request waits longer for its answer."""
+
 _KINDS = (BlockSealed.kind, BlocksQuarantined.kind)
 
 
@@ -47,7 +50,7 @@ class SealedRow:
 class OtherNodes:
     """
     Finds the rows of other nodes by the keys of blocks, over a connection that is opened when it is
-    first needed. One thread at a time may use it; ``sealed`` does not wait for another one.
+    first needed. One thread at a time reads; the others wait for it.
     """
 
     def __init__(self, url: str, node: str) -> None:
@@ -69,12 +72,12 @@ class OtherNodes:
         """
         The rows of other nodes by which these blocks were sealed, one of each node, in the order of
         the nodes' names. Rows that were pruned or changed are left out, and so are blocks that a
-        node quarantined or has two digests of. Empty if another thread is reading.
+        node quarantined or has two digests of. Empty if other threads read for longer than ``WAIT_S``.
 
         Raises:
             StoreError: they cannot be read.
         """
-        if not self._in_use.acquire(blocking=False):
+        if not self._in_use.acquire(timeout=WAIT_S):
             return {}
         try:
             connection = self._connected()
