@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,11 @@ class Journals:
     stores: dict[str, MemoryStore] = attrs.field(factory=dict)
     more: dict[str, list[SealedRow]] = attrs.field(factory=dict)
     fails: bool = False
+    skipped: dict[str, str] = attrs.field(factory=dict)
 
-    def sealed(self, keys: Collection[str]) -> Mapping[str, Sequence[SealedRow]]:
+    def sealed(
+        self, keys: Sequence[str], above: Sequence[str]
+    ) -> Mapping[str, Sequence[SealedRow]]:
         """See ``OtherNodes.sealed``."""
         if self.fails:
             raise StoreError("the database is away")
