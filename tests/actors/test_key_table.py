@@ -241,6 +241,35 @@ def test_a_first_start_whose_first_step_is_a_row(postgres: Postgres, tmp_path: P
         assert [] == list(store.read())
 
 
+def test_nodes_of_a_fleet_have_one_secret(postgres: Postgres, path: Path):
+    """Another one is refused at each start, before and while the node enters its own."""
+    database = postgres.new_database()
+    one, two = (node_url(database, name) for name in ("n1", "n2"))
+    for url in (one, two):
+        migrate(url)
+    with closing(open_keys(path, two, None, b"late")) as late:
+        for secret in (b"lost", b"first"):  # a node alone may get another one
+            with closing(open_keys(path, one, None, secret)) as keys:
+                keys.confirm()
+        with pytest.raises(StoreError, match="is not the secret of node n1"):
+            late.confirm()
+    with closing(opened(one, path)) as keys:
+        keys.confirm()  # a command, which leaves it
+    words = f"{path.parent / 'secret'} is not the secret of node n1.*Copy that of node n1 to there"
+    with pytest.raises(StoreError, match=words):
+        open_keys(path, two, None, b"another")
+    for _ in range(2):
+        with closing(open_keys(path, two, None, b"first")) as keys:
+            keys.confirm()
+    with pytest.raises(StoreError, match="is not the secret of node n2"):
+        open_keys(path, one, None, b"another")
+    for url in (one, two):  # if no node has it any more
+        words = "UPDATE journal_key SET secret_known = NULL"
+        in_database(url, "write to", lambda found: found.exec_driver_sql(words))
+    with closing(open_keys(path, one, None, b"another")) as keys:
+        keys.confirm()
+
+
 def test_what_is_there_already(url: str, path: Path, tmp_path: Path):
     """A file of keys from before, a journal without tables, and a damaged key are errors."""
     path.touch()

@@ -269,6 +269,46 @@ def test_a_digest_in_a_base():
     assert [("INV-3", f"n2 row {sealed.position}")] == found(audit)
 
 
+def conflicting(rows: Sequence[Row]) -> tuple[list[Row], str]:
+    """The rows with another digest of the first block that they seal, and its key."""
+    sealed = next(row for row in rows if row.kind == "block_sealed")
+    other = sealed.public.replace(b'"digest":"', b'"digest":"0')
+    key = msgspec.json.decode(sealed.public)["key"]
+    return rechained(rows, sealed.position, public=other), key
+
+
+def quarantining(rows: Sequence[Row], **fields: Any) -> list[Row]:
+    """The rows, and one by which blocks are quarantined."""
+    at = rows[-1].position + 1
+    public = msgspec.json.encode({"bug_id": "bug", "session": None} | fields)
+    row = attrs.evolve(rows[-1], position=at, kind="blocks_quarantined", public=public)
+    return rechained([*rows, row], at)
+
+
+def test_a_conflict_that_is_on_record():
+    """Two digests of a block are on record if a node quarantined it, in a row or in its base."""
+    rows = healthy()
+    other, key = conflicting(rows)
+    for keys, is_recorded in (([key], True), (["another"], False)):
+        for first, second in (
+            (rows, quarantining(other, keys=keys)),
+            (quarantining(rows, keys=keys), other),
+        ):
+            (finding,) = audited({"n1": first, "n2": second}).findings
+            assert ("INV-3", is_recorded) == (finding.invariant, finding.recorded)
+    for damaged in (quarantining(rows, keys=1), quarantining(rows)):
+        audit = FleetAudit([])
+        audit.begin("n1", None)
+        audit.feed(damaged[-1])
+        assert () == audit.findings
+    block = Block(key=key, parent=None, digest="another", start=0, bytes=1, present=False, tokens=4)
+    for bug_id in ("bug", None):
+        kept = EMPTY.blocks.set(key, attrs.evolve(block, bug_id=bug_id))
+        base = base_of(attrs.evolve(EMPTY, position=4, blocks=kept), "ef" * 32)
+        (finding,) = audited({"n1": [], "n2": rows}, {}, {"n1": base}).findings
+        assert (bug_id is not None) == finding.recorded
+
+
 def adopting(rows: Sequence[Row], sealed: Row, **changes: Any) -> list[Reference]:
     """What a node names that adopted the block of a row."""
     fields = msgspec.json.decode(sealed.public)

@@ -36,7 +36,6 @@ UNBOUND: dict[str, dict[str, str]] = {
     "node_taken_over": {"token": "any that no earlier lease had", "by": _OPERATOR},
     "heads_seen": {"heads": "what other journals have; `ops verify --fleet` compares them"},
     "loss_seen": {
-        "node": "which of the nodes whose head is the one that was lost",
         "position": "what another journal has; `ops verify --fleet` compares it",
         "row_hash": "what another journal has; `ops verify --fleet` compares it",
     },

@@ -2,7 +2,7 @@
 What the journals of a fleet's nodes say of each other, beyond what each says by itself.
 
 1. A block key has one digest, also over nodes (INV-3). The fingerprint and the tenant are in the
-   key, so that two that differ share none.
+   key, so that two that differ share none. It is on record if a node quarantined the block.
 2. What a row names of another node's journal, a head that was seen or a block that was adopted, is
    there with that hash (INV-8). So rows that were removed from the end of a journal are missing.
    A loss that the node's operator accepted excuses what others saw before they saw that.
@@ -126,6 +126,8 @@ class FleetAudit:
         self._digests: dict[str, tuple[str, str, int]] = {}
         self._shared: set[str] = set()
         self._found: list[Finding] = []
+        self._quarantined: set[str] = set()
+        self._conflicts: dict[str, str] = {}  # bug id to key
         self._node = ""
 
     @property
@@ -135,8 +137,14 @@ class FleetAudit:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All that does not agree, so far."""
-        return tuple(self._found)
+        """
+        All that does not agree, so far. Digests that differ are ``recorded`` if a node quarantined
+        the block: that node's journal has the violation, and says so by itself.
+        """
+        return tuple(
+            attrs.evolve(one, recorded=self._conflicts.get(one.bug_id) in self._quarantined)
+            for one in self._found
+        )
 
     def heads_of(self, node: str) -> list[Head]:
         """The heads that others name of a node's journal, for ``Verification``."""
@@ -155,6 +163,7 @@ class FleetAudit:
             if base is not None and state is not None:
                 for key, block in state.blocks.items():
                     self._sealed(key, block.digest, base.position)
+                self._quarantined.update(key for key, block in state.blocks.items() if block.bug_id)
                 self._lease = state.lease
                 for head, row in state.lost.items():
                     self._accept(row, row - 1, [head])
@@ -167,6 +176,9 @@ class FleetAudit:
             self._sealed(str(key), str(fields.get("digest")), row.position)
             if row.position in self._keys:
                 self._keys[row.position] = str(key)
+        elif row.kind == ev.BlocksQuarantined.kind:
+            with contextlib.suppress(LookupError, TypeError):
+                self._quarantined.update(map(str, _fields(row)["keys"]))
         elif row.kind in _STARTING:
             # A start may be several rows: of the run that was lost, and of a takeover.
             self._begins = self._begins if self._at == row.position - 1 else row.position
@@ -264,16 +276,18 @@ class FleetAudit:
         self._shared.add(key)
         if known[0] != digest:
             words = f"the block {key} has another digest at row {known[2]} of {known[1]}"
-            self._add("INV-3", self._node, position, words, known[0], digest)
+            bug_id = self._add("INV-3", self._node, position, words, known[0], digest)
+            self._conflicts[bug_id] = key
 
     def _add(
         self, invariant: str, node: str, row: int, message: str, expected: object, actual: object
-    ) -> None:
+    ) -> str:
         place = f"{node} row {row}" if row else f"{node} lease"
         name = f"{place}/{invariant}/{message}/{actual}"
+        bug_id = str(uuid.uuid5(_NAMESPACE, name))
         self._found.append(
             Finding(
-                bug_id=str(uuid.uuid5(_NAMESPACE, name)),
+                bug_id=bug_id,
                 invariant=invariant,
                 position=row,
                 session=None,
@@ -285,6 +299,7 @@ class FleetAudit:
                 place=place,
             )
         )
+        return bug_id
 
 
 def _fields(row: Row) -> Mapping[str, Any]:

@@ -29,7 +29,6 @@ from cairn.journal.runs import Runs
 from cairn.journal.state import Block, Session, State
 from cairn.journal.tenants import session_tenant
 
-
 OF_OTHERS = NAMING | {ev.SessionForgotten.kind}
 """The kinds of rows by which it is known which other sessions have the same text."""
 

@@ -96,6 +96,20 @@ async def test_a_database_that_cannot_be_read():
     assert ("warning", "it is down") == (line["log_level"], line["fact"])
 
 
+async def test_a_journal_that_cannot_be_read():
+    """It is logged once, and those of the other nodes are seen; again once it can be read."""
+    odd = NodeHead.unread("n2", "no column")
+    others = Others([odd, grown("n3", 4)], [odd], [grown("n2", 7)], [odd], [])
+    store = MemoryStore()
+    with structlog.testing.capture_logs() as logs:
+        heads = await seen(store, others, 5)
+    assert [(("n3", 4, "ab"),), (("n2", 7, "ab"),)] == [one.heads for one in heads]
+    lines = [one for one in logs if "cannot be read" in one["event"]]
+    assert [("warning", "n2", "no column")] * 2 == [
+        (one["log_level"], one["node"], one["fact"]) for one in lines
+    ]
+
+
 async def test_a_journal_that_lost_rows():
     """It is logged once, and nothing is appended: what was seen before is on record."""
     gone = [still("n2", 5, is_lost=True)]

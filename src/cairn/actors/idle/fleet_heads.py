@@ -3,7 +3,8 @@ Appends the heads of the other nodes of a fleet, so that rows which are removed 
 node's journal show in those of the others.
 
 They are read on a thread of their own, over a connection of their own, whatever requests do. A
-database that cannot be read at that moment is logged, and read again the next time.
+database that cannot be read at that moment is logged, and read again the next time. So is a
+journal, and the others are read.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class FleetHeads:
         self._writer = writer
         self._running = trio.CancelScope()
         self._lost: frozenset[str] = frozenset()
+        self._faults: dict[str, str] = {}
         self.bug_id: str | None = None
 
     def close(self) -> None:
@@ -90,6 +92,7 @@ class FleetHeads:
         # It may have been closed while the thread's answer was on its way.
         if self._running.cancel_called:
             return
+        self._note_faults(found)
         lost = frozenset(head.node for head in found if head.is_lost and head.accepted is None)
         for head in found:
             if head.is_lost and head.accepted is not None:
@@ -106,6 +109,14 @@ class FleetHeads:
         news = tuple((head.node, head.position, head.hash) for head in found if head.is_news)
         if news:
             self._sequencer.append(ev.HeadsSeen(heads=news))
+
+    def _note_faults(self, found: Sequence[NodeHead]) -> None:
+        """Log the journals that cannot be read, each once, until it can be or the reason changes."""
+        faults = {head.node: head.fault for head in found if head.fault is not None}
+        for node, fault in faults.items():
+            if self._faults.get(node) != fault:
+                log.warning("the head of another node cannot be read", node=node, fact=fault)
+        self._faults = faults
 
     def _see_loss(self, head: NodeHead, accepted: tuple[int, str], before: tuple[int, str]) -> None:
         """From the next look on, the node's journal is seen from the row of the acceptance on."""

@@ -51,6 +51,7 @@ AND classid = :upper AND objid = (SELECT oid FROM pg_namespace WHERE nspname = c
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
 _LOOK_MS = 5000
+_LOOK_LOCK_MS = 1000
 _SCHEMAS = sa.text(
     "SELECT schemaname FROM pg_tables WHERE tablename = :table AND schemaname LIKE :like ORDER BY 1"
 )
@@ -58,7 +59,7 @@ _SCHEMAS = sa.text(
 _HEAD = """
 SELECT position, hash,
 EXISTS (SELECT 1 FROM {events} WHERE position > :since AND kind <> :itself),
-(SELECT hash FROM {events} WHERE position = :since)
+(SELECT hash FROM {events} WHERE position = :since), (SELECT version_num FROM {revision})
 FROM {events} ORDER BY position DESC LIMIT 1
 """
 _ACCEPTED = "SELECT position, hash, public FROM {events} WHERE kind = :kind ORDER BY position DESC"
@@ -182,29 +183,53 @@ def nodes(connection: sa.Connection) -> list[str]:
 
 
 def heads_of(
-    connection: sa.Connection, names: Iterable[str], since: Mapping[str, tuple[int, str]]
+    connection: sa.Connection,
+    names: Iterable[str],
+    since: Mapping[str, tuple[int, str]],
+    revision: str,
 ) -> list[NodeHead]:
     """
-    The heads of nodes that have a row.
+    The heads of nodes that have a row. One that cannot be read, or is locked for longer than a
+    second, does not keep the others from being read.
 
     Args:
         since: node to position and hash of the head that was seen last.
+        revision: of the schema that this version reads.
     """
     found = []
     with connection.begin():
         connection.exec_driver_sql(f"SET LOCAL statement_timeout = {_LOOK_MS}")
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_LOOK_LOCK_MS}")
         for node in names:
-            at, row_hash = since.get(node, (0, ""))
-            # A schema is a name that needs no quotes.
-            query = sa.text(_HEAD.format(events=f"{schema_of(node)}.events"))
-            row = connection.execute(query, {"since": at, "itself": HeadsSeen.kind}).one_or_none()
-            if row is not None:
-                position, last, has_more, known = row
-                is_lost = position < at or (known is not None and known != row_hash)
-                accepted = _accepted(connection, node, f"{at}:{row_hash}") if is_lost else None
-                is_news = has_more and not is_lost
-                found.append(NodeHead(node, position, last, is_news, is_lost, accepted))
+            try:
+                with connection.begin_nested():
+                    head = _head(connection, node, since.get(node, (0, "")), revision)
+            except sa.exc.DBAPIError as error:
+                if error.connection_invalidated:
+                    raise
+                head = NodeHead.unread(node, str(error.orig).partition("\n")[0])
+            if head is not None:
+                found.append(head)
     return found
+
+
+def _head(
+    connection: sa.Connection, node: str, since: tuple[int, str], revision: str
+) -> NodeHead | None:
+    """The head of a node; None if it has no row."""
+    at, row_hash = since
+    # A schema is a name that needs no quotes.
+    schema = schema_of(node)
+    query = sa.text(_HEAD.format(events=f"{schema}.events", revision=f"{schema}.cairn_schema"))
+    row = connection.execute(query, {"since": at, "itself": HeadsSeen.kind}).one_or_none()
+    if row is None:
+        return None
+    position, last, has_more, known, has = row
+    if has != revision:
+        return NodeHead.unread(node, f"it has schema {has}, and this version reads {revision}")
+    is_lost = position < at or (known is not None and known != row_hash)
+    accepted = _accepted(connection, node, f"{at}:{row_hash}") if is_lost else None
+    return NodeHead(node, position, last, has_more and not is_lost, is_lost, accepted)
 
 
 def _accepted(connection: sa.Connection, node: str, head: str) -> tuple[int, str] | None:
