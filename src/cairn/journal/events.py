@@ -850,7 +850,8 @@ class BlockFileRejected(Event):
     Attributes:
         reason: ``missing``; ``unreadable``, also for a wrong size; ``foreign``: it says that it
             belongs to another block; ``digest``: its KV has another digest.
-        moved_to: the file's new name below the folder of blocks; None if nothing is left of it.
+        moved_to: the file's new name below the folder of blocks; None if nothing is left of it, or
+            if it is a file of another node, which stays.
         node: the other node that wrote it; None if it is a file of this journal.
     """
 
