@@ -257,7 +257,7 @@ def verified(*where: object) -> tuple[int, bool]:
 def test_rows_that_are_cut_off(fleet: Fleet, postgres: Postgres):
     """
     Nodes append each other's heads. Rows that are then removed from the end of one journal, which
-    stays valid in itself, are found. Once an operator has accepted that, nodes see each other again.
+    stays valid in itself, are found. Once an operator accepted that, nodes see each other again.
     """
     often = ("--see-heads", "0.1")
     with fleet.node("n1", *often) as one, fleet.node("n2", *often) as two:

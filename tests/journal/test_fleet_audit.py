@@ -194,6 +194,11 @@ def test_a_cut_after_an_accepted_loss():
     ):
         audit = audited({"n1": made.rows, "n2": again[:left]}, leases)
         assert (excused, broken) == (audit.accepted, [one for one, _ in found(audit)]), left
+    damaged = FleetAudit([])
+    damaged.begin("n2", None)
+    for public in (b'{"heads":[1]}', b'{"heads":1}', b"{}"):
+        damaged.feed(attrs.evolve(rows[-1], public=public))
+    assert () == damaged.findings
     forged = restarted([f"999999999:{'ab' * 32}"])
     audit = audited({"n1": seeing(("n2", 500_000, "cd" * 32)), "n2": forged}, leases)
     assert ["INV-8"] == [one for one, _ in found(audit)]

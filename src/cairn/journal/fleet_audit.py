@@ -228,7 +228,7 @@ class FleetAudit:
         Note what a loss that an operator accepted excuses: the rows up to the last of these heads
         that another node names. A head that none names says nothing of what others saw.
         """
-        lost = [head for head in map(Head.parse, heads) if head in self._heads]
+        lost = [head for head in map(Head.parse, map(str, heads)) if head in self._heads]
         if lost:
             last = max(head.position for head in lost)
             self._windows.append(_Window(accepted=row, first=first, last=last))

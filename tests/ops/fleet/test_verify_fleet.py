@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -12,11 +14,17 @@ import pytest
 from click.testing import Result
 
 from cairn.journal import events as ev
+from cairn.journal.errors import StoreLost
 from cairn.journal.nodes import NodeHead
 from cairn.journal.rows.store_sql import SqlStore, heads_of_others, migrate, node_url, nodes_of
 from tests.journal.test_fleet_audit import conflicting, quarantining
 from tests.support.journals import Builder, healthy
 from tests.support.postgres import Postgres
+
+_END_WAITING = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE wait_event_type = 'Lock' AND datname = current_database()"
+)
 
 Run = Callable[..., Result]
 
@@ -214,6 +222,7 @@ def test_a_head_that_cannot_be_read(fleet: str, postgres: Postgres):
     migrate(node_url(fleet, "n4"))
     with closing(SqlStore.open(node_url(fleet, "n4"))) as store:
         store.append(healthy())
+    migrate(node_url(fleet, "n5"))  # it has no row
     change(postgres, fleet, "UPDATE node_n4.cairn_schema SET version_num = '9999'")
     name = fleet.partition("?")[0].rpartition("/")[2]
     with postgres.connect(name) as connection, connection.transaction():
@@ -225,3 +234,30 @@ def test_a_head_that_cannot_be_read(fleet: str, postgres: Postgres):
         assert word in str(found[node].fault)
         assert (False, False) == (found[node].is_news, found[node].is_lost)
     assert (None, 31, True) == (found["n2"].fault, found["n2"].position, found["n2"].is_news)
+
+
+def test_a_connection_that_is_lost_while_heads_are_read(
+    fleet: str, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+):
+    """It is an error of the whole look, and no journal's."""
+    for name in ("LOOK_MS", "LOOK_LOCK_MS"):
+        monkeypatch.setattr(f"cairn.journal.rows.database.postgres.{name}", 60_000)
+    name = fleet.partition("?")[0].rpartition("/")[2]
+    ended: list[bool] = []
+
+    def end_waiting() -> None:
+        with postgres.connect(name) as other:
+            for _ in range(600):
+                ended.extend(end for (end,) in other.execute(_END_WAITING).fetchall())
+                if ended:
+                    return
+                time.sleep(0.1)
+
+    with postgres.connect(name) as connection, connection.transaction():
+        connection.execute("LOCK TABLE node_n1.events IN ACCESS EXCLUSIVE MODE")
+        thread = threading.Thread(target=end_waiting)
+        thread.start()
+        with pytest.raises(StoreLost):
+            heads_of_others(fleet, "n3", {})
+        thread.join(60)
+    assert [True] == ended

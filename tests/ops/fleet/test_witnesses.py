@@ -65,6 +65,7 @@ def test_what_others_saw_is_there(fleet: Fleet):
     """A first start, and one of a journal that has it."""
     assert fleet.accepted() is None
     fleet.write("n1", seeing(*seen(20, 31)))
+    fleet.write("n3", ROWS)
     fleet.write("n2", ROWS)
     assert fleet.accepted() is None
     assert fleet.accepted(accept=True) is None

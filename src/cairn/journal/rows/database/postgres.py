@@ -50,8 +50,12 @@ FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid(
 AND classid = :upper AND objid = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
-_LOOK_MS = 5000
-_LOOK_LOCK_MS = 1000
+LOOK_MS = 5000
+"""How long one look into the journal of another node may take."""
+
+LOOK_LOCK_MS = 1000
+"""How long such a look waits for a lock."""
+
 _SCHEMAS = sa.text(
     "SELECT schemaname FROM pg_tables WHERE tablename = :table AND schemaname LIKE :like ORDER BY 1"
 )
@@ -198,8 +202,8 @@ def heads_of(
     """
     found = []
     with connection.begin():
-        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {_LOOK_MS}")
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_LOOK_LOCK_MS}")
+        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {LOOK_MS}")
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {LOOK_LOCK_MS}")
         for node in names:
             try:
                 with connection.begin_nested():
