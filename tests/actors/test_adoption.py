@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import mlx.core as mx
@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 from cairn.actors.errors import Broken
+from cairn.actors.other_blocks import OtherBlocks
 from cairn.actors.server import Server
 from cairn.engine.mlx.blocks import SealedBlock, digest
 from cairn.engine.mlx.shared_files import SharedFiles
@@ -98,6 +99,19 @@ async def fleet(model_directory: Path, tmp_path: Path) -> Fleet:
     made = Fleet(model=model_directory, folder=tmp_path)
     await made.seal_on("n1")
     return made
+
+
+async def test_nodes_that_are_skipped_are_named():
+    """Once each, and again when they are read again."""
+    journals = Journals(skipped={"n2": "its schema is 0002, and not 0001"})
+    blocks = OtherBlocks(cast(Any, journals))
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(2):
+            await blocks.sealed(["k"], [])
+        assert [("n2", journals.skipped["n2"])] == [(one["node"], one["fact"]) for one in logged]
+        journals.skipped = {}
+        await blocks.sealed(["k"], [])
+    assert "the blocks of a node are used again" == logged[-1]["event"]
 
 
 def device(server: Server) -> Any:
