@@ -47,6 +47,7 @@ from cairn.http.app import CairnApp, create_app
 from cairn.http.server.listen import bind_socket, is_loopback, serve_http
 from cairn.http.starting import StartingServer
 from cairn.journal.rows.database.other_nodes import OtherNodes
+from cairn.journal.rows.database.same_blocks import places_elsewhere
 from cairn.journal.rows.store import Store
 from cairn.journal.rows.store_sql import (
     SqlStore,
@@ -458,6 +459,9 @@ def settings_of(
         reader=partial(
             SqlStore.open, url_of(data_dir, options["journal"]), read_only=True, keys=sealed
         ),
+        elsewhere=partial(places_elsewhere, url_of(data_dir, options["journal"]), options["node"])
+        if options["node"] is not None
+        else None,
         heads_s=options["see_heads"],
         read_heads=partial(heads_of_others, url_of(data_dir, options["journal"]), options["node"])
         if options["node"] is not None

@@ -1,0 +1,77 @@
+"""
+Which other nodes of a fleet have blocks of a text, by the public fields of their journals: those
+that computed it, and those that adopted it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+import sqlalchemy as sa
+
+from cairn.journal.events import BlockAdopted, BlockSealed
+from cairn.journal.nodes import schema_of
+from cairn.journal.rows.database import postgres
+
+STATEMENT_MS = 30_000
+ROWS_A_FETCH = 1_000
+
+_KINDS = (BlockSealed.kind, BlockAdopted.kind)
+
+
+class _Keyed(msgspec.Struct):
+    key: str
+
+
+def places_elsewhere(url: str, node: str, keys: Collection[str]) -> list[str]:
+    """
+    Where other nodes have, or had, blocks with these keys, a phrase for each node, over a
+    connection of its own. A journal that cannot be read now is named, too.
+
+    Args:
+        url: of the node's journal.
+        node: whose blocks they are.
+    """
+    wanted, found = frozenset(keys), []
+    try:
+        connection = postgres.unlocked(sa.make_url(url).set(drivername="postgresql+psycopg"))
+    except sa.exc.SQLAlchemyError:
+        return ["perhaps on other nodes, whose journals cannot be read now"]
+    with connection:
+        try:
+            names = postgres.nodes(connection)
+        except sa.exc.SQLAlchemyError:
+            return ["perhaps on other nodes, whose journals cannot be read now"]
+        connection.rollback()
+        for name in names:
+            if name == node:
+                continue
+            try:
+                if _names(connection, name, wanted):
+                    found.append(
+                        f"on node {name}, whose journal has blocks of the same text: forget the "
+                        "session that has them there"
+                    )
+            except sa.exc.SQLAlchemyError:
+                found.append(f"perhaps on node {name}, whose journal cannot be read now")
+    return found
+
+
+def _names(connection: sa.Connection, node: str, keys: Collection[str]) -> bool:
+    """Whether a row of a node seals or adopts one of these blocks."""
+    events = sa.table(
+        "events", sa.column("kind"), sa.column("public", sa.LargeBinary), schema=schema_of(node)
+    )
+    query = sa.select(events.c.public).where(events.c.kind.in_(_KINDS))
+    with connection.begin():
+        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {STATEMENT_MS}")
+        with connection.execute(query, execution_options={"yield_per": ROWS_A_FETCH}) as rows:
+            return any(_key_of(bytes(public)) in keys for (public,) in rows)
+
+
+def _key_of(public: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(public, type=_Keyed).key
+    except msgspec.MsgspecError:
+        return None  # it was changed, and `ops verify` says so
