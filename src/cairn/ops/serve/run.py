@@ -68,7 +68,7 @@ from cairn.ops.common.locations import (
 )
 from cairn.ops.common.logs import set_up_logs
 from cairn.ops.common.program import program
-from cairn.ops.journal.readers import readers_warning, secret_warning
+from cairn.ops.journal.readers import blocks_warning, readers_warning, secret_warning
 from cairn.ops.models.fitting import suggested_words, this_machine
 from cairn.ops.models.ready import ready_model
 from cairn.ops.serve.api_keys import KEYS_VARIABLE, read_keys
@@ -156,6 +156,8 @@ def run(options: dict[str, Any]) -> None:
         accepted = require_known_head(files, url, accept=options["accept_lost_rows"])
         migrate(url)
         _warn(secret_warning(data_dir))
+        if options["blocks"] is not None:
+            _warn(blocks_warning(options["blocks"]))
         if url.startswith("sqlite"):
             _warn(warning(sqlite_path(url), sqlite3.sqlite_version_info))
         sealed = open_keys(files.keys, url, options["journal_key"])
