@@ -33,29 +33,27 @@ def places_elsewhere(url: str, node: str, keys: Collection[str]) -> list[str]:
         url: of the node's journal.
         node: whose blocks they are.
     """
-    wanted, found = frozenset(keys), []
+    wanted = frozenset(keys)
     try:
-        connection = postgres.unlocked(sa.make_url(url).set(drivername="postgresql+psycopg"))
+        with postgres.unlocked(sa.make_url(url).set(drivername="postgresql+psycopg")) as connection:
+            others = [name for name in postgres.nodes(connection) if name != node]
+            connection.rollback()
+            found = [_phrase(connection, name, wanted) for name in others]
     except sa.exc.SQLAlchemyError:
         return ["perhaps on other nodes, whose journals cannot be read now"]
-    with connection:
-        try:
-            names = postgres.nodes(connection)
-        except sa.exc.SQLAlchemyError:
-            return ["perhaps on other nodes, whose journals cannot be read now"]
-        connection.rollback()
-        for name in names:
-            if name == node:
-                continue
-            try:
-                if _names(connection, name, wanted):
-                    found.append(
-                        f"on node {name}, whose journal has blocks of the same text: forget the "
-                        "session that has them there"
-                    )
-            except sa.exc.SQLAlchemyError:
-                found.append(f"perhaps on node {name}, whose journal cannot be read now")
-    return found
+    return [phrase for phrase in found if phrase is not None]
+
+
+def _phrase(connection: sa.Connection, node: str, keys: Collection[str]) -> str | None:
+    try:
+        if not _names(connection, node, keys):
+            return None
+    except sa.exc.SQLAlchemyError:
+        return f"perhaps on node {node}, whose journal cannot be read now"
+    return (
+        f"on node {node}, whose journal has blocks of the same text: forget the session that has "
+        "them there"
+    )
 
 
 def _names(connection: sa.Connection, node: str, keys: Collection[str]) -> bool:
