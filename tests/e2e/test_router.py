@@ -214,6 +214,33 @@ def test_a_node_that_refuses(fleet: Fleet):
     assert 1 == fleet.asked("/v1/agents/n1.notes")
 
 
+def check_error(answer: httpx.Response, status: int, kind: str, code: str) -> None:
+    """An error of the router has the form of a node's, and says when to try again."""
+    assert (status, "2") == (answer.status_code, answer.headers["retry-after"])
+    assert "application/json" == answer.headers["content-type"]
+    error = answer.json()["error"]
+    assert {"message", "type", "param", "code"} == set(error)
+    assert (kind, code) == (error["type"], error["code"])
+
+
+def test_errors_of_the_router(tmp_path: Path):
+    """A node that is down, drops a request or takes too long is an error that clients can read."""
+    with running_node("n1") as one, running_node("n2") as two:
+        nodes = {"n1": one.address, "n2": two.address}
+        # Checks of a node that hangs fail after its request has.
+        with running_haproxy(tmp_path, nodes, check_s=2 * CHECK_S, server_s=1) as router:
+            path = f"{router.url}/v1/agents/n1.notes"
+            one.fault = "drops"
+            answer = httpx.post(path, json={}, timeout=60)
+            check_error(answer, 502, "internal_error", "node_failed")
+            one.fault = "hangs"
+            answer = httpx.post(path, json={}, timeout=60)
+            check_error(answer, 504, "timeout_error", "node_timed_out")
+            eventually(lambda: httpx.post(path, json={}, timeout=60).status_code == 503)
+            answer = httpx.post(path, json={}, timeout=60)
+            check_error(answer, 503, "overloaded_error", "node_down")
+
+
 def test_how_long_a_request_waits():
     """
     The numbers of the file bound how long a node that hangs keeps a request: until the next check,

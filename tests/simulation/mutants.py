@@ -171,7 +171,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a block is loaded without making room",
         "memory.py",
-        "                for other in leaving:\n                    await self._evict(other, keep)\n"
+        "                for other in leaving:\n"
+        "                    await self._evict(other, keep)\n"
         "                if not await self._load",
         "                if not await self._load",
     ),

@@ -22,6 +22,7 @@ from tests.support.subprocess_server import DEADLINE_S, Serving, eventually
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "fleet.cfg"
 _CHECK = "timeout check 1s"
+_SERVER = "timeout server 1h"
 _CLIENTS, _NODES = "127.0.0.1:8080", {"n1": "127.0.0.1:8001", "n2": "127.0.0.1:8002"}
 
 Fault = Literal["none", "drops", "refuses", "hangs"]
@@ -42,7 +43,12 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running_haproxy(
-    folder: Path, nodes: Mapping[str, str], *, check_s: int = 1, without: Sequence[str] = ()
+    folder: Path,
+    nodes: Mapping[str, str],
+    *,
+    check_s: int = 1,
+    server_s: int = 3600,
+    without: Sequence[str] = (),
 ) -> Iterator[Serving]:
     """
     Run HAProxy with ``fleet.cfg``, of which only the addresses are changed.
@@ -51,6 +57,7 @@ def running_haproxy(
         nodes: the address of each node, HOST:PORT, by its name in the file.
         check_s: how long an answer to a health check may take. A real server needs more than the
             file allows on a machine that runs other tests.
+        server_s: how long an answer may take.
         without: how the lines begin that are left out, for a control.
 
     Yields:
@@ -65,6 +72,8 @@ def running_haproxy(
         text = text.replace(usual, nodes[name])
     assert 1 == text.count(_CHECK)
     text = text.replace(_CHECK, f"timeout check {check_s}s")
+    assert 1 == text.count(_SERVER)
+    text = text.replace(_SERVER, f"timeout server {server_s}s")
     for start in without:
         text, count = re.subn(rf"^ +{re.escape(start)}.*\n", "", text, flags=re.MULTILINE)
         assert count, start
