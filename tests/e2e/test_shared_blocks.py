@@ -210,9 +210,14 @@ def test_two_fingerprints(fleet: Fleet, shared: Path):
 
 
 def test_blocks_of_no_node(tmp_path: Path, shared: Path):
-    """`--blocks` without `--node`, or with a folder that is not there, is refused."""
+    """`--blocks` is refused without `--node`, or if the folder is missing or cannot be written."""
     home = ("--data-dir", tmp_path / "home")
     assert "Add --node NAME" in refusal(*home, "--blocks", shared)
     code, _, err = run_ops("serve", *home, "--node", "n1", "--blocks", tmp_path / "none")
     assert (2, True) == (code, "does not exist" in err), err
+    closed = Path("/proc") if Path("/proc/self").exists() else tmp_path / "closed"
+    if closed.name == "closed":
+        closed.mkdir(mode=0o500)
+    code, _, err = run_ops("serve", *home, "--node", "n1", "--blocks", closed)
+    assert (2, True) == (code, f"{closed} cannot be written" in err), err
     assert not (tmp_path / "home").exists()
