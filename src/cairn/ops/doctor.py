@@ -15,7 +15,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -411,22 +411,38 @@ def check_bits(url: str) -> Found:
 
 
 def check_fleet(url: str) -> Found:
-    """Whether the nodes that share a database have one fingerprint, and in which fields not."""
+    """
+    Whether the nodes that share a database have one fingerprint, and in which fields not. Fails for
+    those that run; what another node had last is a warning.
+    """
+    from cairn.journal.rows.store_sql import running_nodes
+
     try:
-        nodes = loaded_models(url)
+        nodes, running = loaded_models(url), running_nodes(url)
     except JournalError as error:
         return Found("fail", str(error))
     if not nodes:
         return Found("ok", "no node has a journal in this database")
-    found = differences(nodes)
-    if found:
-        fact = f"fingerprints differ, so nodes share nothing and answer with other bits: {found[0]}"
-        rest = "".join(f"; {one}" for one in found[1:])
+    up = [node for node in nodes if node in running]
+    down = [node for node in nodes if node not in running]
+    runs = f"{_listed(up)}; {_listed(down, 'not ')}" if down else _listed(up)
+    of_running = differences({node: nodes[node] for node in up})
+    if found := of_running or differences(nodes):
+        whose = "" if of_running else " of nodes that do not run"
+        fact = (
+            f"{runs}; fingerprints{whose} differ, and such nodes share nothing and answer with "
+            f"other bits: {'; '.join(map(str, found))}"
+        )
         advice = "; ".join(dict.fromkeys(one.advice for one in found))
-        return Found("fail", f"{fact}{rest}", advice)
+        return Found("fail" if of_running else "warn", fact, advice)
     empty = [node for node, models in nodes.items() if not models]
-    fact = f"{', '.join(nodes)}: the same fingerprint"
+    fact = f"{runs}; the same fingerprint"
     return Found("ok", f"{fact}; no model loaded yet: {', '.join(empty)}" if empty else fact)
+
+
+def _listed(nodes: Sequence[str], negation: str = "") -> str:
+    """Which nodes run, or do not, in words."""
+    return f"{negation}running: {', '.join(nodes) or 'none'}"
 
 
 def _begins_wrong(base: Base | None, first: Row | None) -> str | None:

@@ -797,6 +797,22 @@ def in_database(url: str, doing: str, work: Callable[[sa.Connection], T]) -> T:
             _let_go(connection)
 
 
+def is_empty(store: SqlStore) -> bool:
+    """Whether a journal has no rows, and never had."""
+    return store.base() is None and store.head()[0] == 0
+
+
+def running_nodes(url: str) -> set[str]:
+    """
+    The nodes of a fleet whose journals are locked: by a server, or by a command that writes.
+
+    Raises:
+        StoreError: it is not PostgreSQL, or cannot be reached.
+    """
+    with _looking(url) as connection, connection.begin():
+        return postgres.locked_nodes(connection)
+
+
 def nodes_of(url: str) -> list[str]:
     """
     The nodes that have a journal in the database of a fleet, in order of their names.

@@ -59,6 +59,11 @@ EXISTS (SELECT 1 FROM {events} WHERE position > :since AND kind <> :itself),
 (SELECT hash FROM {events} WHERE position = :since)
 FROM {events} ORDER BY position DESC LIMIT 1
 """
+_LOCKED = sa.text("""
+SELECT nspname FROM pg_locks JOIN pg_namespace ON pg_namespace.oid = objid
+WHERE locktype = 'advisory' AND granted AND classid = :upper
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+""")
 _HOLDER = """
 SELECT coalesce(string_agg(format(
     'process %%s of the database server%%s', pid, ', connected from ' || host(client_addr)
@@ -176,6 +181,12 @@ def nodes(connection: sa.Connection) -> list[str]:
     like = SCHEMA_PREFIX.replace("_", r"\_") + "%"
     found = connection.execute(_SCHEMAS, {"like": like, "table": "events"})
     return [node for (schema,) in found if (node := node_of_schema(schema)) is not None]
+
+
+def locked_nodes(connection: sa.Connection) -> set[str]:
+    """The nodes of a database whose journals are locked by a writer."""
+    found = connection.execute(_LOCKED, {"upper": _LOCKS})
+    return {node for (schema,) in found if (node := node_of_schema(schema)) is not None}
 
 
 def heads_of(
