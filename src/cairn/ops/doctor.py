@@ -37,7 +37,7 @@ from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode
 from cairn.ops.chat.client import NotCairn, look
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.completions import complete_model
-from cairn.ops.common.heads import HeadFiles
+from cairn.ops.common.heads import HeadFiles, is_elsewhere
 from cairn.ops.common.locations import (
     bytes_on_disk,
     example,
@@ -191,7 +191,7 @@ def checks(
         yield "models", lambda: check_models(models)
     yield "selftest", check_self_tests
     yield "sqlite", lambda: check_sqlite(url, sqlite3.sqlite_version_info)
-    yield "journal", lambda: check_journal(url, options)
+    yield "journal", lambda: check_journal(url, options, journal is None and is_elsewhere(data_dir))
     yield "heads", lambda: check_heads(data_dir, journal, options)
     yield "bits", lambda: check_bits(url)
     if url.startswith("postgresql"):
@@ -308,25 +308,36 @@ def check_sqlite(url: str, version: tuple[int, ...]) -> Found:
     )
 
 
+def _nodes_in(url: str) -> list[str]:
+    """The nodes of a database that has no other journal; none of an SQLite file."""
+    from cairn.journal.rows.store_sql import nodes_of
+
+    return nodes_of(url) if url.startswith("postgresql") else []
+
+
 def _sqlite_path(url: str) -> Path:
     from cairn.journal.rows.store_sql import sqlite_path
 
     return sqlite_path(url)
 
 
-def check_journal(url: str, options: str = "") -> Found:
+def check_journal(url: str, options: str = "", elsewhere: bool = False) -> Found:
     """
     Whether the journal can be read, begins where it should, and has an intact end.
 
     Args:
         options: with which `ops verify` finds it.
+        elsewhere: whether the server named another one.
     """
     verify = f"run `ops verify{options}`"
     from cairn.journal.rows.store_sql import SqlStore, schema_revision
 
     try:
         if schema_revision(url) is None:
-            return Found("ok", "none yet; the server creates one")
+            if nodes := _nodes_in(url):
+                return Found("ok", f"of {', '.join(nodes)}; add --node NAME to check one")
+            fact = "not in the data directory; add --journal URL, and --node NAME of a fleet"
+            return Found("ok", fact if elsewhere else "none yet; the server creates one")
         store = SqlStore.open(url, read_only=True)
         try:
             base = store.base()
@@ -393,6 +404,8 @@ def check_bits(url: str) -> Found:
                     tested = event if isinstance(event, SelfTestFinished) else None
             finally:
                 store.close()
+        elif _nodes_in(url):
+            return Found("ok", "of each node; add --node NAME to see one")
         if tested is None:
             return Found("ok", "not tested yet; the server tests a model when it is first loaded")
         prefill = prefill_text(RowClass.of(tested.row_class), tested.row_class_reason)

@@ -14,7 +14,7 @@ from cairn.journal.keys import fingerprint_of
 from cairn.journal.rows.base import base_of
 from cairn.journal.rows.store_sql import SqlStore, fleet_url, migrate, node_url
 from cairn.journal.state import EMPTY
-from cairn.ops.doctor import check_fleet
+from cairn.ops.doctor import check_bits, check_fleet, check_journal
 from cairn.ops.fleet.fingerprints import Difference, differences
 from tests.support.journals import FIELDS, MODEL, Builder, model_loaded
 from tests.support.postgres import Postgres
@@ -133,6 +133,16 @@ def test_the_nodes_that_run(postgres: Postgres):
         assert found.fact.startswith("running: n1, n2, n3; fingerprints differ")
         assert "mlx: n1 2, n2 2, n3 3" in found.fact
         assert "install the same versions" in found.advice
+
+
+def test_a_database_of_nodes(postgres: Postgres):
+    """Without --node, the checks of a single journal name the nodes."""
+    url = postgres.new_database()
+    assert check_journal(url).fact.startswith("none yet")
+    for node in ("n1", "n2"):
+        journal(url, node, loaded(mlx="2"))
+    assert "of n1, n2; add --node NAME to check one" == check_journal(url).fact
+    assert "of each node; add --node NAME to see one" == check_bits(url).fact
 
 
 def test_a_journal_that_was_pruned(postgres: Postgres):

@@ -116,6 +116,11 @@ class HeadFiles:
             raise StoreError(f"{self.public} is damaged: {error}.") from error
 
 
+def is_elsewhere(data_dir: Path) -> bool:
+    """Whether a data directory has heads of a journal, and no journal: its server named another."""
+    return not (data_dir / "journal.db").exists() and any(data_dir.glob("head-*"))
+
+
 def notes_of(path: Path) -> list[Note]:
     """
     The notes of a file.
