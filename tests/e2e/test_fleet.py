@@ -111,7 +111,11 @@ def test_a_second_server_of_a_node(fleet: Fleet):
         sentence = refusal(
             *("--data-dir", fleet.home("n2"), "--journal", fleet.url, "--node", "n1")
         )
-        assert "Another server or command uses postgresql" in sentence
+        assert "Another server or command uses postgresql://" in sentence
+        assert "if it does not answer, take the node over: `ops takeover n1`." in sentence
+        assert "--journal" not in sentence
+        sentence = refusal(*fleet.where("n1"))
+        assert "Stop it, or, if it does not answer, kill its process." in sentence
         assert before.bits == ask(server, user("Hello"), max_tokens=4).bits
         server.wait_idle()
         assert 0 == server.stop()

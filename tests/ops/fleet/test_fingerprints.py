@@ -169,7 +169,7 @@ def test_a_journal_that_was_pruned(postgres: Postgres):
 
 def test_the_database_of_a_node():
     """The URL of a node's journal without its schema; another one as it is."""
-    plain = "postgresql+psycopg://cairn@db/cairn?host=%2Ftmp"
+    plain = "postgresql://cairn@db/cairn?host=%2Ftmp"
     assert plain == fleet_url(node_url(plain, "n1"))
     more = f"{plain}&options=-cstatement_timeout%3D9"
     assert "-cstatement_timeout=9" in fleet_url(node_url(more, "n1")).replace("%3D", "=")

@@ -179,7 +179,7 @@ def node_url(url: str, node: str) -> str:
             f"{_place(parsed)} names a schema, and so does --node {node}. Omit one of them."
         )
     chosen = f"{options} -csearch_path={schema_of(node)}".strip()
-    return parsed.update_query_dict({"options": chosen}).render_as_string(hide_password=False)
+    return _text_of(parsed.update_query_dict({"options": chosen}))
 
 
 def node_of(url: str) -> str | None:
@@ -201,7 +201,7 @@ def fleet_url(url: str) -> str:
     rest = {name: value for name, value in parsed.query.items() if name != "options"}
     if own:
         rest["options"] = " ".join(own)
-    return parsed.set(query=rest).render_as_string(hide_password=False)
+    return _text_of(parsed.set(query=rest))
 
 
 class SqlStore:
@@ -907,6 +907,13 @@ def _parsed(url: str) -> sa.URL:
     return parsed
 
 
+def _text_of(url: sa.URL, *, hide_password: bool = False) -> str:
+    """A URL without the driver, which ``_parsed`` adds."""
+    is_psycopg = url.drivername == "postgresql+psycopg"
+    plain = url.set(drivername="postgresql") if is_psycopg else url
+    return plain.render_as_string(hide_password=hide_password)
+
+
 def place_of(url: str) -> str:
     """Where a journal is, for people; never shows a password."""
     return _place(_parsed(url))
@@ -959,7 +966,7 @@ def _this_process() -> str:
 def _place(url: sa.URL) -> str:
     """Where a journal is, for people; never shows a password."""
     path = _file(url)
-    return str(path) if path is not None else url.render_as_string(hide_password=True)
+    return str(path) if path is not None else _text_of(url, hide_password=True)
 
 
 def _connected(url: sa.URL, *, mode: str, sync: Sync = "full") -> sa.Connection:

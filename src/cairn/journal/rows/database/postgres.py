@@ -155,24 +155,32 @@ def _claim(raw: Any, place: str, own: set[int], wait_s: float, is_synced: bool) 
     with raw.cursor() as cursor:
         for setting in settings:
             cursor.execute(setting)
-        cursor.execute("SELECT oid::bigint FROM pg_namespace WHERE nspname = current_schema()")
-        schema = cursor.fetchone()
-        if schema is None:
+        cursor.execute(
+            "SELECT oid::bigint, nspname FROM pg_namespace WHERE nspname = current_schema()"
+        )
+        found = cursor.fetchone()
+        if found is None:
             raise StoreError(f"{place} names a schema that does not exist; create it first.")
+        schema, name = found
         for _ in range(CLAIM_TRIES):
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", (_LOCKS << 32 | schema[0],))
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", (_LOCKS << 32 | schema,))
             (is_free,) = cursor.fetchone()
             raw.commit()
             if is_free:
                 return
             cursor.execute("SELECT pg_sleep(0.1)")
-        cursor.execute(_HOLDER, (_LOCKS, schema[0]))
+        cursor.execute(_HOLDER, (_LOCKS, schema))
         holder, processes = cursor.fetchone()
     if own & {*processes}:
         raise StoreLost(f"The database still keeps a lost connection to {place} ({holder}).")
+    node = node_of_schema(name)
     raise StoreError(
-        f"Another server or command uses {place}: {holder}. Stop it, or choose another journal "
-        "with --journal."
+        f"Another server or command uses {place}: {holder}. Stop it, or "
+        + (
+            "choose another journal with --journal."
+            if node is None
+            else f"if it does not answer, take the node over: `ops takeover {node}`."
+        )
     )
 
 
