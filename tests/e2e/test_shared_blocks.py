@@ -103,6 +103,9 @@ def test_a_conversation_that_moves(fleet: Fleet, shared: Path, postgres: Postgre
             assert isinstance(row, ev.BlockSealed)
             assert ("n1", row.key, row.digest) == (event.node, event.key, event.digest)
         two.wait_idle()
+        _, explained, _ = run_ops("explain", *fleet.where("n2"))
+        assert f"Node n1 computed {len(adopted(fleet, 'n2'))} of the copied blocks." in explained
+        assert "Node n" not in run_ops("explain", *fleet.where("n1"))[1]
         assert 0 == two.stop()
         assert files.items() <= {path: path.read_bytes() for path in files}.items()
         assert not {event.key for event in adopted(fleet, "n2")} & files_of(shared, "n2").keys()
