@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 import mlx.core as mx
 import pytest
+import structlog
 
 from cairn.actors.errors import Broken
 from cairn.actors.server import Server
@@ -20,7 +21,7 @@ from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
 from cairn.journal.replay import replay
-from cairn.journal.rows.codec import decode
+from cairn.journal.rows.codec import decode, encode
 from cairn.journal.rows.database.other_nodes import SealedRow
 from cairn.journal.rows.store import MemoryStore
 from tests.gate.conversation import words
@@ -38,8 +39,11 @@ class Journals:
     stores: dict[str, MemoryStore] = attrs.field(factory=dict)
     more: dict[str, list[SealedRow]] = attrs.field(factory=dict)
     fails: bool = False
+    skipped: dict[str, str] = attrs.field(factory=dict)
 
-    def sealed(self, keys: Collection[str]) -> Mapping[str, Sequence[SealedRow]]:
+    def sealed(
+        self, keys: Sequence[str], above: Sequence[str]
+    ) -> Mapping[str, Sequence[SealedRow]]:
         """See ``OtherNodes.sealed``."""
         if self.fails:
             raise StoreError("the database is away")
@@ -206,6 +210,30 @@ async def test_two_digests_on_record(fleet: Fleet):
     assert sealed.key in quarantined.keys
 
 
+@pytest.mark.parametrize("changes", [{"start": 65, "end": 129}, {"parent": None}, {"bytes": 1}])
+async def test_a_row_that_says_what_cannot_be(fleet: Fleet, changes: dict[str, Any]):
+    """
+    A miss, and a warning: what comes before it is adopted, no request fails, and no file is
+    set aside.
+    """
+    rows = fleet.journals.stores["n1"].rows
+    places = [place for place, row in enumerate(rows) if row.kind == ev.BlockSealed.kind]
+    recorded = decode(rows[places[1]])
+    wrong = attrs.evolve(recorded, event=attrs.evolve(recorded.event, **changes))
+    fleet.journals.stores["n1"] = MemoryStore(
+        [*rows[: places[1]], encode(wrong, rows[places[1]].previous_hash), *rows[places[1] + 1 :]]
+    )
+    async with fleet.node("n2", fleet.store) as server:
+        with structlog.testing.capture_logs() as logged:
+            first = await ask(server, LONG)
+        assert 64 == first.accepted.cached_tokens
+        warned = [one for one in logged if "what cannot be" in one["event"]]
+        assert [("n1", wrong.position)] == [(one["node"], one["position"]) for one in warned]
+    assert not fleet.events(ev.InvariantViolated)
+    assert not fleet.events(ev.BlockFileRejected)
+    assert () == replay(fleet.store.read()).findings
+
+
 async def test_journals_that_cannot_be_read(fleet: Fleet):
     """The prompt is computed. Later they are read again."""
     fleet.journals.fails = True
@@ -217,3 +245,27 @@ async def test_journals_that_cannot_be_read(fleet: Fleet):
     async with fleet.node("n2", fleet.store, disk_bytes=0) as server:
         await ask(server, LONG)
     assert fleet.events(ev.BlockAdopted)
+
+
+async def test_no_block_leaves_for_a_file_that_is_gone(fleet: Fleet):
+    """Memory is full, and the node has removed its files: nothing is evicted for them."""
+    for path in (fleet.folder / "n1").rglob("*.safetensors"):
+        path.unlink()
+    other = generate(Conversation(messages=(Message(role="user", content=words(2, 60)),)))
+    async with fleet.node("n2", fleet.store, blocks_max=1, prewarm=False) as server:
+        await ask(server, attrs.evolve(other, max_tokens=2))
+        await wait_idle(server)
+        before = len(fleet.events(ev.BlockEvicted))
+        assert 1 == server.loaded.sequencer.state.pool.blocks
+        await server.loaded.memory.adopt(
+            *offers(fleet, server), keep=(), ttl_s=None, still_needed=lambda: True
+        )
+        assert before == len(fleet.events(ev.BlockEvicted))
+    assert not fleet.events(ev.BlockAdopted)
+
+
+def offers(fleet: Fleet, server: Server) -> tuple[Sequence[str], Mapping[str, Sequence[SealedRow]]]:
+    """The blocks of the prompt that the first node sealed, and its rows."""
+    rows = map(decode, fleet.journals.stores["n1"].rows)
+    keys = [row.event.key for row in rows if isinstance(row.event, ev.BlockSealed)]
+    return keys, fleet.journals.sealed(keys)

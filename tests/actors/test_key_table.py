@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from cairn.journal import events as ev
 from cairn.journal.errors import LeaseLost, StoreError
 from cairn.journal.ledger import Ledger
 from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.database import key_table
 from cairn.journal.rows.sealing import SERVER
 from cairn.journal.rows.store_sql import (
     SqlStore,
@@ -26,6 +30,7 @@ from cairn.journal.rows.store_sql import (
 )
 from tests.support.postgres import Postgres
 
+_WAITING = "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)"
 FAILED = ev.ModelLoadFailed(name="m", reason="no disk")
 
 
@@ -178,6 +183,91 @@ def test_nodes_of_a_fleet_have_one_journal_key(postgres: Postgres, path: Path, t
         open_keys(other, two)
     with closing(open_keys(other, two, tmp_path / "journal-key")) as keys:
         assert keys.is_new
+
+
+def test_first_starts_of_two_nodes(postgres: Postgres, tmp_path: Path):
+    """Each makes a journal key. The second one waits for the first, and is refused."""
+    database = postgres.new_database()
+    made = []
+    for node in ("n1", "n2"):
+        url = node_url(database, node)
+        migrate(url)
+        (tmp_path / node).mkdir()
+        made.append((opened(url, tmp_path / node / "keys.db"), url))
+    (first, one), (late, two) = made
+    refused: list[StoreError] = []
+
+    def confirm_late() -> None:
+        try:
+            late.confirm()
+        except StoreError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=confirm_late)
+
+    def within(store: Callable[[sa.Connection], object]) -> None:
+        def entered(connection: sa.Connection) -> None:
+            store(connection)
+            thread.start()
+            for _ in range(600):  # until the late one waits for the end of this transaction
+                if connection.exec_driver_sql(_WAITING).scalar_one():
+                    return
+                time.sleep(0.1)
+            raise AssertionError("the late one does not wait")
+
+        in_database(one, "write to", entered)
+
+    first.key_of("s1")
+    first.commit(within)
+    thread.join(60)
+    (error,) = refused
+    assert "is not the journal key of node n1" in str(error)
+    assert None is in_database(two, "read", key_table.entry)
+
+
+def test_a_first_start_whose_first_step_is_a_row(postgres: Postgres, tmp_path: Path):
+    """It is refused with the row, if another node has made the fleet's journal key meanwhile."""
+    database = postgres.new_database()
+    one, two = (node_url(database, node) for node in ("n1", "n2"))
+    for url in (one, two):
+        migrate(url)
+    late = opened(two, tmp_path / "keys.db")
+    (tmp_path / "journal-key").unlink()
+    with closing(opened(one, tmp_path / "keys.db")) as first:
+        first.confirm()
+    with closing(SqlStore.open(two, keys=late)) as store:
+        with pytest.raises(StoreError, match="is not the journal key of node n1"):
+            store.append(rows_of(late))
+        assert [] == list(store.read())
+
+
+def test_nodes_of_a_fleet_have_one_secret(postgres: Postgres, path: Path):
+    """Another one is refused at each start, before and while the node enters its own."""
+    database = postgres.new_database()
+    one, two = (node_url(database, name) for name in ("n1", "n2"))
+    for url in (one, two):
+        migrate(url)
+    with closing(open_keys(path, two, None, b"late")) as late:
+        for secret in (b"lost", b"first"):  # a node alone may get another one
+            with closing(open_keys(path, one, None, secret)) as keys:
+                keys.confirm()
+        with pytest.raises(StoreError, match="is not the secret of node n1"):
+            late.confirm()
+    with closing(opened(one, path)) as keys:
+        keys.confirm()  # a command, which leaves it
+    words = f"{path.parent / 'secret'} is not the secret of node n1.*Copy that of node n1 to there"
+    with pytest.raises(StoreError, match=words):
+        open_keys(path, two, None, b"another")
+    for _ in range(2):
+        with closing(open_keys(path, two, None, b"first")) as keys:
+            keys.confirm()
+    with pytest.raises(StoreError, match="is not the secret of node n2"):
+        open_keys(path, one, None, b"another")
+    for url in (one, two):  # if no node has it any more
+        words = "UPDATE journal_key SET secret_known = NULL"
+        in_database(url, "write to", lambda found: found.exec_driver_sql(words))
+    with closing(open_keys(path, one, None, b"another")) as keys:
+        keys.confirm()
 
 
 def test_what_is_there_already(url: str, path: Path, tmp_path: Path):

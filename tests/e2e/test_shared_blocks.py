@@ -164,7 +164,7 @@ def attributes(event: ev.BlockAdopted) -> tuple[Any, ...]:
 
 
 def test_a_file_that_is_flipped(fleet: Fleet, shared: Path):
-    """It is set aside, with both nodes named, and the answer is the same."""
+    """It is not used, with both nodes named, and the answer is the same. The file stays."""
     with moved(fleet, shared) as (_, talk), fleet.node("n2") as two:
         sealed = fleet.of_kind("n1", ev.BlockSealed)
         path = files_of(shared, "n1")[sealed[2].key]
@@ -176,8 +176,8 @@ def test_a_file_that_is_flipped(fleet: Fleet, shared: Path):
         assert sealed[1].end == there.cached_tokens
         (rejected,) = fleet.of_kind("n2", ev.BlockFileRejected)
         assert (sealed[2].key, "digest", "n1") == (rejected.key, rejected.reason, rejected.node)
-        assert f"{path.relative_to(shared)}.rejected" == rejected.moved_to
-        assert not path.exists()
+        assert rejected.moved_to is None
+        assert bytes(octets) == path.read_bytes()
         (said,) = (one for one in two.log() if "a block file was rejected" == one["event"])
         assert ("n1", "n2") == (said["written_by"], said["rejected_by"])
         two.wait_idle()
@@ -207,6 +207,67 @@ def test_two_fingerprints(fleet: Fleet, shared: Path):
         assert not fleet.of_kind("n2", ev.BlockFileRejected)
         two.wait_idle()
         assert 0 == two.stop()
+
+
+# --- files that are forgotten ---------------------------------------------------------------------
+
+
+def test_forgetting_without_the_folder(fleet: Fleet, shared: Path):
+    """
+    `ops forget` and `ops journal prune` refuse to look in the data directory, which has an empty
+    folder of blocks, and change nothing. With another folder, a file that is not there is left.
+    With the node's folder, the files go.
+    """
+    with fleet.node("n1") as one:
+        talk_on(one)
+        one.wait_idle()
+        assert 0 == one.stop()
+    (fleet.home("n1") / "blocks").mkdir(exist_ok=True)
+    files, rows = files_of(shared, "n1"), fleet.recorded("n1")
+    assert files
+    session = fleet.of_kind("n1", ev.SessionOpened)[0].session
+    forget = ("forget", *fleet.where("n1"), "--yes", session)
+    prune = ("journal", "prune", *fleet.where("n1"), "--before", "0m", "--recent", "--close-idle")
+    for command in (forget, prune):
+        code, _, err = run_ops(*command)
+        assert (2, True) == (code, "Add --blocks DIR" in err), err
+    assert (files, rows) == (files_of(shared, "n1"), fleet.recorded("n1"))
+    other = fleet.folder / "other"
+    (other / "n1").mkdir(parents=True)
+    code, _, err = run_ops(*forget, "--blocks", other)
+    assert (2, True) == (code, "If the node uses another --blocks" in err), err
+    assert not fleet.of_kind("n1", ev.BlockFileRemoved)
+    code, out, err = run_ops(*forget, "--blocks", shared)
+    assert (0, {}) == (code, files_of(shared, "n1")), err
+    assert files.keys() == {event.key for event in fleet.of_kind("n1", ev.BlockFileRemoved)}
+    _, out, _ = run_ops("verify", *fleet.where("n1"))
+    assert "broken: 0" in out.splitlines()
+
+
+def test_a_node_whose_blocks_move(fleet: Fleet, shared: Path, model_directory: Path):
+    """
+    A node with files in the shared folder does not start without it, nor the other way round,
+    before a start has removed them.
+    """
+    alone = Fleet(fleet.url, fleet.folder, ("--model", model_directory))
+    local = fleet.home("n1") / "blocks"
+    for before, after in ((alone, fleet), (fleet, alone)):
+        with before.node("n1") as one:
+            talk_on(one)
+            one.wait_idle()
+            assert 0 == one.stop()
+        assert files_of(shared, "n1") or list(local.rglob("*.safetensors"))
+        rows = fleet.recorded("n1")
+        own = ("--journal", after.url, "--node", "n1", *after.options)
+        assert "--disk-mb 0" in refusal("--data-dir", fleet.home("n1"), *own)
+        assert rows == fleet.recorded("n1")
+        with before.node("n1", "--disk-mb", 0) as one:
+            assert 0 == one.stop()
+        assert not files_of(shared, "n1")
+        assert not list(local.rglob("*.safetensors"))
+        with after.node("n1") as one:
+            assert 0 == one.stop()
+    fleet.assert_valid("n1")
 
 
 # --- options --------------------------------------------------------------------------------------

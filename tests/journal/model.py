@@ -290,6 +290,9 @@ class World:
         for node, position, row_hash in event.heads:
             self.heads_seen[node] = position, row_hash
 
+    def _loss_seen(self, event: ev.LossSeen) -> None:
+        self.heads_seen[event.node] = event.position, event.row_hash
+
     def _loss_accepted(self, event: ev.LossAccepted) -> None:
         for head in event.heads:
             self.lost[head] = self.position
@@ -2586,6 +2589,9 @@ class Driver:
                     self.propose(ev.NodeTakenOver(token=self.state.lease + 1, by="operator"))
                     at, _ = self.state.heads_seen.get("n2", (0, ""))
                     self.propose(ev.HeadsSeen(heads=(("n2", at + 7, "ab"), ("n3", at + 1, "cd"))))
+                    lost, position = f"{at + 1}:cd", at // 2
+                    loss = ev.LossSeen(node="n3", lost=lost, position=position, row_hash="ef")
+                    self.propose(loss)
                 self.start(fingerprint)
         elif move == 30 and self._crashes and self.state.sessions:
             self.crash(self.tape.one_of(sorted(self.state.sessions)))

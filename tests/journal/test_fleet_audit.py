@@ -11,7 +11,7 @@ import msgspec
 from cairn.journal import events as ev
 from cairn.journal.fleet_audit import NAMING, FleetAudit, Reference, references
 from cairn.journal.rows.base import Base, base_of
-from cairn.journal.rows.codec import Row, row_hash
+from cairn.journal.rows.codec import Row, decode, row_hash
 from cairn.journal.rows.heads import Head
 from cairn.journal.rows.verification import Verification
 from cairn.journal.state import EMPTY, Block
@@ -142,20 +142,61 @@ def test_a_loss_that_was_accepted():
     rows = made.rows
     accepted = restarted([str(Head(rows[-1].position, rows[-1].hash))])
     leases = {**LEASES, "n2": [("node_n2", 2)]}
-    for seen, is_excused in (
-        (head_of(rows), True),
-        (head_of(rows[: after + 1]), True),
-        (("n2", after, "ab" * 32), False),
-        (("n2", rows[-1].position + 1, "ab" * 32), False),
+    last = head_of(rows)
+    for seen, excused, broken in (
+        ([last], 1, 0),
+        ([head_of(rows[: after + 1]), last], 2, 0),
+        ([("n2", after, "ab" * 32), last], 1, 1),
+        ([last, ("n2", rows[-1].position + 1, "ab" * 32)], 1, 1),
+        # None named the head that the acceptance names, so it says nothing of this one.
+        ([head_of(rows[: after + 1])], 0, 1),
     ):
-        audit = audited({"n1": seeing(seen), "n2": accepted}, leases)
-        assert is_excused == (found(audit) == []), seen
-        assert is_excused == (audit.accepted == 1)
+        audit = audited({"n1": seeing(*seen), "n2": accepted}, leases)
+        assert (excused, ["INV-8"] * broken) == (audit.accepted, [one for one, _ in found(audit)])
     for lost in ([], ["damaged"]):
         nothing = restarted(lost)
         assert ["INV-8"] == [
             one for one, _ in found(audited({"n1": seeing(head_of(rows)), "n2": nothing}, leases))
         ]
+
+
+def test_a_cut_after_an_accepted_loss():
+    """
+    An acceptance excuses what was seen before it was, and not what the node had after it. Cutting
+    the acceptance off, too, is found.
+    """
+    old = healthy()
+    rows = restarted([str(Head(31, old[-1].hash))])
+    accepted = rows[-1]
+    noted = Builder()
+    for event in (decode(row).event for row in rows):
+        noted.propose(event)
+    noted.propose(*(ev.OperatorActed(action="note", detail=str(n)) for n in range(15)))
+    again = noted.rows
+    accepted = again[accepted.position - 1]
+    made = Builder()
+    made.start()
+    loss = ev.LossSeen(
+        node="n2",
+        lost=f"31:{old[-1].hash}",
+        position=accepted.position,
+        row_hash=accepted.hash,
+    )
+    seen = [ev.HeadsSeen(heads=(head_of(some),)) for some in (old[:25], old, again)]
+    made.propose(seen[0], seen[1], loss, seen[2])
+    leases = {**LEASES, "n2": [("node_n2", 2)]}
+    after = accepted.position
+    for left, excused, broken in (
+        (len(again), 2, []),
+        (after + 1, 2, ["INV-8"]),
+        (after, 2, ["INV-8"]),
+        (after - 1, 0, ["INV-8"] * 4),
+    ):
+        audit = audited({"n1": made.rows, "n2": again[:left]}, leases)
+        assert (excused, broken) == (audit.accepted, [one for one, _ in found(audit)]), left
+    forged = restarted([f"999999999:{'ab' * 32}"])
+    audit = audited({"n1": seeing(("n2", 500_000, "cd" * 32)), "n2": forged}, leases)
+    assert ["INV-8"] == [one for one, _ in found(audit)]
 
 
 def test_after_a_prune():
@@ -177,14 +218,24 @@ def test_after_a_prune():
         {"n1": [("node_n1", 3)]},
         {"n1": base},
         [
-            Reference("n2", 3, "heads_seen", "n1", Head(2, "ab" * 32)),
-            Reference("n2", 3, "heads_seen", "n1", Head(4, "ef" * 32)),
             Reference("n2", 3, "heads_seen", "n1", Head(9, "ab" * 32)),
             Reference("n2", 3, "heads_seen", "n1", Head(8, "01" * 32)),
+            Reference("n2", 3, "heads_seen", "n1", Head(2, "ab" * 32)),
+            Reference("n2", 3, "heads_seen", "n1", Head(4, "ef" * 32)),
         ],
     )
     assert [("INV-8", "n1 row 4")] == found(audit)
     assert (1, 1, 2) == (audit.present, audit.pruned, audit.accepted)
+    # A base has the last head alone, which an acceptance names itself.
+    last = attrs.evolve(state, heads_seen=EMPTY.heads_seen.set("n2", (20, "cd" * 32)))
+    accepted = restarted([str(Head(31, rows[-1].hash))])
+    audit = audited(
+        {"n1": seeing(head_of(rows))[2:], "n2": accepted},
+        {"n2": [("node_n2", 2)]},
+        {"n1": base_of(last, "ef" * 32)},
+    )
+    assert 1 == audit.accepted
+    assert ("INV-8", "n1 row 4") in found(audit)
     lower = audited({"n1": []}, {"n1": [("node_n1", 2)]}, {"n1": base})
     assert ("INV-6", "n1 lease") in found(lower)
     damaged = attrs.evolve(base, state=b"{}")
@@ -218,6 +269,46 @@ def test_a_digest_in_a_base():
     assert [("INV-3", f"n2 row {sealed.position}")] == found(audit)
 
 
+def conflicting(rows: Sequence[Row]) -> tuple[list[Row], str]:
+    """The rows with another digest of the first block that they seal, and its key."""
+    sealed = next(row for row in rows if row.kind == "block_sealed")
+    other = sealed.public.replace(b'"digest":"', b'"digest":"0')
+    key = msgspec.json.decode(sealed.public)["key"]
+    return rechained(rows, sealed.position, public=other), key
+
+
+def quarantining(rows: Sequence[Row], **fields: Any) -> list[Row]:
+    """The rows, and one by which blocks are quarantined."""
+    at = rows[-1].position + 1
+    public = msgspec.json.encode({"bug_id": "bug", "session": None} | fields)
+    row = attrs.evolve(rows[-1], position=at, kind="blocks_quarantined", public=public)
+    return rechained([*rows, row], at)
+
+
+def test_a_conflict_that_is_on_record():
+    """Two digests of a block are on record if a node quarantined it, in a row or in its base."""
+    rows = healthy()
+    other, key = conflicting(rows)
+    for keys, is_recorded in (([key], True), (["another"], False)):
+        for first, second in (
+            (rows, quarantining(other, keys=keys)),
+            (quarantining(rows, keys=keys), other),
+        ):
+            (finding,) = audited({"n1": first, "n2": second}).findings
+            assert ("INV-3", is_recorded) == (finding.invariant, finding.recorded)
+    for damaged in (quarantining(rows, keys=1), quarantining(rows)):
+        audit = FleetAudit([])
+        audit.begin("n1", None)
+        audit.feed(damaged[-1])
+        assert () == audit.findings
+    block = Block(key=key, parent=None, digest="another", start=0, bytes=1, present=False, tokens=4)
+    for bug_id in ("bug", None):
+        kept = EMPTY.blocks.set(key, attrs.evolve(block, bug_id=bug_id))
+        base = base_of(attrs.evolve(EMPTY, position=4, blocks=kept), "ef" * 32)
+        (finding,) = audited({"n1": [], "n2": rows}, {}, {"n1": base}).findings
+        assert (bug_id is not None) == finding.recorded
+
+
 def adopting(rows: Sequence[Row], sealed: Row, **changes: Any) -> list[Reference]:
     """What a node names that adopted the block of a row."""
     fields = msgspec.json.decode(sealed.public)
@@ -235,7 +326,7 @@ def adopting(rows: Sequence[Row], sealed: Row, **changes: Any) -> list[Reference
 
 def test_a_block_that_was_adopted():
     """The row that an adoption names is there, with its hash, and seals that block."""
-    assert {"heads_seen", "block_adopted"} <= set(NAMING)
+    assert {"heads_seen", "loss_seen", "block_adopted"} <= set(NAMING)
     rows = healthy()
     sealed = next(row for row in rows if row.kind == "block_sealed")
     for changes, broken in (

@@ -1728,3 +1728,24 @@ def test_a_head_that_goes_back():
         assert seen == dict(driver.state.heads_seen)
     driver.propose(ev.HeadsSeen(heads=(("n2", 9, "ef"),)))
     assert {**seen, "n2": (9, "ef")} == dict(driver.state.heads_seen)
+
+
+def test_a_loss_of_another_head():
+    """
+    A loss that another node accepted is of the head that was seen last, and begins that node's
+    heads again, also below it. One of another head is recorded as INV-6, without effect.
+    """
+    driver = driver_of()
+    history(driver)
+    driver.propose(ev.HeadsSeen(heads=(("n2", 7, "ab"),)))
+    for node, lost in (("n2", "6:ab"), ("n2", "7:cd"), ("n3", "7:ab")):
+        with pytest.raises(Violated) as caught:
+            driver.propose(ev.LossSeen(node=node, lost=lost, position=3, row_hash="01"))
+        bug = caught.value.outcome.bug
+        assert bug is not None
+        assert "INV-6" == bug.invariant
+        assert "a loss was seen of another head than the last one" == bug.message
+    driver.propose(ev.LossSeen(node="n2", lost="7:ab", position=3, row_hash="01"))
+    assert {"n2": (3, "01")} == dict(driver.state.heads_seen)
+    driver.propose(ev.HeadsSeen(heads=(("n2", 4, "ef"),)))
+    assert {"n2": (4, "ef")} == dict(driver.state.heads_seen)

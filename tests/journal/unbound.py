@@ -35,6 +35,10 @@ UNBOUND: dict[str, dict[str, str]] = {
     "server_stopped": {"reason": _WORDS},
     "node_taken_over": {"token": "any that no earlier lease had", "by": _OPERATOR},
     "heads_seen": {"heads": "what other journals have; `ops verify --fleet` compares them"},
+    "loss_seen": {
+        "position": "what another journal has; `ops verify --fleet` compares it",
+        "row_hash": "what another journal has; `ops verify --fleet` compares it",
+    },
     "model_loaded": {
         "grain": _LATER,
         "name": _OPERATOR,

@@ -279,6 +279,9 @@ class FakeEngine(Engine):
         self._blocks.setdefault(key, block)
         return self._load_report(key, block)
 
+    def has_file_of(self, key: str, node: str) -> bool:
+        return self._fleet is not None and key in FLEETS.get((self._fleet, node), {})
+
     def drop_file(self, key: str) -> FileReport | None:
         if self._files is None or key not in self._files:
             return None

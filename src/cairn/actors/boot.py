@@ -68,6 +68,7 @@ from cairn.engine.reports import ModelFacts
 from cairn.journal import events as ev
 from cairn.journal.events import StallReason
 from cairn.journal.rows.store import Store
+from cairn.journal.runs import SHARED, Runs
 from cairn.journal.state import State
 
 log = structlog.get_logger("cairn")
@@ -387,6 +388,7 @@ async def _run(
             file.remove()  # otherwise the next start could pass over what this one found
         raise
     ledger, folds, agents = read.ledger, read.folds, read.folds.agents
+    _require_same_place(folds.runs, ledger.state, settings)
     earlier = frozenset(folds.runs.boots)
     async with trio.open_nursery() as nursery:
         writer, engine = JournalWriter(store, heads), EngineThread()
@@ -497,9 +499,10 @@ def _begin(run: Run, settings: Settings, accepted: ev.LossAccepted | None) -> No
         for request, session in sequencer.state.requests.items():
             log.warning("request lost", request=request, session=session)
         sequencer.append(ev.ServerLost(boot=lost))
+    place = {SHARED: settings.other_nodes is not None} if settings.node is not None else {}
     sequencer.append(
         ev.ServerStarted(
-            boot=run.boot, cairn_version=cairn.__version__, settings=settings.on_record
+            boot=run.boot, cairn_version=cairn.__version__, settings={**settings.on_record, **place}
         )
     )
     if accepted is not None and not _is_on_record(accepted, sequencer.state):
@@ -507,6 +510,25 @@ def _begin(run: Run, settings: Settings, accepted: ev.LossAccepted | None) -> No
             "the journal lacks rows that it had; the operator accepted it", fact=accepted.fact
         )
         sequencer.append(accepted)
+
+
+def _require_same_place(runs: Runs, state: State, settings: Settings) -> None:
+    """
+    Refuse to leave block files where forgetting would not reach them.
+
+    Raises:
+        BootRefused: the last run of the node kept its block files elsewhere, and has some.
+    """
+    shares = settings.other_nodes is not None
+    if runs.shared is None or runs.shared == shares or not state.pool.disk_blocks:
+        return
+    where = ("its data directory", "a folder that other nodes see")[runs.shared]
+    before = ("without --blocks", "with its --blocks DIR")[runs.shared]
+    raise BootRefused(
+        f"node {settings.node} has {state.pool.disk_blocks} block files in {where}, which "
+        f"forgetting would not reach any more. Start it once {before} and with "
+        "--disk-mb 0, which removes them, stop it, and start it like this again."
+    )
 
 
 def _is_on_record(accepted: ev.LossAccepted, state: State) -> bool:

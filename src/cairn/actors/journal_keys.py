@@ -16,6 +16,8 @@ from __future__ import annotations
 import abc
 import contextlib
 import errno
+import hashlib
+import hmac
 import os
 import secrets
 import shutil
@@ -25,13 +27,14 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import attrs
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
 from cairn.journal.errors import StoreError, StoreFull, StoreLocked, StoreStarved
 from cairn.journal.rows.sealing import KEY_BYTES, Key, Within
 
 if TYPE_CHECKING:
-    from cairn.journal.rows.database.key_table import Entry
+    from cairn.journal.rows.database.key_table import Entry, OtherNode
 
 _CACHED = 4096
 BUSY_S = 5.0
@@ -39,6 +42,8 @@ BUSY_S = 5.0
 _LEAST_ROOM = 64 * 1024
 _KNOWN = bytes(KEY_BYTES)
 """What is wrapped to recognize the journal key."""
+_OF_SECRET = b"cairn secret of a fleet"
+"""What is authenticated to recognize the secret."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS keys (id TEXT PRIMARY KEY, subject TEXT NOT NULL, wrapped BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS keys_subject ON keys (subject);
@@ -354,24 +359,35 @@ class KeyTable(JournalKeys):
     )
 
     def __init__(
-        self, url: str, name: str, journal_key: bytes, named: str | None, *, is_new: bool
+        self,
+        url: str,
+        name: str,
+        journal_key: bytes,
+        named: str | None,
+        *,
+        is_new: bool,
+        secret: _Secret | None = None,
     ) -> None:
         """
         Args:
             url: of the journal.
             named: the file with the journal key, for a server; None for a reader, which finds keys
                 that the server stores meanwhile.
+            secret: of the data directory, for a server; None for a command that serves nothing.
         """
         super().__init__(journal_key, named, name)
         self.is_new = is_new
         self._url = url
         self._follows = named is None
+        self._secret = secret
         self._wrapped: dict[str, bytes] | None = None  # by id
         self._ids: dict[str, tuple[str, ...]] = {}  # by subject
         self._counts = (0, 0)
 
     @classmethod
-    def open(cls, url: str, path: Path, journal_key: Path | None = None) -> KeyTable:
+    def open(
+        cls, url: str, path: Path, journal_key: Path | None = None, secret: bytes | None = None
+    ) -> KeyTable:
         """
         Open the keys of a node for its server. As ``KeyFile.open``; changes nothing in the database
         before ``confirm``.
@@ -379,10 +395,11 @@ class KeyTable(JournalKeys):
         Args:
             url: of the journal, whose tables exist.
             path: where a file of keys would be.
+            secret: as for ``open_keys``.
 
         Raises:
-            StoreError: the journal key is missing or another one, other nodes have another one, or
-                the database cannot be reached.
+            StoreError: the journal key is missing or another one, other nodes have another one or
+                another secret, or the database cannot be reached.
         """
         from cairn.journal.rows import store_sql
         from cairn.journal.rows.database import key_table
@@ -390,20 +407,21 @@ class KeyTable(JournalKeys):
         name = f"the journal {store_sql.place_of(url)}"
         known = store_sql.in_database(url, "read", key_table.entry)
         place = cls._place(path, known, journal_key)
+        others = store_sql.in_database(url, "read", key_table.of_other_nodes)
+        own = _Secret(path.parent / "secret", _mac(secret)) if secret is not None else None
         if known is None:
-            others = store_sql.in_database(url, "read", key_table.of_other_nodes)
             if others and not place.exists():
                 raise StoreError(
                     f"The journal key {place} is missing, and the nodes of a fleet have one: copy "
-                    f"that of node {others[0][0]} to there, or name the file with --journal-key."
+                    f"that of node {others[0].node} to there, or name the file with --journal-key."
                 )
-            secret = _secret_of(place, name, may_make=True)
-            for node, theirs in others:
-                _require(secret, theirs, place, f"node {node}, and the nodes of a fleet have one")
+            key = _secret_of(place, name, may_make=True)
+            _require_one(key, others, place)
         else:
-            secret = _secret_of(place, name, may_make=False)
-            _require(secret, known.known, place, name)
-        return cls(url, name, secret, _named(place, path), is_new=known is None)
+            key = _secret_of(place, name, may_make=False)
+            _require(key, known.known, place, name)
+        _require_one_secret(own, others)
+        return cls(url, name, key, _named(place, path), is_new=known is None, secret=own)
 
     @classmethod
     def read(cls, url: str, path: Path) -> KeyTable | None:
@@ -436,7 +454,13 @@ class KeyTable(JournalKeys):
         return own if named is None and own.exists() and not place.exists() else place
 
     def confirm(self) -> None:
-        """See ``JournalKeys.confirm``."""
+        """
+        See ``JournalKeys.confirm``.
+
+        Raises:
+            StoreError: another server made this node's journal key meanwhile, or another node that
+                of the fleet, or has another secret.
+        """
         from cairn.journal.rows import store_sql
 
         with self._lock:
@@ -448,8 +472,16 @@ class KeyTable(JournalKeys):
         from cairn.journal.rows.database import key_table
 
         if self._named is not None:
+            # Since ``open``, another node may have made another journal key at its first start, or
+            # entered another secret.
+            key_table.hold_first_starts(connection)
+            others = key_table.of_other_nodes(connection)
+            if self.is_new:
+                _require_one(self._journal_key, others, Path(self._named))
+            _require_one_secret(self._secret, others)
             wrapped = aes_key_wrap(self._journal_key, _KNOWN)
-            key_table.enter(connection, wrapped, self._named)
+            known = self._secret.known if self._secret is not None else None
+            key_table.enter(connection, wrapped, self._named, known)
 
     def counts(self) -> tuple[int, int]:
         """See ``JournalKeys.counts``."""
@@ -562,7 +594,9 @@ class KeyTable(JournalKeys):
             self._hold(*key)
 
 
-def open_keys(path: Path, url: str, journal_key: Path | None = None) -> JournalKeys:
+def open_keys(
+    path: Path, url: str, journal_key: Path | None = None, secret: bytes | None = None
+) -> JournalKeys:
     """
     The keys of a journal for its server: of a node in the database, else in a file.
 
@@ -570,9 +604,10 @@ def open_keys(path: Path, url: str, journal_key: Path | None = None) -> JournalK
         path: of the file.
         url: of the journal, whose tables exist.
         journal_key: as for ``KeyFile.open``.
+        secret: which names blocks, and is one for all nodes; None for a command that serves none.
 
     Raises:
-        StoreError: they cannot be used.
+        StoreError: they cannot be used, or the secret is not that of the other nodes.
     """
     from cairn.journal.rows.store_sql import node_of
 
@@ -583,9 +618,10 @@ def open_keys(path: Path, url: str, journal_key: Path | None = None) -> JournalK
         raise StoreError(
             f"{path} has the keys of node {node} from a development version; now they are in the "
             "database, and are not moved there. Serve with another name (--node), or drop the "
-            f"schema of {node} and remove this file to begin again: its texts are lost then."
+            f"schema of {node} and remove this file to begin again: its texts are lost then. If other "
+            "nodes saw its rows, start it once with --accept-lost-rows."
         )
-    return KeyTable.open(url, path, journal_key)
+    return KeyTable.open(url, path, journal_key, secret)
 
 
 def read_keys(path: Path, url: str) -> JournalKeys | None:
@@ -682,6 +718,36 @@ def _require(secret: bytes, known: bytes, place: Path, name: str) -> None:
         f"{place} is not the journal key of {name}. Restore the one that belongs to it from a "
         "backup, or name it with --journal-key."
     )
+
+
+def _require_one(secret: bytes, others: Iterable[OtherNode], place: Path) -> None:
+    """Refuse another journal key than that of the other nodes."""
+    for other in others:
+        words = f"node {other.node}, and the nodes of a fleet have one"
+        _require(secret, other.known, place, words)
+
+
+@attrs.frozen
+class _Secret:
+    """The file with the secret of a data directory, and what recognizes that."""
+
+    place: Path
+    known: bytes
+
+
+def _mac(secret: bytes) -> bytes:
+    return hmac.digest(secret, _OF_SECRET, hashlib.sha256)
+
+
+def _require_one_secret(own: _Secret | None, others: Iterable[OtherNode]) -> None:
+    """Refuse another secret than that of the other nodes."""
+    for other in others:
+        if own is not None and other.secret_known not in (None, own.known):
+            raise StoreError(
+                f"{own.place} is not the secret of node {other.node}, and the nodes of a fleet "
+                "have one: it names blocks, so this node would share none. Copy that of node "
+                f"{other.node} to there."
+            )
 
 
 def _has_room(path: Path) -> bool:

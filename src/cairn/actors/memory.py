@@ -38,7 +38,7 @@ from cairn.engine.reports import (
 )
 from cairn.journal import events as ev
 from cairn.journal.cache import eviction, short_blocks
-from cairn.journal.cache.adoption import may_adopt
+from cairn.journal.cache.adoption import is_of_prompt, may_adopt
 from cairn.journal.cache.checkpoints import STATES_A_SLAB
 from cairn.journal.errors import BugError
 from cairn.journal.state import Session, SessionId
@@ -102,6 +102,7 @@ class Memory:
         self._warned: set[tuple[str, str]] = set()  # what was logged since a write last succeeded
         self._folder: Path | None = None  # of the block files
         self.write_fault: str | None = None
+        self._odd: set[tuple[str, int]] = set()  # rows of other nodes that were logged
 
     async def open_slab(self, capacity_tokens: int, record: Callable[[SlabReport], None]) -> bool:
         """
@@ -267,6 +268,13 @@ class Memory:
         states = STATES_A_SLAB * facts.state_bytes
         return min(rows, capacity_tokens) * facts.kv_token_bytes + states
 
+    def _block_bytes(self, start: int, end: int) -> int:
+        facts = self._facts
+        size = (end - start) * facts.kv_token_bytes
+        if facts.checkpoints is not None and facts.checkpoints.at(end):
+            size += facts.state_bytes
+        return size
+
     async def seal(
         self,
         slab: int,
@@ -285,10 +293,7 @@ class Memory:
             prewarmed: whether no request asks for it yet; then no block is evicted for it that a
                 session also has in its slab.
         """
-        facts = self._facts
-        size = (end - start) * facts.kv_token_bytes
-        if facts.checkpoints is not None and facts.checkpoints.at(end):
-            size += facts.state_bytes
+        size = self._block_bytes(start, end)
         async with contextlib.AsyncExitStack() as held:
             await held.enter_async_context(self._blocks)
             leaving = self._leaving(key, size, prewarmed=prewarmed)
@@ -368,6 +373,34 @@ class Memory:
                 if not await self._load(key, block.digest):
                     return
 
+    def of_prompt(
+        self, keys: Sequence[str], sealed: Mapping[str, Sequence[SealedRow]]
+    ) -> dict[str, list[SealedRow]]:
+        """
+        The rows of other nodes that say of a block what its place in the prompt says. The others
+        are logged, once each: they are the fault of the other node, and of no request here.
+
+        Args:
+            keys: of the prompt's full blocks.
+        """
+        fitting: dict[str, list[SealedRow]] = {}
+        tokens = self._facts.block_tokens
+        for place, key in enumerate(keys):
+            size = self._block_bytes(place * tokens, (place + 1) * tokens)
+            for row in sealed.get(key, ()):
+                if is_of_prompt(row.event, keys, place, tokens, size):
+                    fitting.setdefault(key, []).append(row)
+                elif (row.node, row.position) not in self._odd:
+                    self._odd.add((row.node, row.position))
+                    log.warning(
+                        "a row of another node says of a block what cannot be; the block is "
+                        "computed here. Run `ops verify` on that node's journal",
+                        node=row.node,
+                        position=row.position,
+                        block=key,
+                    )
+        return fitting
+
     async def adopt(
         self,
         chain: Sequence[str],
@@ -382,7 +415,7 @@ class Memory:
         ``eviction_lock``.
 
         Args:
-            sealed: the rows by which other nodes sealed them.
+            sealed: the rows by which other nodes sealed them, of ``of_prompt``.
             keep: blocks that must not be evicted for them.
             ttl_s: the TTL that the request asks for.
             still_needed: called before each block.
@@ -407,6 +440,9 @@ class Memory:
                 size = block.bytes if block is not None else rows[0].event.bytes
                 leaving = self._leaving(key, size, keep)
                 if leaving is None:
+                    return
+                # No block leaves memory for one whose file its node has removed.
+                if leaving and not has_file and not await self._is_offered(key, rows):
                     return
                 for other in leaving:
                     await self._evict(other, keep)
@@ -635,6 +671,13 @@ class Memory:
             # It is not in memory by the journal, so it must not be in the store.
             await self._engine.call(lambda mlx: mlx.evict(key), _noop)
             raise
+
+    async def _is_offered(self, key: str, rows: Sequence[SealedRow]) -> bool:
+        """Whether one of the nodes that sealed a block has a file of it."""
+        for row in rows:
+            if await self._engine.call(methodcaller("has_file_of", key, row.node), bool):
+                return True
+        return False
 
     async def _adopt(self, key: str, rows: Sequence[SealedRow], ttl_s: int | None) -> bool:
         """

@@ -35,6 +35,7 @@ class OtherBlocks:
         """
         self._nodes = nodes
         self._failing = False
+        self._skipped: Mapping[str, str] = {}
 
     @property
     def asks(self) -> bool:
@@ -43,21 +44,28 @@ class OtherBlocks:
 
     async def index(self) -> None:
         """Read the journals for the first time, so that no request waits for that."""
-        await self._ask((), FIRST_ASK_S)
+        await self._ask((), (), FIRST_ASK_S)
 
-    async def sealed(self, keys: Sequence[str]) -> Mapping[str, Sequence[SealedRow]]:
-        """The rows by which other nodes sealed these blocks, by key."""
-        return await self._ask(keys, ASK_S) if keys else {}
+    async def sealed(
+        self, keys: Sequence[str], above: Sequence[str]
+    ) -> Mapping[str, Sequence[SealedRow]]:
+        """
+        The rows by which other nodes sealed these blocks, by key.
+
+        Args:
+            above: the keys of the blocks that the first one is built on.
+        """
+        return await self._ask(keys, above, ASK_S) if keys else {}
 
     async def _ask(
-        self, keys: Sequence[str], patience_s: float
+        self, keys: Sequence[str], above: Sequence[str], patience_s: float
     ) -> Mapping[str, Sequence[SealedRow]]:
         if self._nodes is None:
             return {}
         with trio.move_on_after(patience_s):
             try:
                 found = await trio.to_thread.run_sync(
-                    self._nodes.sealed, keys, abandon_on_cancel=True
+                    self._nodes.sealed, keys, above, abandon_on_cancel=True
                 )
             except StoreError as error:
                 if not self._failing:
@@ -67,5 +75,14 @@ class OtherBlocks:
             if self._failing:
                 log.info("the blocks of other nodes are used again")
             self._failing = False
+            self._report_skipped(self._nodes.skipped)
             return found
         return {}
+
+    def _report_skipped(self, skipped: Mapping[str, str]) -> None:
+        """Log the nodes whose journals cannot be read, and those that are read again."""
+        for node in sorted(skipped.keys() - self._skipped.keys()):
+            log.warning("the blocks of a node are not used", node=node, fact=skipped[node])
+        for node in sorted(self._skipped.keys() - skipped.keys()):
+            log.info("the blocks of a node are used again", node=node)
+        self._skipped = skipped

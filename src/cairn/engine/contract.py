@@ -298,8 +298,8 @@ class Engine(Protocol):
         self, key: str, node: str, expected_digest: str, size: int
     ) -> LoadReport | RejectReport | None:
         """
-        Read a block from the file of another node into memory, unless it is there. A file that is
-        not what was written is rejected and set aside.
+        Read a block from the file of another node into memory, also if it is there, so that the two
+        are compared. A file that is not what was written is rejected, and stays as it is.
 
         Args:
             node: the one that sealed it.
@@ -307,8 +307,12 @@ class Engine(Protocol):
             size: of its KV, in bytes.
 
         Returns:
-            None if that node has no file of it, or nodes share no files.
+            None if that node has no file of it that can be read, or nodes share no files.
         """
+
+    @abstractmethod
+    def has_file_of(self, key: str, node: str) -> bool:
+        """Whether another node has a file of a block, as far as is known without reading it."""
 
     @abstractmethod
     def drop_file(self, key: str) -> FileReport | UnremovedReport | None:

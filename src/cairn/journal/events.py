@@ -304,6 +304,25 @@ class HeadsSeen(Event):
 
 
 @attrs.frozen(kw_only=True)
+class LossSeen(Event):
+    """
+    The journal of another node lacks rows that this node saw, and that node's operator accepted it.
+    From then on, this node sees the rows that the other one has since.
+
+    Attributes:
+        lost: the head that this node saw last, as POSITION:HASH.
+        position: of the ``loss_accepted`` in the other journal that names this head.
+        row_hash: the hash of that row.
+    """
+
+    kind: ClassVar[str] = "loss_seen"
+    node: str
+    lost: str
+    position: int = natural()
+    row_hash: str
+
+
+@attrs.frozen(kw_only=True)
 class JournalStalled(Event):
     """
     The journal could not be written for a time. Requests that were open ended without their answer,
@@ -831,7 +850,8 @@ class BlockFileRejected(Event):
     Attributes:
         reason: ``missing``; ``unreadable``, also for a wrong size; ``foreign``: it says that it
             belongs to another block; ``digest``: its KV has another digest.
-        moved_to: the file's new name below the folder of blocks; None if nothing is left of it.
+        moved_to: the file's new name below the folder of blocks; None if nothing is left of it, or
+            if it is a file of another node, which stays.
         node: the other node that wrote it; None if it is a file of this journal.
     """
 
@@ -1372,6 +1392,7 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     LossAccepted,
     NodeTakenOver,
     HeadsSeen,
+    LossSeen,
     JournalStalled,
     JournalPruned,
     SessionForgotten,

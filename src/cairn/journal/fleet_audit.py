@@ -2,9 +2,10 @@
 What the journals of a fleet's nodes say of each other, beyond what each says by itself.
 
 1. A block key has one digest, also over nodes (INV-3). The fingerprint and the tenant are in the
-   key, so that two that differ share none.
+   key, so that two that differ share none. It is on record if a node quarantined the block.
 2. What a row names of another node's journal, a head that was seen or a block that was adopted, is
    there with that hash (INV-8). So rows that were removed from the end of a journal are missing.
+   A loss that the node's operator accepted excuses what others saw before they saw that.
 3. A journal has one lease, its own, whose token is not below one that was taken over (INV-6).
 
 First give ``FleetAudit`` the ``references`` of each node, which are read before any journal is
@@ -54,6 +55,7 @@ class Reference:
         kind: of the event that names it.
         node: whose row it is.
         key: of the block that is sealed there; None if it is not named for a block.
+        of_base: whether it is in a base, and not in a row.
     """
 
     by: str
@@ -62,6 +64,7 @@ class Reference:
     node: str
     head: Head
     key: str | None = None
+    of_base: bool = False
 
 
 def references(node: str, base: Base | None, rows: Iterable[Row]) -> Iterator[Reference]:
@@ -76,7 +79,8 @@ def references(node: str, base: Base | None, rows: Iterable[Row]) -> Iterator[Re
         with contextlib.suppress(ValueError):  # a damaged one is a violation of its own
             for other, (at, row_hash) in state_of(base).heads_seen.items():
                 head = Head(at, row_hash)
-                yield Reference(node, base.position, ev.HeadsSeen.kind, other, head)
+                kind = ev.HeadsSeen.kind
+                yield Reference(node, base.position, kind, other, head, of_base=True)
     for row in rows:
         fields = _fields(row)
         with contextlib.suppress(LookupError, TypeError, ValueError):
@@ -88,6 +92,17 @@ def references(node: str, base: Base | None, rows: Iterable[Row]) -> Iterator[Re
                 head = Head(int(fields["position"]), str(fields["row_hash"]))
                 of = str(fields["node"]), head, fields.get("key")
                 yield Reference(node, row.position, row.kind, *of)
+
+
+@attrs.frozen(kw_only=True)
+class _Window:
+    """
+    Rows that an operator accepted as lost: from ``first`` to ``last``, by row ``accepted``.
+    """
+
+    accepted: int
+    first: int
+    last: int
 
 
 class FleetAudit:
@@ -111,6 +126,8 @@ class FleetAudit:
         self._digests: dict[str, tuple[str, str, int]] = {}
         self._shared: set[str] = set()
         self._found: list[Finding] = []
+        self._quarantined: set[str] = set()
+        self._conflicts: dict[str, str] = {}  # bug id to key
         self._node = ""
 
     @property
@@ -120,8 +137,14 @@ class FleetAudit:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All that does not agree, so far."""
-        return tuple(self._found)
+        """
+        All that does not agree, so far. Digests that differ are ``recorded`` if a node quarantined
+        the block: that node's journal has the violation, and says so by itself.
+        """
+        return tuple(
+            attrs.evolve(one, recorded=self._conflicts.get(one.bug_id) in self._quarantined)
+            for one in self._found
+        )
 
     def heads_of(self, node: str) -> list[Head]:
         """The heads that others name of a node's journal, for ``Verification``."""
@@ -132,16 +155,18 @@ class FleetAudit:
         self._node = node
         self._begins = self._at = 0
         self._lease = 1
-        self._windows: list[tuple[int, int]] = []
+        self._windows: list[_Window] = []
+        self._heads = {one.head for one in self._to.get(node, ())}
         self._keys = {one.head.position: "" for one in self._to.get(node, ()) if one.key}
         with contextlib.suppress(ValueError):  # as above
             state = state_of(base) if base is not None else None
             if base is not None and state is not None:
                 for key, block in state.blocks.items():
                     self._sealed(key, block.digest, base.position)
+                self._quarantined.update(key for key, block in state.blocks.items() if block.bug_id)
                 self._lease = state.lease
                 for head, row in state.lost.items():
-                    self._windows.append((row - 1, Head.parse(head).position))
+                    self._accept(row, row - 1, [head])
 
     def feed(self, row: Row) -> None:
         """Take in the next row of the node."""
@@ -151,6 +176,9 @@ class FleetAudit:
             self._sealed(str(key), str(fields.get("digest")), row.position)
             if row.position in self._keys:
                 self._keys[row.position] = str(key)
+        elif row.kind == ev.BlocksQuarantined.kind:
+            with contextlib.suppress(LookupError, TypeError):
+                self._quarantined.update(map(str, _fields(row)["keys"]))
         elif row.kind in _STARTING:
             # A start may be several rows: of the run that was lost, and of a takeover.
             self._begins = self._begins if self._at == row.position - 1 else row.position
@@ -159,8 +187,7 @@ class FleetAudit:
                 self._lease = token
         elif row.kind == ev.LossAccepted.kind:
             with contextlib.suppress(LookupError, TypeError, ValueError):
-                last = max(Head.parse(head).position for head in _fields(row)["heads"])
-                self._windows.append((self._begins, last))
+                self._accept(row.position, self._begins, _fields(row)["heads"])
 
     def end(self, checked: Verification, leases: Sequence[tuple[str, int]]) -> None:
         """
@@ -171,8 +198,11 @@ class FleetAudit:
             leases: the rows of its lease: schema and token each; one, once it was served.
         """
         node = self._node
+        reached: dict[str, int] = {}
         for one in self._to.get(node, ()):
-            self._compare(one, checked)
+            self._compare(one, checked, reached.get(one.by, 0))
+            if checked.standing(one.head) == "present":
+                reached[one.by] = max(one.head.position, reached.get(one.by, 0))
         for schema, token in leases:
             if schema != schema_of(node):
                 self._add("INV-6", node, 0, "a lease of another journal", schema_of(node), schema)
@@ -193,7 +223,30 @@ class FleetAudit:
             words = f"row {last.head.position} of {node} is named, whose journal is not there"
             self._add("INV-8", last.by, last.row, words, str(last.head), "none")
 
-    def _compare(self, one: Reference, checked: Verification) -> None:
+    def _accept(self, row: int, first: int, heads: Iterable[str]) -> None:
+        """
+        Note what a loss that an operator accepted excuses: the rows up to the last of these heads
+        that another node names. A head that none names says nothing of what others saw.
+        """
+        lost = [head for head in map(Head.parse, heads) if head in self._heads]
+        if lost:
+            last = max(head.position for head in lost)
+            self._windows.append(_Window(accepted=row, first=first, last=last))
+
+    def _excuses(self, one: Reference, reached: int) -> bool:
+        """
+        Whether an operator accepted that the row is lost, among others.
+
+        Args:
+            reached: up to which row of the chain, as it is now, the node had seen it before. What
+                it names after it saw an acceptance was there after that.
+        """
+        return not one.of_base and any(
+            window.accepted > reached and window.first <= one.head.position <= window.last
+            for window in self._windows
+        )
+
+    def _compare(self, one: Reference, checked: Verification, reached: int) -> None:
         node, at = one.node, one.head.position
         named = f"row {at} of {node} ({one.kind})"
         match checked.standing(one.head):
@@ -207,7 +260,7 @@ class FleetAudit:
                 self.pruned += 1
             case "accepted":
                 self.accepted += 1
-            case _ if any(first <= at <= last for first, last in self._windows):
+            case _ if self._excuses(one, reached):
                 self.accepted += 1
             case "missing":
                 words = f"{named} was removed: the journal of {node} ends before it"
@@ -223,16 +276,18 @@ class FleetAudit:
         self._shared.add(key)
         if known[0] != digest:
             words = f"the block {key} has another digest at row {known[2]} of {known[1]}"
-            self._add("INV-3", self._node, position, words, known[0], digest)
+            bug_id = self._add("INV-3", self._node, position, words, known[0], digest)
+            self._conflicts[bug_id] = key
 
     def _add(
         self, invariant: str, node: str, row: int, message: str, expected: object, actual: object
-    ) -> None:
+    ) -> str:
         place = f"{node} row {row}" if row else f"{node} lease"
         name = f"{place}/{invariant}/{message}/{actual}"
+        bug_id = str(uuid.uuid5(_NAMESPACE, name))
         self._found.append(
             Finding(
-                bug_id=str(uuid.uuid5(_NAMESPACE, name)),
+                bug_id=bug_id,
                 invariant=invariant,
                 position=row,
                 session=None,
@@ -244,6 +299,7 @@ class FleetAudit:
                 place=place,
             )
         )
+        return bug_id
 
 
 def _fields(row: Row) -> Mapping[str, Any]:

@@ -29,6 +29,9 @@ from cairn.journal.runs import Runs
 from cairn.journal.state import Block, Session, State
 from cairn.journal.tenants import session_tenant
 
+OF_OTHERS = NAMING | {ev.SessionForgotten.kind}
+"""The kinds of rows by which it is known which other sessions have the same text."""
+
 
 @attrs.frozen(kw_only=True)
 class Found:
@@ -48,6 +51,7 @@ class Found:
         removed: those of them that no other session names.
         same_text: the other sessions that name one of them, or that a decision compared with it.
         runs: the server's runs in the rows.
+        shared: where its files are, see ``Runs``.
     """
 
     session: str
@@ -63,6 +67,7 @@ class Found:
     removed: tuple[str, ...]
     same_text: tuple[str, ...]
     runs: frozenset[str]
+    shared: bool | None
 
     @property
     def own_blocks(self) -> dict[str, Block]:
@@ -110,11 +115,11 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
             f"The journal failed verification: {broken[0].invariant} at {broken[0].where} "
             f"({broken[0].message}). Nothing was forgotten. Run `ops verify` to see what is broken."
         )
-    traces.see_state(report.state)
     traces.see_state(begins)  # again, because others are compared with all blocks of the session
     for row in second:
-        if row.kind in NAMING:
+        if row.kind in OF_OTHERS:
             traces.see_other(decode(row).event)
+    traces.see_state(report.state)
     return Found(
         session=session,
         traces=traces,
@@ -129,6 +134,7 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
         removed=traces.removed(report.state),
         same_text=traces.same_text,
         runs=frozenset(runs.boots),
+        shared=runs.shared,
     )
 
 
@@ -168,7 +174,6 @@ class Traces:
         self._in_base = False
         self._base_blocks: set[str] = set()
         self._others: dict[str, set[str]] = {}
-        self._shared: set[str] = set()
 
     def see_state(self, state: State) -> None:
         """Take in a fold, by which blocks are known whose rows were pruned."""
@@ -199,7 +204,12 @@ class Traces:
             self.forgotten.update(event.key_ids)
 
     def see_other(self, event: ev.Event) -> None:
-        """Take in an event, as far as it is of another session."""
+        """
+        Take in an event, as far as it is of another session. One that was forgotten before has its
+        text no more; another session may have its name since.
+        """
+        if isinstance(event, ev.SessionForgotten):
+            self._others.pop(event.of_session, None)
         serving: str | None = getattr(event, "session", None)
         if serving is None or serving == self._session:
             return
@@ -224,11 +234,11 @@ class Traces:
 
     def removed(self, state: State) -> tuple[str, ...]:
         """Those of them that no other session names."""
-        return tuple(key for key in self.blocks(state) if key not in self._shared)
+        return tuple(key for key in self.blocks(state) if not self.is_shared(key))
 
     def is_shared(self, key: str) -> bool:
         """Whether another session names a block of it."""
-        return key in self._shared
+        return any(key in keys for keys in self._others.values())
 
     @property
     def same_text(self) -> tuple[str, ...]:
@@ -278,7 +288,6 @@ class Traces:
     def _see(self, name: str, keys: Iterable[str]) -> None:
         if name != self._session and (same := self._own.intersection(keys)):
             self._others.setdefault(name, set()).update(same)
-            self._shared |= same
 
 
 def _held(session: Session) -> tuple[str, ...]:

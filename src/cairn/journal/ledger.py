@@ -305,7 +305,9 @@ class Ledger:
 
 def broken_keys(state: State, event: ev.Event | None) -> tuple[str, ...]:
     """The blocks to quarantine after a violation of INV-3, with all after them in their chains."""
-    if isinstance(event, ev.BlockSealed | ev.BlockSpilled | ev.BlockLoaded | ev.BlockAdopted):
+    if isinstance(event, ev.BlockAdopted):
+        roots = {event.key}  # it may not be known yet, and would be read again
+    elif isinstance(event, ev.BlockSealed | ev.BlockSpilled | ev.BlockLoaded):
         roots = {event.key} & set(state.blocks)
     elif isinstance(event, ev.BlocksRestored):
         wrong = (

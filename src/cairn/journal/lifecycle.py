@@ -255,6 +255,10 @@ def _of_the_server(state: State, event: ev.Event) -> Iterator[Illegal]:
                 if at <= (before := last.get(node, 0)):
                     yield "a head was seen that is not after the last one", f"> {before}", at
                 last[node] = at
+        case ev.LossSeen(node=node, lost=lost):
+            at, row_hash = state.heads_seen.get(node, (0, ""))
+            if lost != (head := f"{at}:{row_hash}"):
+                yield "a loss was seen of another head than the last one", head, lost
         case ev.ModelLoaded():
             if state.model is not None:
                 yield "a model was loaded beside another", None, state.model.name

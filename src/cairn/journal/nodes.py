@@ -31,6 +31,9 @@ class NodeHead:
         is_news: whether it has grown since the head that was seen last, by more than heads that it
             saw itself.
         is_lost: whether that head is not in it any more.
+        accepted: position and hash of its row by which its operator accepted that; None if there
+            is none.
+        fault: why it cannot be read; None if it can. Otherwise nothing else is known.
     """
 
     node: str
@@ -38,6 +41,13 @@ class NodeHead:
     hash: str
     is_news: bool
     is_lost: bool
+    accepted: tuple[int, str] | None = None
+    fault: str | None = None
+
+    @classmethod
+    def unread(cls, node: str, fault: str) -> NodeHead:
+        """That of a journal that cannot be read."""
+        return cls(node, 0, "", is_news=False, is_lost=False, fault=fault)
 
 
 def is_node_name(name: str) -> bool:

@@ -117,6 +117,7 @@ class PreparedPrune:
         removed: how many rows are removed.
         left: how many rows stay, not counting the new ones.
         runs: the server's runs in all rows, removed or not.
+        shared: where its files are, see ``Runs``.
     """
 
     state: State
@@ -128,6 +129,7 @@ class PreparedPrune:
     removed: int
     left: int
     runs: frozenset[str]
+    shared: bool | None
 
     def commit(self, store: Store) -> None:
         """
@@ -192,6 +194,7 @@ def prepare_prune(
         removed=end - begins,
         left=report.state.position - end,
         runs=frozenset(seen.boots),
+        shared=seen.shared,
     )
 
 

@@ -613,6 +613,9 @@ def apply(state: State, recorded: ev.Recorded) -> State:
         case ev.HeadsSeen(heads=heads):
             seen = {node: (at, row_hash) for node, at, row_hash in heads}
             return attrs.evolve(state, heads_seen=state.heads_seen.update(seen))
+        case ev.LossSeen(node=node):
+            head = event.position, event.row_hash
+            return attrs.evolve(state, heads_seen=state.heads_seen.set(node, head))
         case (
             ev.JournalStalled()
             | ev.RequestRejected()
@@ -1408,7 +1411,15 @@ def _session_quarantined(state: State, event: ev.SessionQuarantined) -> State:
 def _blocks_quarantined(state: State, event: ev.BlocksQuarantined) -> State:
     blocks = state.blocks
     for key in event.keys:
-        blocks = blocks.set(key, attrs.evolve(blocks[key], bug_id=event.bug_id))
+        known = blocks.get(key)
+        if known is None and event.bug_id in state.faults:
+            # The violation was of its adoption, which had no effect. It must not be read again.
+            known = Block(
+                key=key, parent=None, digest="", start=0, tokens=0, bytes=0, present=False
+            )
+        if known is None:
+            raise KeyError(key)
+        blocks = blocks.set(key, attrs.evolve(known, bug_id=event.bug_id))
     state = attrs.evolve(state, blocks=blocks)
     if event.session is None:
         return state

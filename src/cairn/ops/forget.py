@@ -44,7 +44,7 @@ from cairn.ops.common.locations import (
     url_of,
 )
 from cairn.ops.common.output import counted, progress
-from cairn.ops.journal.forget import remove_files
+from cairn.ops.journal.forget import remove_files, require_place
 from cairn.ops.serve.api_keys import KEY_VARIABLE, api_key_option
 from cairn.ops.serve.data_dir import Holder, hold_journal, server_of
 
@@ -115,7 +115,7 @@ def forget(
       0  done
       2  refused, or not finished; nothing is forgotten, unless the output says so
     """
-    from cairn.journal.rows.store_sql import SqlStore
+    from cairn.journal.rows.store_sql import SqlStore, node_of
     from cairn.ops.serve.recorded_heads import require_known_head
 
     # Raises if there is no journal, before a lock or a key is made.
@@ -136,7 +136,8 @@ def forget(
             store = SqlStore.open(url, keys=keys)
             opened.callback(store.close)
             name = _named(source, keys, session)
-            _forget(store, keys, data_dir, name, blocks, yes=yes, with_agent=agent)
+            place = (data_dir, node_of(url), blocks)
+            _forget(store, keys, name, *place, yes=yes, with_agent=agent)
 
 
 def _named(source: Source, keys: JournalKeys | None, session: str) -> str:
@@ -222,8 +223,9 @@ def _name_places(places: Sequence[str]) -> None:
 def _forget(
     store: SqlStore,
     keys: JournalKeys,
-    data_dir: Path,
     name: str,
+    data_dir: Path,
+    node: str | None,
     blocks: Path | None,
     *,
     yes: bool,
@@ -238,6 +240,7 @@ def _forget(
         base,
     )
     _require_possible(found, with_agent=with_agent)
+    require_place(node, found.shared, blocks)
     stored = keys.ids_of(name)
     if not stored:
         click.echo(f"Session {name} has no keys here: it was forgotten, or has no texts.")

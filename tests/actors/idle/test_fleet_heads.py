@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
+import attrs
 import pytest
 import structlog
 import trio
@@ -95,6 +96,20 @@ async def test_a_database_that_cannot_be_read():
     assert ("warning", "it is down") == (line["log_level"], line["fact"])
 
 
+async def test_a_journal_that_cannot_be_read():
+    """It is logged once, and those of the other nodes are seen; again once it can be read."""
+    odd = NodeHead.unread("n2", "no column")
+    others = Others([odd, grown("n3", 4)], [odd], [grown("n2", 7)], [odd], [])
+    store = MemoryStore()
+    with structlog.testing.capture_logs() as logs:
+        heads = await seen(store, others, 5)
+    assert [(("n3", 4, "ab"),), (("n2", 7, "ab"),)] == [one.heads for one in heads]
+    lines = [one for one in logs if "cannot be read" in one["event"]]
+    assert [("warning", "n2", "no column")] * 2 == [
+        (one["log_level"], one["node"], one["fact"]) for one in lines
+    ]
+
+
 async def test_a_journal_that_lost_rows():
     """It is logged once, and nothing is appended: what was seen before is on record."""
     gone = [still("n2", 5, is_lost=True)]
@@ -105,6 +120,23 @@ async def test_a_journal_that_lost_rows():
     assert [("error", "n2", 7, 5)] * 2 == [
         (one["log_level"], one["node"], one["row"], one["ends_at"]) for one in lines
     ]
+
+
+async def test_a_loss_that_was_accepted():
+    """It is on record once, and the node's heads are seen again, from the acceptance on."""
+    gone = attrs.evolve(still("n2", 5, is_lost=True), accepted=(4, "cd"))
+    others = Others([grown("n2", 7)], [gone, grown("n3", 2)], [grown("n2", 5)], [])
+    store = MemoryStore()
+    with structlog.testing.capture_logs() as logs:
+        heads = await seen(store, others, 4)
+    assert [(("n2", 7, "ab"),), (("n3", 2, "ab"),), (("n2", 5, "ab"),)] == [
+        one.heads for one in heads
+    ]
+    loss = ev.LossSeen(node="n2", lost="7:ab", position=4, row_hash="cd")
+    assert [loss] == events_of(store, ev.LossSeen)
+    assert (4, "cd") == others.since[2]["n2"]
+    levels = [one["log_level"] for one in logs if "this node saw" in one["event"]]
+    assert ["warning"] == levels
 
 
 async def test_a_head_that_is_wrong():

@@ -69,6 +69,48 @@ def test_what_was_measured_long_ago_counts_less():
     assert (WINDOW_TOKENS // 2 + 5, 100) == (rates.adopted_tokens, rates.adopted_us)
 
 
+# --- rows of other nodes --------------------------------------------------------------------------
+
+KEYS = ("k0", "k1", "k2")
+SECOND = ev.BlockSealed(
+    session="s",
+    key="k1",
+    parent="k0",
+    digest="d",
+    start=4,
+    end=8,
+    bytes=40,
+    resealed=False,
+    stored=True,
+    memory_blocks=1,
+    memory_bytes=40,
+)
+
+
+def test_a_row_that_fits_a_prompt():
+    """It seals the block on the one before it in the prompt, or on none, with its tokens."""
+    first = attrs.evolve(SECOND, key="k0", parent=None, start=0, end=4)
+    assert adoption.is_of_prompt(first, KEYS, 0, 4, 40)
+    assert adoption.is_of_prompt(SECOND, KEYS, 1, 4, 40)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"key": "k0"},
+        {"parent": None},
+        {"parent": "k2"},
+        {"start": 5, "end": 9},
+        {"start": 5},
+        {"end": 9},
+        {"bytes": 41},
+    ],
+)
+def test_a_row_that_does_not_fit_a_prompt(changes: dict[str, Any]):
+    """It was changed, or another program wrote it."""
+    assert not adoption.is_of_prompt(attrs.evolve(SECOND, **changes), KEYS, 1, 4, 40)
+
+
 # --- the fold -------------------------------------------------------------------------------------
 
 
@@ -264,6 +306,21 @@ def test_a_second_digest_quarantines_the_block():
     quarantined = {key for key in keys if driver.state.blocks.get(key) is not None}
     broken = {key for key in quarantined if driver.state.blocks[key].bug_id is not None}
     assert {*keys[1:3]} == broken
+
+
+def test_a_block_that_is_not_known_yet_is_quarantined():
+    """Otherwise each request would read it again. It is neither asked for nor written."""
+    driver, keys = with_blocks(2)
+    last = driver.recorded[-1].event
+    assert isinstance(last, ev.BlockAdopted)
+    wrong = attrs.evolve(last, key=keys[2], parent=keys[1], start=2 * C, end=3 * C + 1)
+    outcome = driver.ledger.propose([wrong])
+    assert outcome.bug is not None
+    assert "INV-3" == outcome.bug.invariant
+    assert outcome.bug.bug_id == driver.state.blocks[keys[2]].bug_id
+    assert () == chain_of(driver.state, keys)
+    assert () == blocks_to_write(driver.state)
+    assert 2 == driver.state.pool.blocks
 
 
 def test_adopting_without_a_model():

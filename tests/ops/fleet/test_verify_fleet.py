@@ -14,6 +14,7 @@ from click.testing import Result
 from cairn.journal import events as ev
 from cairn.journal.nodes import NodeHead
 from cairn.journal.rows.store_sql import SqlStore, heads_of_others, migrate, node_url, nodes_of
+from tests.journal.test_fleet_audit import conflicting, quarantining
 from tests.support.journals import Builder, healthy
 from tests.support.postgres import Postgres
 
@@ -144,6 +145,25 @@ def test_for_people(run: Run, fleet: str, postgres: Postgres, monkeypatch: pytes
     assert "fleet of 2 nodes: broken" == lines[-1]
 
 
+def test_digests_that_differ(run: Run, postgres: Postgres, monkeypatch: pytest.MonkeyPatch):
+    """They are broken; on record, once a node quarantined the block, whose journal says so."""
+    url, rows = postgres.new_database(), healthy()
+    other, key = conflicting(rows)
+    for node, stored in (("n1", rows), ("n2", quarantining(other, keys=[key]))):
+        migrate(node_url(url, node))
+        with closing(SqlStore.open(node_url(url, node))) as store:
+            store.append(stored)
+    whole = verdicts(run("verify", "--fleet", url))["fleet"]
+    assert (0, 1) == (whole["broken"], whole["on_record"])
+    assert [("INV-3", True)] == [(one["invariant"], one["recorded"]) for one in whole["findings"]]
+    monkeypatch.setattr("cairn.ops.fleet.verify.is_piped", lambda: False)
+    assert "some with two digests, all of them quarantined" in run("verify", "--fleet", url).stdout
+    change(postgres, url, "DELETE FROM node_n2.events WHERE position = 32")
+    done = run("verify", "--fleet", url)
+    assert "some with two digests\n" in done.stdout
+    assert 1 == done.exit_code
+
+
 def test_what_is_refused(run: Run, fleet: str, postgres: Postgres, tmp_path: Path):
     """A database without nodes, one that is none of a fleet, and options of a single journal."""
     for arguments, words in (
@@ -182,7 +202,41 @@ def test_heads_of_others(fleet: str, postgres: Postgres):
         assert [NodeHead("n2", 31, head, is_news, is_lost)] == heads_of_others(
             node_url(fleet, "n1"), "n1", since
         )
+    for position, lost in ((32, "damaged"), (33, f"32:{'ab' * 32}"), (34, f"9:{'ab' * 32}")):
+        public = "[]" if lost == "damaged" else json.dumps({"heads": [lost]})
+        change(
+            postgres,
+            fleet,
+            "INSERT INTO node_n2.events SELECT "
+            f"{position}, stream, {position}, '{position}', 'loss_accepted', version, time_us, "
+            f"'{public}', private, private_digest, hash, 'hash {position}' "
+            "FROM node_n2.events WHERE position = 31",
+        )
+    for lost, accepted in (("ab", (33, "hash 33")), ("cd", None)):
+        since = {"n2": (32, lost * 32)}
+        (of_n2,) = heads_of_others(fleet, "n1", since)
+        assert (True, False, accepted) == (of_n2.is_lost, of_n2.is_news, of_n2.accepted)
     (of_n1,) = heads_of_others(fleet, "n2", {"n1": (2, seeing().rows[1].hash)})
     assert (3, False, False) == (of_n1.position, of_n1.is_news, of_n1.is_lost)
     (of_n1,) = heads_of_others(fleet, "n2", {})
     assert of_n1.is_news
+
+
+def test_a_head_that_cannot_be_read(fleet: str, postgres: Postgres):
+    """A journal that is not Cairn's, is newer or is locked is named, and the others are read."""
+    change(postgres, fleet, "CREATE SCHEMA node_n0")
+    change(postgres, fleet, "CREATE TABLE node_n0.events (position int)")
+    migrate(node_url(fleet, "n4"))
+    with closing(SqlStore.open(node_url(fleet, "n4"))) as store:
+        store.append(healthy())
+    change(postgres, fleet, "UPDATE node_n4.cairn_schema SET version_num = '9999'")
+    name = fleet.partition("?")[0].rpartition("/")[2]
+    with postgres.connect(name) as connection, connection.transaction():
+        connection.execute("LOCK TABLE node_n1.events IN ACCESS EXCLUSIVE MODE")
+        found = {head.node: head for head in heads_of_others(fleet, "n3", {})}
+    assert {"n0", "n1", "n2", "n4"} == {*found}
+    words = {"n0": "column", "n1": "lock timeout", "n4": "it has schema 9999"}
+    for node, word in words.items():
+        assert word in str(found[node].fault)
+        assert (False, False) == (found[node].is_news, found[node].is_lost)
+    assert (None, 31, True) == (found["n2"].fault, found["n2"].position, found["n2"].is_news)

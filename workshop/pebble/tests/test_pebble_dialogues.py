@@ -226,6 +226,34 @@ def test_first_messages_are_typed_in_many_ways():
     assert greeted > 10
 
 
+@pytest.mark.parametrize("split", Split)
+def test_what_a_first_message_told_is_asked_for_later(split: Split):
+    """
+    The answer has the value that was told last; that a fact was not told is said to a first message
+    only, because a later one may have been told before.
+    """
+    openings = [
+        one
+        for one in first_messages.OPENINGS
+        if one.first or one.answer.startswith("Hello, {name}")
+    ]
+    rng, recalled, unknown = Random(4), 0, 0
+    for _ in range(150):
+        dialogue = first_messages.first_messages(rng, split, openings=openings)
+        said = [one["content"] for one in dialogue.messages if one["role"] != "system"]
+        names: list[str] = []
+        for place, answer in enumerate(said[1::2]):
+            if told := re.search(r"Hello, (.+)! What can I do for you\?$", answer):
+                names.append(told[1])
+            elif found := re.search(r"Your name is (.+)\.$", answer):
+                assert names[-1] == found[1]
+                recalled += len(names) > 1
+            else:
+                assert (0, True) == (place, answer.endswith(dialogues.UNKNOWN))
+                unknown += 1
+    assert min(recalled, unknown) > 5
+
+
 @pytest.mark.parametrize("number", range(len(DRAWS)))
 def test_a_prompt_is_a_server_s(renderer: Renderer, number: int):
     """Training and evaluation use what mlx-lm makes of the same conversation."""

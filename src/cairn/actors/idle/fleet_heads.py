@@ -3,7 +3,8 @@ Appends the heads of the other nodes of a fleet, so that rows which are removed 
 node's journal show in those of the others.
 
 They are read on a thread of their own, over a connection of their own, whatever requests do. A
-database that cannot be read at that moment is logged, and read again the next time.
+database that cannot be read at that moment is logged, and read again the next time. So is a
+journal, and the others are read.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ Raises ``StoreError`` if the database cannot be read.
 
 class FleetHeads:
     """
-    Looks every so often, and appends ``heads_seen`` if a node has more rows than before.
+    Looks every so often, and appends ``heads_seen`` if a node has more rows than before, and
+    ``loss_seen`` if its operator accepted that rows which were seen are lost.
 
     Attributes:
         bug_id: of the bug that ended it; None while it runs.
@@ -51,6 +53,7 @@ class FleetHeads:
         self._writer = writer
         self._running = trio.CancelScope()
         self._lost: frozenset[str] = frozenset()
+        self._faults: dict[str, str] = {}
         self.bug_id: str | None = None
 
     def close(self) -> None:
@@ -86,8 +89,14 @@ class FleetHeads:
         except StoreError as error:
             log.warning("the heads of other nodes cannot be read", fact=str(error))
             return
-        lost = frozenset(head.node for head in found if head.is_lost)
+        # It may have been closed while the thread's answer was on its way.
+        if self._running.cancel_called:
+            return
+        self._note_faults(found)
+        lost = frozenset(head.node for head in found if head.is_lost and head.accepted is None)
         for head in found:
+            if head.is_lost and head.accepted is not None:
+                self._see_loss(head, head.accepted, since[head.node])
             if head.node in lost - self._lost:
                 log.error(
                     "the journal of another node lost rows that this node saw",
@@ -98,6 +107,27 @@ class FleetHeads:
                 )
         self._lost = lost
         news = tuple((head.node, head.position, head.hash) for head in found if head.is_news)
-        # It may have been closed while the thread's answer was on its way.
-        if news and not self._running.cancel_called:
+        if news:
             self._sequencer.append(ev.HeadsSeen(heads=news))
+
+    def _note_faults(self, found: Sequence[NodeHead]) -> None:
+        """Log the journals that cannot be read, each once, until it can be or the reason changes."""
+        faults = {head.node: head.fault for head in found if head.fault is not None}
+        for node, fault in faults.items():
+            if self._faults.get(node) != fault:
+                log.warning("the head of another node cannot be read", node=node, fact=fault)
+        self._faults = faults
+
+    def _see_loss(self, head: NodeHead, accepted: tuple[int, str], before: tuple[int, str]) -> None:
+        """From the next look on, the node's journal is seen from the row of the acceptance on."""
+        position, row_hash = accepted
+        log.warning(
+            "the operator of another node accepted that rows which this node saw are lost",
+            node=head.node,
+            row=before[0],
+            accepted_at=position,
+        )
+        lost = f"{before[0]}:{before[1]}"
+        self._sequencer.append(
+            ev.LossSeen(node=head.node, lost=lost, position=position, row_hash=row_hash)
+        )

@@ -109,7 +109,9 @@ class Claim:
         """The rows by which other nodes sealed blocks that the decision could reuse."""
         if not self.context.other_blocks.asks or ticket.gone is not None:
             return {}
-        return await self.context.other_blocks.sealed(self._chain(paths.chain_to_adopt, ticket))
+        chain, keys = self._chain(paths.chain_to_adopt, ticket), ticket.prepared.keys
+        above = keys[: keys.index(chain[0])] if chain else ()
+        return await self.context.other_blocks.sealed(chain, above)
 
     async def _load_blocks(self, ticket: Ticket, sealed: Mapping[str, Sequence[SealedRow]]) -> None:
         """Load blocks for a request that is still to be claimed."""
@@ -127,6 +129,7 @@ class Claim:
         await context.memory.load(self._chain(paths.chain_to_load, ticket), still_needed)
         if sealed:
             keys, state = prepared.keys, context.sequencer.state
+            sealed = context.memory.of_prompt(keys, sealed)
             chain = paths.adoptable(state, keys, self._chain(paths.chain_to_adopt, ticket), sealed)
             await context.memory.adopt(chain, sealed, keys, self._ttl_s(ticket), still_needed)
 

@@ -32,8 +32,7 @@ from cairn.actors.requests.messages import ForgottenSession
 from cairn.actors.threads.writer import WriterDied
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
-from cairn.journal.forgetting import Traces, agent_with, needing
-from cairn.journal.retention import NAMING
+from cairn.journal.forgetting import OF_OTHERS, Traces, agent_with, needing
 from cairn.journal.rows.base import histories_of, state_of
 from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.sealing import SERVER, subject_of
@@ -359,7 +358,7 @@ class _Later:
         is_private = row.private is not None and subject_of(event) == self._session
         if is_private or getattr(event, "session", None) == self._session:
             self._own.append((row, recorded))
-        elif event.kind in NAMING:
+        elif event.kind in OF_OTHERS:
             self._others.append(event)
 
     def add_own(self, traces: Traces) -> None:
@@ -395,7 +394,7 @@ def other_rows(traces: Traces, store: Store, rest: Callable[[], None]) -> Traces
     if base is not None:
         traces.see_state(state_of(base))
     for row in _watched(store.read(), rest):
-        if row.kind in NAMING:
+        if row.kind in OF_OTHERS:
             traces.see_other(decode(row).event)
     return traces
 

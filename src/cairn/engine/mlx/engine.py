@@ -621,24 +621,25 @@ class MlxEngine(Engine):
 
     def load(self, key: str, expected_digest: str) -> LoadReport | RejectReport | None:
         """
-        Read a block from its file into memory, if its KV has this digest. None if it is in memory
-        or has no file.
+        Read a block from its file into memory, if its KV has this digest. None if it is in memory,
+        has no file, or that cannot be read now.
         """
         if self.files is None or key not in self.files or key in self.blocks:
             return None
         began = time.perf_counter_ns()
         try:
-            block, found = self.files.read(key, expected_digest)
+            read = self.files.read(key, expected_digest)
         except Rejected as rejected:
             return rejected.report
-        return self._loaded(key, block, found, began)
+        return None if read is None else self._loaded(key, *read, began)
 
     def adopt(
         self, key: str, node: str, expected_digest: str, size: int
     ) -> LoadReport | RejectReport | None:
         """
-        Read a block from the file of another node into memory, unless it is there, if its KV has
-        this digest. None if that node has no file of it, or nodes share no files.
+        Read a block from the file of another node into memory, if its KV has this digest. One that
+        is in memory is read again, so that the two are compared. None if that node has no file of
+        it that can be read, or nodes share no files.
         """
         if not isinstance(self.files, SharedFiles):
             return None
@@ -648,6 +649,10 @@ class MlxEngine(Engine):
         except Rejected as rejected:
             return rejected.report
         return None if read is None else self._loaded(key, *read, began)
+
+    def has_file_of(self, key: str, node: str) -> bool:
+        """Whether another node has a file of a block that it may be worth to make room for."""
+        return isinstance(self.files, SharedFiles) and self.files.has_of(node, key)
 
     def _loaded(self, key: str, block: SealedBlock, digest: str, began: int) -> LoadReport:
         self.blocks.put(key, block)

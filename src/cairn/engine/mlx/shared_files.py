@@ -3,28 +3,33 @@ Block files in a store that all nodes of a fleet see, through obstore.
 
 Rules of this module:
 
-1. A node creates and removes files only below its own name. No file is ever written twice: a
-   second write to a name is refused by the store.
-2. Files of other nodes are read, and set aside if they are damaged, so that no node tries again.
+1. A node creates, renames and removes files only below its own name, in folders that its user
+   alone may enter. No file is ever written twice: a second write to a name is refused by the store.
+2. Files of other nodes are only read. One that is damaged stays, and is not read again by this run.
+   Its node sets it aside when it reads it itself.
 3. A block is checked before it is returned, as in ``block_files``. The store does not sync a file
-   to disk, so one may be damaged after a loss of power; that is found here, too.
+   to disk, so one may be damaged after a loss of power; that is found here, too. A file that cannot
+   be read now (too many open files, a mount that is stale) is not damaged: it is as if it were not
+   there.
 
 A file is at ``<node>/<fingerprint>/<first two of the key>/<key>.safetensors``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
-import os
 import shutil
+import stat
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from cairn.engine.block_folder import ASIDE, ENDING, is_file, metadata_of, place_of
+from cairn.engine.block_folder import ASIDE, ENDING, metadata_of, place_of
+from cairn.engine.json_text import parsed
 from cairn.engine.mlx.block_files import ASIDE_MOST, RESERVE_BYTES, NoRoom, Rejected
 from cairn.engine.mlx.blocks import SealedBlock, arrays_of, block_of, digest, metadata_for
 from cairn.engine.reports import RejectReport, ScanReport
@@ -62,6 +67,7 @@ class SharedFiles:
         self._runs = {run, *earlier}
         self._files: dict[str, tuple[str, int]] = {}
         self._bytes = 0
+        self._damaged: dict[str, tuple[int, int]] = {}  # files of others: path to inode and time
 
     def __contains__(self, key: str) -> bool:
         return key in self._files
@@ -74,6 +80,8 @@ class SharedFiles:
         self, on_record: Mapping[str, int], known: Collection[str] = (), *, keep_aside: bool = True
     ) -> ScanReport:
         """See ``BlockFiles.scan``. Looks only at the files of this node."""
+        with contextlib.suppress(OSError):  # there is none yet, or its file system has no modes
+            (self._fleet / self._node).chmod(0o700)
         self._remove_drafts()
         aside = removed = left = 0
         damaged: list[str] = []
@@ -120,7 +128,12 @@ class SharedFiles:
             if shutil.disk_usage(self._fleet).free < RESERVE_BYTES + size:
                 raise OSError(errno.ENOSPC, "No space left on device")
             sink.seek(0)
+            where = self._fleet / path
+            for folder in (where.parents[2], where.parents[1], where.parent):
+                folder.mkdir(mode=0o700, exist_ok=True)  # the store would make it by the umask
             self._obstore.put(self._store, path, sink, mode="create", use_multipart=False)
+            with contextlib.suppress(OSError):
+                where.chmod(0o600)
         except (NoRoom, OSError):
             raise
         except self._obstore.exceptions.AlreadyExistsError as error:
@@ -133,30 +146,48 @@ class SharedFiles:
         self._count(key, path, size)
         return size
 
-    def read(self, key: str, digest_due: str) -> tuple[SealedBlock, str]:
-        """See ``BlockFiles.read``."""
+    def read(self, key: str, digest_due: str) -> tuple[SealedBlock, str] | None:
+        """See ``BlockFiles.read``. None if it cannot be read now."""
         path, size = self._files[key]
-        return self._read(key, path, digest_due, (size, size))
+        try:
+            return self._read(key, path, digest_due, (size, size))
+        except OSError:
+            return None
+
+    def has_of(self, node: str, key: str) -> bool:
+        """Whether a node has a file of a block that this run has not found damaged."""
+        path = self._path(node, key)
+        try:
+            return self._state_of(path) != self._damaged.get(path)
+        except OSError:
+            return False
 
     def read_of(
         self, node: str, key: str, digest_due: str, size: int
     ) -> tuple[SealedBlock, str] | None:
         """
-        Read a block of another node, and hash what was read. None if it has no file.
+        Read a block of another node, and hash what was read. None if it has no file, or if that
+        cannot be read now or was found damaged before.
 
         Args:
             digest_due: the digest that its KV must have by that node's journal.
             size: of its KV by that journal.
 
         Raises:
-            Rejected: the file is not as it was written. It was set aside.
+            Rejected: the file is not as it was written. It stays as it is.
         """
+        if not self.has_of(node, key):
+            return None
         path = self._path(node, key)
         try:
             return self._read(key, path, digest_due, (size, size + HEAD_MOST))
+        except OSError:
+            return None
         except Rejected as rejected:
             if rejected.report.reason == "missing":
                 return None
+            with contextlib.suppress(OSError):
+                self._damaged[path] = self._state_of(path)
             raise
 
     def drop(self, key: str) -> int:
@@ -176,22 +207,31 @@ class SharedFiles:
     def _read(
         self, key: str, path: str, digest_due: str, sizes: tuple[int, int]
     ) -> tuple[SealedBlock, str]:
+        """
+        Raises:
+            Rejected: the file is not as it was written.
+            OSError: it cannot be read now.
+        """
+        where = self._fleet / path
+        try:
+            found = where.lstat()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise Rejected(self._rejected(key, path, "missing")) from error
+        # MLX would follow a link, and block on a pipe; another size could fill the memory.
+        if not (stat.S_ISREG(found.st_mode) and sizes[0] <= found.st_size <= sizes[1]):
+            raise Rejected(self._rejected(key, path, "unreadable"))
         try:
             # By MLX itself, which takes a fraction of the time that bytes from the store take.
-            where = self._fleet / path
-            size = where.lstat().st_size
-            if not is_file(where):  # MLX would follow a link, and block on a pipe
-                raise OSError(errno.EINVAL, "no file")
-            if not sizes[0] <= size <= sizes[1]:  # reading it could fill the memory
-                raise OSError(errno.EFBIG, "its size is not the size that was written")
             loaded: Any = mx.load(str(where), return_metadata=True)
             arrays, metadata = loaded
             block = block_of(arrays, metadata)
             described = metadata.get("key"), metadata.get("fingerprint")
             measured = digest(block)
         except Exception as error:
-            fault: FileFault = "unreadable" if os.path.lexists(self._fleet / path) else "missing"
-            raise Rejected(self._rejected(key, path, fault)) from error
+            # MLX raises the same errors if the file is damaged and if this process cannot read it.
+            if _is_whole(where, found.st_size):
+                raise OSError(errno.EIO, "it cannot be read now") from error
+            raise Rejected(self._rejected(key, path, "unreadable")) from error
         if described != (key, self._fingerprint):
             raise Rejected(self._rejected(key, path, "foreign"))
         if measured != digest_due:
@@ -199,9 +239,9 @@ class SharedFiles:
         return block, measured
 
     def _rejected(self, key: str, path: str, reason: FileFault) -> RejectReport:
-        if path == self._files.get(key, ("",))[0]:
-            self._forget(key)
-        return self._set_aside(path, key, reason)
+        if path != self._files.get(key, ("",))[0]:
+            return RejectReport(key=key, reason=reason, moved_to=None)
+        return self._set_aside(*self._forget(key), reason)
 
     def _set_aside(self, path: str, key: str, reason: FileFault) -> RejectReport:
         """Rename a file so that it is not taken for a block again, if it is there."""
@@ -256,6 +296,11 @@ class SharedFiles:
         where = place_of(self._fleet / node, self._fingerprint, key)
         return where.relative_to(self._fleet).as_posix()
 
+    def _state_of(self, path: str) -> tuple[int, int]:
+        """What differs if a file is another one by now."""
+        found = (self._fleet / path).lstat()
+        return found.st_ino, found.st_mtime_ns
+
     def _count(self, key: str, path: str, size: int) -> None:
         self._files[key] = (path, size)
         self._bytes += size
@@ -265,3 +310,22 @@ class SharedFiles:
         path, size = self._files.pop(key)
         self._bytes -= size
         return path, key
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    """
+    Whether a file is a safetensors file of which nothing is missing, by its head.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        head = file.read(min(length, HEAD_MOST))
+    try:
+        arrays = parsed(head)
+        arrays.pop("__metadata__")
+        ends = [int(one["data_offsets"][1]) for one in arrays.values()]
+        return size == 8 + length + max(ends)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return False

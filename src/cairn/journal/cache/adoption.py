@@ -7,9 +7,12 @@ computed, and after so many of them one block is read again, because a network m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
+
+from cairn.journal.events import BlockSealed
 
 RETRY_AFTER: Final = 32
 """After how many requests that adopted nothing a block is read to measure again."""
@@ -71,6 +74,23 @@ def pays(rates: Rates) -> bool:
 def may_adopt(rates: Rates) -> bool:
     """Whether a block is adopted now."""
     return pays(rates) or rates.declined >= RETRY_AFTER
+
+
+def is_of_prompt(
+    event: BlockSealed, keys: Sequence[str], place: int, block_tokens: int, size: int
+) -> bool:
+    """
+    Whether a row of another node says of a block what its place in a prompt says.
+
+    Args:
+        keys: of the prompt's full blocks.
+        place: of the block among them.
+        size: of a block there, in bytes.
+    """
+    parent = keys[place - 1] if place else None
+    start = place * block_tokens
+    due = (keys[place], parent, start, start + block_tokens, size)
+    return due == (event.key, event.parent, event.start, event.end, event.bytes)
 
 
 def _added(tokens: int, duration_us: int, more_tokens: int, more_us: int) -> tuple[int, int]:

@@ -58,7 +58,7 @@ class Snapshot:
     All folds of a journal at one row, where no violation was left that is not on record.
 
     Attributes:
-        boots: the server's runs in the rows.
+        boots, shared: the server's runs in the rows, see ``Runs``.
         pruned: the last ``journal_pruned``, with its row; None if there is none.
         forgotten: as in ``Folds``.
     """
@@ -69,6 +69,7 @@ class Snapshot:
     agents: AgentsContents
     summaries: SummariesContents
     boots: frozenset[str]
+    shared: bool | None
     pruned: tuple[int, ev.JournalPruned] | None
     forgotten: dict[str, tuple[str, ...]]
 
@@ -96,7 +97,7 @@ class Folds:
         else:
             self.agents = histories_of(base).fold()
             self.turns = self.agents.turns
-        self.runs = Runs(set(begins.boots) if begins is not None else set())
+        self.runs = Runs(set(begins.boots), begins.shared) if begins is not None else Runs()
         self.pruned = begins.pruned if begins is not None else None
         self.forgotten = dict(begins.forgotten) if begins is not None else {}
 
@@ -128,6 +129,7 @@ class Folds:
             agents=self.agents.contents(),
             summaries=self.summaries.contents(),
             boots=frozenset(self.runs.boots),
+            shared=self.runs.shared,
             pruned=self.pruned,
             forgotten=dict(self.forgotten),
         )
@@ -212,6 +214,7 @@ class _Rest:
     """The parts of a snapshot that are short."""
 
     boots: frozenset[str]
+    shared: bool | None
     pruned: tuple[int, ev.JournalPruned] | None
     forgotten: dict[str, tuple[str, ...]]
 
@@ -265,7 +268,12 @@ def _parts(snapshot: Snapshot) -> Iterator[tuple[str, attrs.AttrsInstance]]:
     yield "summaries", snapshot.summaries
     yield (
         "rest",
-        _Rest(boots=snapshot.boots, pruned=snapshot.pruned, forgotten=snapshot.forgotten),
+        _Rest(
+            boots=snapshot.boots,
+            shared=snapshot.shared,
+            pruned=snapshot.pruned,
+            forgotten=snapshot.forgotten,
+        ),
     )
 
 

@@ -826,7 +826,8 @@ def nodes_of(url: str) -> list[str]:
 
 def heads_of_others(url: str, node: str, since: Mapping[str, tuple[int, str]]) -> list[NodeHead]:
     """
-    What the journals of the other nodes of a fleet end with, over a connection of its own.
+    What the journals of the other nodes of a fleet end with, over a connection of its own. One that
+    cannot be read has a ``fault``.
 
     Args:
         url: the database, or the journal of a node in it.
@@ -834,12 +835,12 @@ def heads_of_others(url: str, node: str, since: Mapping[str, tuple[int, str]]) -
         since: node to position and hash of the head that it saw last.
 
     Raises:
-        StoreError: they cannot be read.
+        StoreError: the database cannot be reached.
     """
     with _looking(url) as connection:
         with connection.begin():
             others = [other for other in postgres.nodes(connection) if other != node]
-        return postgres.heads_of(connection, others, since)
+        return postgres.heads_of(connection, others, since, REVISION)
 
 
 @contextmanager

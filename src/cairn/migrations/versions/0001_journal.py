@@ -47,6 +47,7 @@ def upgrade() -> None:
             sa.Column("place", sa.Text, nullable=False),
             sa.Column("made", sa.BigInteger, nullable=False),
             sa.Column("removed", sa.BigInteger, nullable=False),
+            sa.Column("secret_known", sa.LargeBinary),
         )
     # What replaces the rows that were pruned: one row at most.
     op.create_table(

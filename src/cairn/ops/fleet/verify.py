@@ -79,7 +79,8 @@ def verify_fleet(url: str, data_dir: Path) -> int:
         data_dir: has the keys, and the recorded heads, of the nodes that were served from it.
 
     Returns:
-        The exit code, as of ``ops verify``.
+        The exit code, as of ``ops verify``. A finding that is on record does not count by itself:
+        the node whose journal has it is broken by that.
 
     Raises:
         JournalError: the database cannot be reached.
@@ -182,7 +183,8 @@ def _print_node(node: _Node, audit: FleetAudit) -> None:
 
 def _print_fleet(nodes: list[_Node], audit: FleetAudit) -> int:
     findings = audit.findings
-    codes = [_BROKEN for _ in findings] + [node.code for node in nodes]
+    news = [one for one in findings if not one.recorded]
+    codes = [_BROKEN for _ in news] + [node.code for node in nodes]
     code = next((one for one in (_BROKEN, _UNREADABLE, _UNREAD) if one in codes), _SOUND)
     if is_piped():
         _print_object(
@@ -195,16 +197,14 @@ def _print_fleet(nodes: list[_Node], audit: FleetAudit) -> int:
                 "pruned": audit.pruned,
                 "accepted_as_lost": audit.accepted,
             },
-            broken=len(findings),
+            broken=len(news),
+            on_record=len(findings) - len(news),
             findings=list(map(_object, findings)),
         )
         return code
     for finding in findings:
         click.echo(line_of(finding))
-    click.echo(
-        f"blocks on record at several nodes: {audit.blocks}, "
-        + ("each with one digest" if _none(findings, "INV-3") else "some with two digests")
-    )
+    click.echo(f"blocks on record at several nodes: {audit.blocks}, " + _digests_words(findings))
     click.echo(
         f"rows that nodes name of each other: {audit.present} present, {audit.pruned} pruned, "
         f"{audit.accepted} accepted as lost"
@@ -218,8 +218,12 @@ def is_piped() -> bool:
     return not sys.stdout.isatty()
 
 
-def _none(findings: tuple[Finding, ...], invariant: str) -> bool:
-    return not any(finding.invariant == invariant for finding in findings)
+def _digests_words(findings: tuple[Finding, ...]) -> str:
+    of_blocks = [finding for finding in findings if finding.invariant == "INV-3"]
+    if not of_blocks:
+        return "each with one digest"
+    is_known = all(finding.recorded for finding in of_blocks)
+    return "some with two digests" + (", all of them quarantined" if is_known else "")
 
 
 def _object(finding: Finding) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import click
 
 from cairn.actors.clock import clock
 from cairn.engine.block_folder import Named, files_in, place_of, run_of
+from cairn.journal.errors import StoreError
 from cairn.journal.pruning import files_removed, orphaned_blocks
 from cairn.journal.replay import Report
 from cairn.journal.state import Block
@@ -55,6 +56,37 @@ def forget_files(
     remove_files(store, data_dir, runs, report, orphans, who="journal prune", blocks=blocks)
 
 
+def require_place(node: str | None, shared: bool | None, blocks: Path | None) -> None:
+    """
+    Refuse to look for a node's block files where they are not, because those that are not found
+    would count as removed.
+
+    Args:
+        node: whose journal it is; None if it is not that of a node.
+        shared: where the node's last run kept them, see ``Runs``.
+        blocks: the folder that the operator names; None for the data directory.
+
+    Raises:
+        StoreError: that is another place, or not on record.
+    """
+    if node is None or shared == (blocks is not None):
+        return
+    if shared:
+        raise StoreError(
+            f"Node {node} keeps its blocks in a folder that other nodes see. Nothing was "
+            "changed. Add --blocks DIR, with the folder that it was started with."
+        )
+    if shared is None:
+        raise StoreError(
+            f"No row says where node {node} keeps its blocks, because its last start was "
+            "pruned. Nothing was changed. Start it, stop it, and run the same command again."
+        )
+    raise StoreError(
+        f"Node {node} keeps its blocks in its data directory. Nothing was changed. Omit "
+        "--blocks, and name that directory with --data-dir."
+    )
+
+
 def remove_files(
     store: SqlStore,
     data_dir: Path,
@@ -75,7 +107,8 @@ def remove_files(
         blocks: the folder of blocks, if it is not in the data directory.
 
     Returns:
-        Whether no file of them is left that a server could use.
+        Whether no file of them is left that a server could use. A file that is not in a folder
+        which nodes share counts as left: it may be in another one.
     """
     if not orphans:
         return True
@@ -85,7 +118,7 @@ def remove_files(
     if folder.is_dir():
         try:
             with hold_directory(data_dir, "and run the same command again", who=who):
-                removal = _removed(folder, orphans, runs)
+                removal = _removed(folder, orphans, runs, is_shared=blocks is not None)
         except Unreadable as error:
             if filed:
                 click.echo(f"{counted(len(filed), 'block file')} not removed. {error}", err=True)
@@ -94,7 +127,7 @@ def remove_files(
     if rows:
         store.append(rows)
         click.echo(f"{counted(len(rows), 'block file')} removed")
-    _report(removal, len(filed - removal.gone), folder)
+    _report(removal, len(filed - removal.gone), folder, is_shared=blocks is not None)
     return filed <= removal.gone
 
 
@@ -117,7 +150,7 @@ class _Removal:
     why: str | None = None
 
 
-def _report(removal: _Removal, stuck: int, folder: Path) -> None:
+def _report(removal: _Removal, stuck: int, folder: Path, *, is_shared: bool) -> None:
     """
     Print what was not as expected.
 
@@ -141,15 +174,20 @@ def _report(removal: _Removal, stuck: int, folder: Path) -> None:
         )
     if stuck:
         why = removal.why or "another file is in the way"
+        other, cure = "server uses another --data-dir", "fix the cause"
+        if is_shared:
+            other = "node uses another --blocks"
+            cure = "fix the cause, or start the node once to have missing files recorded,"
         click.echo(
-            f"{counted(stuck, 'block file')} not removed from {folder} ({why}). If the server "
-            "uses another --data-dir, run the same command with it; otherwise fix the cause and "
-            "run it again.",
+            f"{counted(stuck, 'block file')} not removed from {folder} ({why}). If the {other}, "
+            f"run the same command with it; otherwise {cure} and run it again.",
             err=True,
         )
 
 
-def _removed(folder: Path, orphans: Mapping[str, Block], runs: Collection[str]) -> _Removal:
+def _removed(
+    folder: Path, orphans: Mapping[str, Block], runs: Collection[str], *, is_shared: bool
+) -> _Removal:
     """Remove the files of blocks, including files that were set aside or are incomplete."""
     gone: set[str] = set()
     foreign, why = 0, None
@@ -174,6 +212,8 @@ def _removed(folder: Path, orphans: Mapping[str, Block], runs: Collection[str]) 
         for key, block in orphans.items()
         if block.file_bytes is not None and key not in gone and _is_absent(folder, key)
     }
+    if is_shared:
+        why, absent = why or ("they are not there" if absent else None), set()
     return _Removal(gone=frozenset(gone | absent), absent=len(absent), foreign=foreign, why=why)
 
 

@@ -31,7 +31,7 @@ from cairn.ops.common.locations import (
 from cairn.ops.common.output import counted, progress, size_text
 from cairn.ops.common.program import as_called
 from cairn.ops.common.times import moment_of
-from cairn.ops.journal.forget import forget_files
+from cairn.ops.journal.forget import forget_files, require_place
 from cairn.ops.journal.sessions import time_text
 from cairn.ops.serve.data_dir import hold_journal
 
@@ -121,7 +121,7 @@ def prune(
       2  refused: a server runs, the journal failed verification, or rows were lost since the last
          stop; nothing was changed
     """
-    from cairn.journal.rows.store_sql import SqlStore
+    from cairn.journal.rows.store_sql import SqlStore, node_of
     from cairn.ops.common.heads import HeadFiles
     from cairn.ops.serve.recorded_heads import require_known_head
 
@@ -153,6 +153,7 @@ def prune(
             # An earlier prune may have ended before it gave back what it removed.
             slack = store.has_slack()
             prepared = _prepared(store, options)
+            require_place(node_of(url), prepared.shared, blocks)
             prepared.commit(store)
             _report(prepared, options, dry_run=False)
             # Also what an earlier prune, of a server perhaps, has not removed to its end.

@@ -1,5 +1,6 @@
 """
-What a server keeps of its journal's head outside of it, and the comparison with that at a start.
+What a server keeps of its journal's head outside of it, and the comparison with that at a start,
+and with what the other nodes of a fleet saw of it.
 """
 
 from __future__ import annotations
@@ -7,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import click
 
 from cairn.actors.threads.heads import HeadKeeper
 from cairn.journal.errors import StoreError
@@ -19,6 +22,7 @@ from cairn.journal.rows.store import MemoryStore, Store
 from cairn.journal.rows.store_sql import SqlStore, schema_revision
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.heads import HeadFiles
+from cairn.ops.fleet.witnesses import seen_by_others
 
 _SEED_BYTES = 32
 _ACCEPT = "To go on with what is there, start once with --accept-lost-rows; that is journaled."
@@ -44,23 +48,30 @@ def require_known_head(files: HeadFiles, url: str, *, accept: bool) -> LossAccep
         if not files.record.exists() or "head record" not in str(error):
             raise
         lost = str(error)
+    gone = _gone_from_others(url)
+    if lost is None and gone:
+        node, _, words = gone[0]
+        lost = f"The journal does not contain what node {node} saw of it: {words}."
     if lost is not None and not accept:
         raise Unreadable(
             f"{lost} Nothing was changed. Restore the journal, with the files whose names begin "
             f"like its own, or a backup of it. {_ACCEPT}"
         )
-    return _accepted(files, url, lost) if accept else None
+    return _accepted(files, url, lost, [head for _, head, _ in gone]) if accept else None
 
 
-def _accepted(files: HeadFiles, url: str, lost: str | None) -> LossAccepted | None:
+def _accepted(
+    files: HeadFiles, url: str, lost: str | None, seen: Sequence[Head]
+) -> LossAccepted | None:
     """
     What an operator accepts who starts with --accept-lost-rows.
 
     Args:
         lost: how the journal does not contain the last head that is known, in words; None if it
             does, so that only earlier checkpoints can be lost.
+        seen: what other nodes saw of it and is lost.
     """
-    heads = []
+    heads = [*seen]
     with contextlib.suppress(StoreError):  # a damaged record names no head
         if (recorded := files.recorded_head()) is not None:
             heads.append(recorded)
@@ -87,6 +98,27 @@ def _lost(files: HeadFiles, url: str) -> str | None:
     if words is None:
         return None
     return f"The journal does not contain what {what} says: {words}."
+
+
+def _gone_from_others(url: str) -> list[tuple[str, Head, str]]:
+    """
+    What other nodes of a fleet saw of a journal and is not in it: the node, the head, and how it is
+    not. Heads whose loss was accepted are left out.
+    """
+    seen = seen_by_others(url, _warn_of)
+    if not seen:
+        return []
+    with _opened(url) as store:
+        return [
+            (node, head, words)
+            for node, head in seen
+            if (words := lost_words(head, store)) is not None
+        ]
+
+
+def _warn_of(node: str, fact: str) -> None:
+    words = f"Warning: What node {node} saw of this journal cannot be read: {fact}"
+    click.echo(words, err=True)
 
 
 @contextlib.contextmanager

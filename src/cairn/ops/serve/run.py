@@ -157,7 +157,7 @@ def run(options: dict[str, Any]) -> None:
         _warn(secret_warning(data_dir))
         if url.startswith("sqlite"):
             _warn(warning(sqlite_path(url), sqlite3.sqlite_version_info))
-        sealed = open_keys(files.keys, url, options["journal_key"])
+        sealed = open_keys(files.keys, url, options["journal_key"], root_secret(data_dir))
         store = SqlStore.open(url, sync=options["journal_sync"], keys=sealed)
         if url.startswith("sqlite"):
             _warn(

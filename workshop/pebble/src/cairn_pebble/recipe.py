@@ -278,6 +278,53 @@ STAGES: Final = (
     ),
 )
 
+# First messages are three tokens of five; later half, because the old kinds were forgotten.
+_MET: Final = (
+    (first_messages, 140),
+    (partial(first_messages, most=40), 8),
+    *_MANY,
+    (dialogues.untold, 1.5),
+    (dialogues.talk, 1),
+)
+_MET_AGAIN: Final = (
+    (first_messages, 100),
+    (partial(first_messages, most=40), 5),
+    *_MANY,
+    (dialogues.untold, 1),
+    (dialogues.talk, 1),
+)
+MET_STAGES: Final = (
+    *STAGES[:-4],  # up to "close"
+    # Another fifth round, for first messages of a chat. Smaller batches give more steps.
+    Stage(
+        name="met",
+        tokens=240_000,
+        longest=2304,
+        spread=5120,
+        mix=_MET,
+        batch_tokens=4096,
+        rates=(0.2, 0.2),
+    ),
+    Stage(
+        name="known",
+        tokens=900_000,
+        longest=2304,
+        spread=5120,
+        mix=_MET,
+        batch_tokens=4096,
+        rates=(0.2, 0.0),
+    ),
+    Stage(
+        name="usual",
+        tokens=900_000,
+        longest=2304,
+        spread=5120,
+        mix=_MET_AGAIN,
+        batch_tokens=4096,
+        rates=(0.12, 0.0),
+    ),
+)
+
 
 # --- seven million parameters, stored in 8 bits --------------------------------------------------
 
@@ -394,6 +441,7 @@ SHIPPED: Final = "2m"
 """The recipe of the weights in the package."""
 RECIPES: Final = {
     SHIPPED: Recipe(shape=Shape(), stages=STAGES),
+    "2m-met": Recipe(shape=Shape(), stages=MET_STAGES),
     "7m": Recipe(
         shape=Shape(
             hidden_size=320, layers=6, intermediate_size=768, heads=10, kv_heads=5, vocab_size=2048

@@ -34,11 +34,17 @@ _entry = sa.Table(
     sa.Column("place", sa.Text, nullable=False),
     sa.Column("made", sa.BigInteger, nullable=False),
     sa.Column("removed", sa.BigInteger, nullable=False),
+    sa.Column("secret_known", sa.LargeBinary),
 )
+_OF_ENTRY = (_entry.c.known, _entry.c.place, _entry.c.made, _entry.c.removed)
 _NODE = sa.text("current_schema()")
+_FIRST_STARTS = 0x6361_6972_0000_0000
+"""The advisory lock of first starts; one of the database, whatever the schema."""
+_WAIT_MS = 10_000
 _OTHERS = sa.text("""
 SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
 WHERE relname = 'journal_key' AND relkind = 'r' AND starts_with(nspname, :prefix)
+AND EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = pg_class.oid AND attname = 'secret_known')
 AND nspname <> current_schema() AND has_table_privilege(pg_class.oid, 'SELECT') ORDER BY nspname
 """)
 
@@ -64,29 +70,53 @@ class Entry:
     removed: int
 
 
+@attrs.frozen
+class OtherNode:
+    """
+    What another node has in its ``journal_key``.
+
+    Attributes:
+        known: as of ``Entry``.
+        secret_known: what recognizes its secret, which names blocks; None if none is recorded.
+    """
+
+    node: str
+    known: bytes
+    secret_known: bytes | None
+
+
 def entry(connection: sa.Connection) -> Entry | None:
     """The entry; None before the first start."""
-    found = connection.execute(sa.select(*list(_entry.c)[1:])).one_or_none()
+    found = connection.execute(sa.select(*_OF_ENTRY)).one_or_none()
     return Entry(*found) if found is not None else None
 
 
-def enter(connection: sa.Connection, known: bytes, place: str) -> None:
-    """Make the entry, or change its place."""
-    values = {"known": known, "place": place, "made": 0, "removed": 0}
+def enter(connection: sa.Connection, known: bytes, place: str, secret_known: bytes | None) -> None:
+    """Make the entry, or change its place and what recognizes the secret; None leaves that."""
+    values = {"known": known, "place": place, "made": 0, "removed": 0, "secret_known": secret_known}
     made = insert(_entry).values(node=_NODE, **values)
-    connection.execute(
-        made.on_conflict_do_update(index_elements=["node"], set_={"place": made.excluded.place})
-    )
+    change = {"place": made.excluded.place}
+    if secret_known is not None:
+        change["secret_known"] = made.excluded.secret_known
+    connection.execute(made.on_conflict_do_update(index_elements=["node"], set_=change))
 
 
-def of_other_nodes(connection: sa.Connection) -> list[tuple[str, bytes]]:
-    """What recognizes the journal key of each other node of the database: (node, known)."""
+def hold_first_starts(connection: sa.Connection) -> None:
+    """Keep the first starts of other nodes from entering, until the transaction ends."""
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_WAIT_MS}")
+    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_FIRST_STARTS)))
+
+
+def of_other_nodes(connection: sa.Connection) -> list[OtherNode]:
+    """What recognizes the journal key and the secret of each other node of the database."""
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_WAIT_MS}")
     found = []
     for (schema,) in connection.execute(_OTHERS, {"prefix": SCHEMA_PREFIX}).all():
-        table = sa.table("journal_key", sa.column("known"), schema=schema)
-        known = connection.execute(sa.select(table.c.known).limit(1)).scalar_one_or_none()
-        if known is not None:
-            found.append((schema.removeprefix(SCHEMA_PREFIX), known))
+        columns = sa.column("known"), sa.column("secret_known")
+        table = sa.table("journal_key", *columns, schema=schema)
+        row = connection.execute(sa.select(*table.c).limit(1)).one_or_none()
+        if row is not None:
+            found.append(OtherNode(schema.removeprefix(SCHEMA_PREFIX), *row))
     return found
 
 

@@ -5,13 +5,15 @@ program can add to a database.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from cairn.journal.errors import StoreError, StoreLost
-from cairn.journal.events import HeadsSeen
+from cairn.journal.events import HeadsSeen, LossAccepted
 from cairn.journal.nodes import SCHEMA_PREFIX, NodeHead, node_of_schema, schema_of
 
 CLAIM_TRIES = 50
@@ -49,6 +51,7 @@ AND classid = :upper AND objid = (SELECT oid FROM pg_namespace WHERE nspname = c
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
 _LOOK_MS = 5000
+_LOOK_LOCK_MS = 1000
 _SCHEMAS = sa.text(
     "SELECT schemaname FROM pg_tables WHERE tablename = :table AND schemaname LIKE :like ORDER BY 1"
 )
@@ -56,7 +59,7 @@ _SCHEMAS = sa.text(
 _HEAD = """
 SELECT position, hash,
 EXISTS (SELECT 1 FROM {events} WHERE position > :since AND kind <> :itself),
-(SELECT hash FROM {events} WHERE position = :since)
+(SELECT hash FROM {events} WHERE position = :since), (SELECT version_num FROM {revision})
 FROM {events} ORDER BY position DESC LIMIT 1
 """
 _LOCKED = sa.text("""
@@ -64,6 +67,7 @@ SELECT nspname FROM pg_locks JOIN pg_namespace ON pg_namespace.oid = objid
 WHERE locktype = 'advisory' AND granted AND classid = :upper
 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
+_ACCEPTED = "SELECT position, hash, public FROM {events} WHERE kind = :kind ORDER BY position DESC"
 _HOLDER = """
 SELECT coalesce(string_agg(format(
     'process %%s of the database server%%s', pid, ', connected from ' || host(client_addr)
@@ -198,27 +202,68 @@ def locked_nodes(connection: sa.Connection) -> set[str]:
 
 
 def heads_of(
-    connection: sa.Connection, names: Iterable[str], since: Mapping[str, tuple[int, str]]
+    connection: sa.Connection,
+    names: Iterable[str],
+    since: Mapping[str, tuple[int, str]],
+    revision: str,
 ) -> list[NodeHead]:
     """
-    The heads of nodes that have a row.
+    The heads of nodes that have a row. One that cannot be read, or is locked for longer than a
+    second, does not keep the others from being read.
 
     Args:
         since: node to position and hash of the head that was seen last.
+        revision: of the schema that this version reads.
     """
     found = []
     with connection.begin():
         connection.exec_driver_sql(f"SET LOCAL statement_timeout = {_LOOK_MS}")
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_LOOK_LOCK_MS}")
         for node in names:
-            at, row_hash = since.get(node, (0, ""))
-            # A schema is a name that needs no quotes.
-            query = sa.text(_HEAD.format(events=f"{schema_of(node)}.events"))
-            row = connection.execute(query, {"since": at, "itself": HeadsSeen.kind}).one_or_none()
-            if row is not None:
-                position, last, has_more, known = row
-                is_lost = position < at or (known is not None and known != row_hash)
-                found.append(NodeHead(node, position, last, has_more and not is_lost, is_lost))
+            try:
+                with connection.begin_nested():
+                    head = _head(connection, node, since.get(node, (0, "")), revision)
+            except sa.exc.DBAPIError as error:
+                if error.connection_invalidated:
+                    raise
+                head = NodeHead.unread(node, str(error.orig).partition("\n")[0])
+            if head is not None:
+                found.append(head)
     return found
+
+
+def _head(
+    connection: sa.Connection, node: str, since: tuple[int, str], revision: str
+) -> NodeHead | None:
+    """The head of a node; None if it has no row."""
+    at, row_hash = since
+    # A schema is a name that needs no quotes.
+    schema = schema_of(node)
+    query = sa.text(_HEAD.format(events=f"{schema}.events", revision=f"{schema}.cairn_schema"))
+    row = connection.execute(query, {"since": at, "itself": HeadsSeen.kind}).one_or_none()
+    if row is None:
+        return None
+    position, last, has_more, known, has = row
+    if has != revision:
+        return NodeHead.unread(node, f"it has schema {has}, and this version reads {revision}")
+    is_lost = position < at or (known is not None and known != row_hash)
+    accepted = _accepted(connection, node, f"{at}:{row_hash}") if is_lost else None
+    return NodeHead(node, position, last, has_more and not is_lost, is_lost, accepted)
+
+
+def _accepted(connection: sa.Connection, node: str, head: str) -> tuple[int, str] | None:
+    """The last row of a node by which its operator accepted that a head is lost."""
+    query = sa.text(_ACCEPTED.format(events=f"{schema_of(node)}.events"))
+    for position, row_hash, public in connection.execute(query, {"kind": LossAccepted.kind}):
+        # A row that was changed accepts nothing; `ops verify` finds it.
+        with contextlib.suppress(ValueError):
+            if head in msgspec.json.decode(public, type=_Loss).heads:
+                return position, row_hash
+    return None
+
+
+class _Loss(msgspec.Struct):
+    heads: list[str]
 
 
 def strange_parts(connection: sa.Connection, tables: Iterable[str]) -> list[str]:

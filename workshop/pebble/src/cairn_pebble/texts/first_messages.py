@@ -3,8 +3,8 @@ First messages of a chat as people type them, and what Pebble says to them.
 
 Each opening has wordings and one answer; the texts are data, in `first_messages.toml`. Where a
 model of this size knows nothing, the answer says so, and what it can do instead. Slots in braces
-are filled from lists, from invented values, or with a sum. People put words before and after a
-wording, and type it carelessly: `typed.py`.
+are filled from lists, from invented values, or with a sum. Some facts are asked for later in the
+chat. People put words before and after a wording, and type it carelessly: `typed.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import random
 import re
 import string
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Final
 
@@ -30,39 +30,64 @@ from cairn_pebble.texts.words import Split, phrase, pick
 
 
 @attrs.frozen
-class _Opening:
+class Later:
     """
+    What a user may ask about an opening, later in the chat.
+
+    Attributes:
+        asked: wordings, with slots of the opening.
+        answer: what Pebble says then, with the same slots.
+    """
+
+    asked: tuple[str, ...]
+    answer: str
+
+
+@attrs.frozen
+class Opening:
+    """
+    What a user may say, and one answer to it.
+
     Attributes:
         answer: what Pebble says; it may repeat the slots of the wording.
         wordings: of the user, with slots.
         share: how often it is drawn.
         framed: whether words may come before and after it.
+        first: whether it is only drawn as the first message, as a question about what was not told.
+        then: what may be asked about it.
     """
 
     answer: str
     wordings: tuple[str, ...]
     share: float = 1.0
     framed: bool = True
+    first: bool = False
+    then: tuple[Later, ...] = ()
 
 
-def _read(item: dict[str, Any]) -> _Opening:
+def _read(item: dict[str, Any]) -> Opening:
     if (beginning := item.pop("topic", None)) is not None:
         (item["answer"],) = (one.answer for one in TOPICS if one.answer.startswith(beginning))
-    return _Opening(**item | {"wordings": tuple(item["wordings"])})
+    then = tuple(Later(tuple(one["asked"]), one["answer"]) for one in item.get("then", ()))
+    return Opening(**item | {"wordings": tuple(item["wordings"]), "then": then})
 
 
 _TEXTS: Final = tomllib.loads(
     files("cairn_pebble.texts").joinpath("first_messages.toml").read_text(encoding="utf-8")
 )
-_OPENINGS: Final = tuple(map(_read, _TEXTS["opening"]))
-_SHARES: Final = tuple(one.share for one in _OPENINGS)
+OPENINGS: Final = tuple(map(_read, _TEXTS["opening"]))
+_ASKED_SHARE: Final = 0.4
+"""Of the messages after a fact that may be asked for."""
 _BEFORE: Final = (
     *("", "", "", "", "", "", "", "", "", "hi, ", "hey, ", "hello, ", "hello! ", "hi! ", "so, "),
     *("ok, ", "pebble, ", "hey pebble, ", "well, ", "umm ", "quick question: ", "hey there, "),
+    *("um, ", "hello pebble, ", "good morning, ", "please, ", "ok so ", "and ", "oh, ", "yo, "),
+    *([""] * 39),
 )
 _AFTER: Final = (
     *("", "", "", "", "", "", "", "", "", "", " pebble", ", please", " please", " now", " then"),
-    *(" thanks", " my friend", " today", " for me", ", ok?"),
+    *(" thanks", " my friend", " today", " for me", ", ok?", " 🙂", " 👋", " lol", " haha", " ?"),
+    *([""] * 40),
 )
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     name: tuple(some) for name, some in _TEXTS["slots"].items()
@@ -92,7 +117,7 @@ def _marks(rng: random.Random) -> str:
 
 
 def _mail(rng: random.Random) -> str:
-    body = words.prose(rng, rng.randint(1, 4))
+    body = words.prose(rng, rng.randint(1, 3))
     return (
         f"{pick(rng, ('Dear', 'Hello', 'Hi'))} {words.name(rng, Split.TRAIN)},\n\n{body}\n\n"
         f"{pick(rng, ('Best regards', 'Kind regards', 'Yours', 'Thanks'))}, "
@@ -132,7 +157,7 @@ _DRAWN: Final[Mapping[str, Callable[[random.Random], str]]] = {
     "mail": _mail,
     "trace": _trace,
     "letter": lambda rng: pick(rng, string.ascii_letters),
-    "prose": lambda rng: words.prose(rng, rng.randint(2, 8)),
+    "prose": lambda rng: words.prose(rng, rng.randint(1, 4)),
     "hard": lambda rng: pick(rng, _HARD),
 }
 _VALUES: Final = {
@@ -174,35 +199,60 @@ def _slots(rng: random.Random, split: Split, form: str) -> dict[str, str]:
     return found
 
 
-def _say(rng: random.Random, split: Split, dialogue: Dialogue) -> None:
-    """A round: something of the openings, and its answer."""
+def _typed(
+    rng: random.Random,
+    split: Split,
+    wordings: tuple[str, ...],
+    slots: Mapping[str, str] | None = None,
+    *,
+    framed: bool = True,
+) -> tuple[str, Mapping[str, str]]:
+    """
+    One of the wordings as a user may type it, and its slots.
+
+    Args:
+        slots: None to draw them.
+    """
     while True:
-        (opening,) = rng.choices(_OPENINGS, _SHARES)
         # Without a frame there are too few combinations to hold some of them out; values are.
-        form = pick(rng, opening.wordings)
-        if opening.framed:
+        form = pick(rng, wordings)
+        if framed:
             form = phrase(rng, split, _BEFORE, (form,), _AFTER)
         # A mark inside a sentence, as in "joke? please", is rarely typed.
         form = form.replace("? ", " ").replace("?,", ",")
-        slots = _slots(rng, split, form)
-        text = typed(rng, form, slots)
+        filled = _slots(rng, split, form) if slots is None else slots
+        text = typed(rng, form, filled)
         if not is_opening(text):
-            break
-    dialogue.say(text, opening.answer.format_map(slots), dialogues.SMALL_TALK)
+            return text, filled
 
 
-def first_messages(rng: random.Random, split: Split, *, most: int = 6) -> Dialogue:
+def first_messages(
+    rng: random.Random, split: Split, *, most: int = 6, openings: Sequence[Opening] = OPENINGS
+) -> Dialogue:
     """
-    A chat of openings, in which each is answered by itself.
+    A chat of openings, in which each is answered by itself, and of questions about earlier ones.
 
     Args:
         most: how many rounds it has at most. One in two has a single round.
+        openings: what is said in it.
     """
     dialogue = Dialogue("opening")
     if rng.random() < 0.1:
         dialogue.instruct(rng, split)
-    for _ in range(1 if rng.random() < 0.5 else rng.randint(2, most)):
-        _say(rng, split, dialogue)
+    told: dict[str, tuple[Later, Mapping[str, str]]] = {}
+    for place in range(1 if rng.random() < 0.5 else rng.randint(2, most)):
+        if told and rng.random() < _ASKED_SHARE:
+            later, slots = told[pick(rng, tuple(told))]
+            text, _ = _typed(rng, split, later.asked, slots)
+            dialogue.say(text, later.answer.format_map(slots), dialogues.SMALL_TALK)
+            continue
+        shares = [0.0 if one.first and place else one.share for one in openings]
+        (opening,) = rng.choices(openings, shares)
+        text, slots = _typed(rng, split, opening.wordings, framed=opening.framed)
+        dialogue.say(text, opening.answer.format_map(slots), dialogues.SMALL_TALK)
+        for later in opening.then:
+            # What is told again replaces what was told before.
+            told[later.asked[0].format_map(slots)] = later, slots
     dialogue.needed = (dialogue.messages[-1]["content"],)
     if rng.random() < THINKING_SHARE / 4:
         dialogue.thinking = True
