@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -145,6 +147,29 @@ async def test_the_first_node_that_has_the_file(fleet: Fleet):
     async with fleet.node("n2", fleet.store) as server:
         await ask(server, LONG)
     assert {"n3"} == {one.node for one in fleet.events(ev.BlockAdopted)}
+
+
+async def test_the_folder_is_gone(
+    model_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """While it is, log and health name it; the first block that is written ends that."""
+    shared, away = tmp_path / "shared", tmp_path / "away"
+    shared.mkdir()
+    alone = Fleet(model=model_directory, folder=shared)
+    async with alone.node("n1", alone.store) as server:
+        shared.rename(away)
+        await ask(server, LONG)
+        await wait_idle(server)
+        keys = [one.key for one in alone.events(ev.BlockSealed)]
+        await server.loaded.memory.write_through(keys[0], lambda: True)
+        due = f"{shared / 'n1'}: {os.strerror(errno.ENOENT)}"
+        assert {"block_files": due} == server.statistics().degraded
+        assert f"folder={shared / 'n1'}" in capsys.readouterr().out
+        assert alone.events(ev.BlockSpillFailed)
+        away.rename(shared)
+        await server.loaded.memory.write_through(keys[0], lambda: True)
+        assert {} == server.statistics().degraded
+    assert () == replay(alone.store.read()).findings
 
 
 async def test_reading_that_is_slower_than_computing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
