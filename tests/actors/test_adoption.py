@@ -45,7 +45,7 @@ class Journals:
     skipped: dict[str, str] = attrs.field(factory=dict)
 
     def sealed(
-        self, keys: Sequence[str], above: Sequence[str]
+        self, keys: Sequence[str], above: Sequence[str] = ()
     ) -> Mapping[str, Sequence[SealedRow]]:
         """See ``OtherNodes.sealed``."""
         self.looks += bool(keys)
