@@ -59,6 +59,18 @@ NOTES: tuple[ev.Event, ...] = (
     ev.ModelLoadFailed(name="other", reason="no room"),
 )
 RATES = ("prefill_tokens", "prefill_us", "adopted_tokens", "adopted_us", "declined")
+AGENT = ev.AgentCreated(
+    agent="notes",
+    tenant="t1",
+    model="",
+    max_context=None,
+    persist=True,
+    created_s=1,
+    forked_from=None,
+    head=None,
+    system="Be brief.",
+    tools="[]",
+)
 FAULTS: tuple[ev.FileFault, ...] = ("missing", "unreadable", "foreign", "digest")
 
 
@@ -2617,20 +2629,7 @@ class Driver:
         """What may become of the agent ``notes`` of tenant t1 now."""
         if "@t1/agent/notes" in self.state.agents:
             return [ev.AgentDeleted(agent="notes", tenant="t1")]
-        return [
-            ev.AgentCreated(
-                agent="notes",
-                tenant="t1",
-                model="",
-                max_context=None,
-                persist=self.tape.below(2) == 1,
-                created_s=1,
-                forked_from=None,
-                head=None,
-                system="Be brief.",
-                tools="[]",
-            )
-        ]
+        return [attrs.evolve(AGENT, persist=self.tape.below(2) == 1)]
 
     def _of_turns(self) -> list[ev.Event]:
         """The deletions of the first stored turn."""

@@ -129,7 +129,7 @@ def test_a_session_that_quotes_it_is_named():
     A decision has a few words of the session that it was compared with, also if no block is of
     both.
     """
-    rows = played(tape(3, 600)).rows
+    rows = played(tape(1, 600)).rows
     events = [decode(row).event for row in rows]
     alone = 0
     for path in events:
