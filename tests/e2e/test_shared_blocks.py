@@ -103,6 +103,9 @@ def test_a_conversation_that_moves(fleet: Fleet, shared: Path, postgres: Postgre
             assert isinstance(row, ev.BlockSealed)
             assert ("n1", row.key, row.digest) == (event.node, event.key, event.digest)
         two.wait_idle()
+        _, explained, _ = run_ops("explain", *fleet.where("n2"))
+        assert f"Node n1 computed {len(adopted(fleet, 'n2'))} of the copied blocks." in explained
+        assert "Node n" not in run_ops("explain", *fleet.where("n1"))[1]
         assert 0 == two.stop()
         assert files.items() <= {path: path.read_bytes() for path in files}.items()
         assert not {event.key for event in adopted(fleet, "n2")} & files_of(shared, "n2").keys()
@@ -272,9 +275,14 @@ def test_a_node_whose_blocks_move(fleet: Fleet, shared: Path, model_directory: P
 
 
 def test_blocks_of_no_node(tmp_path: Path, shared: Path):
-    """`--blocks` without `--node`, or with a folder that is not there, is refused."""
+    """`--blocks` is refused without `--node`, or if the folder is missing or cannot be written."""
     home = ("--data-dir", tmp_path / "home")
     assert "Add --node NAME" in refusal(*home, "--blocks", shared)
     code, _, err = run_ops("serve", *home, "--node", "n1", "--blocks", tmp_path / "none")
     assert (2, True) == (code, "does not exist" in err), err
+    closed = Path("/proc") if Path("/proc/self").exists() else tmp_path / "closed"
+    if closed.name == "closed":
+        closed.mkdir(mode=0o500)
+    code, _, err = run_ops("serve", *home, "--node", "n1", "--blocks", closed)
+    assert (2, True) == (code, f"{closed} cannot be written" in err), err
     assert not (tmp_path / "home").exists()

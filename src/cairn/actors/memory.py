@@ -69,6 +69,8 @@ class Memory:
     Attributes:
         eviction_lock: held while deciding what to reuse, from the loading of blocks on, so that no
             block is reused that was chosen for eviction.
+        write_fault: the folder and why no block file could be written there when that was last
+            tried; None if one could.
     """
 
     def __init__(
@@ -98,6 +100,8 @@ class Memory:
         self._stuck: set[str] = set()  # expired blocks that could not be removed
         self._unwritten: dict[str, str] = {}  # why a block could not be written when last tried
         self._warned: set[tuple[str, str]] = set()  # what was logged since a write last succeeded
+        self._folder: Path | None = None  # of the block files
+        self.write_fault: str | None = None
         self._odd: set[tuple[str, int]] = set()  # rows of other nodes that were logged
 
     async def open_slab(self, capacity_tokens: int, record: Callable[[SlabReport], None]) -> bool:
@@ -467,6 +471,7 @@ class Memory:
             earlier: the ids of earlier runs of this journal.
             shared: whether the folder is a node's, beside those of other nodes.
         """
+        self._folder = folder
         known = self._sequencer.state.blocks
         blocks = known.values()
         on_record = {b.key: b.file_bytes for b in blocks if b.file_bytes is not None}
@@ -775,12 +780,15 @@ class Memory:
             self._sequencer.append(measured(ev.BlockSpilled, report))
             self._unwritten.pop(report.key, None)
             self._warned.clear()
+            self.write_fault = None
         return True
 
     def _not_spilled(self, report: UnwrittenReport) -> None:
         """
         Record it, once for each block and reason: writing is tried again in every idle time.
         """
+        if report.nowhere:
+            self.write_fault = f"{self._folder}: {report.reason}"
         if self._unwritten.get(report.key) == report.reason:
             return
         self._unwritten[report.key] = report.reason
@@ -806,7 +814,7 @@ class Memory:
         """Log a failure of the disk once for all blocks, until a write succeeds."""
         if (fact, reason) not in self._warned:
             self._warned.add((fact, reason))
-            log.warning(fact, block=key, reason=reason)
+            log.warning(fact, block=key, reason=reason, folder=str(self._folder))
 
     def _rejected(self, report: RejectReport, node: str | None = None) -> None:
         """

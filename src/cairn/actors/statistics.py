@@ -40,7 +40,7 @@ def statistics_of(
         queued: requests that wait for a session.
         facts: about the model, if one is loaded.
         encoder: over its tokenizer.
-        degraded: the idle work that a bug has ended, with the bug's id.
+        degraded: the idle work that is not done, with the bug's id or the system's error.
     """
     state = sequencer.state
     sessions = collections.Counter(str(session.state) for session in state.sessions.values())

@@ -367,7 +367,8 @@ class UnwrittenReport:
 
     Attributes:
         reason: the system's error.
-        nowhere: whether no other block could be written now: the disk is full or read-only.
+        nowhere: whether no other block could be written now: the disk is full or read-only, or the
+            folder is gone.
     """
 
     key: str

@@ -15,7 +15,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -37,7 +37,7 @@ from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode
 from cairn.ops.chat.client import NotCairn, look
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.completions import complete_model
-from cairn.ops.common.heads import HeadFiles
+from cairn.ops.common.heads import HeadFiles, is_elsewhere
 from cairn.ops.common.locations import (
     bytes_on_disk,
     example,
@@ -191,7 +191,7 @@ def checks(
         yield "models", lambda: check_models(models)
     yield "selftest", check_self_tests
     yield "sqlite", lambda: check_sqlite(url, sqlite3.sqlite_version_info)
-    yield "journal", lambda: check_journal(url, options)
+    yield "journal", lambda: check_journal(url, options, journal is None and is_elsewhere(data_dir))
     yield "heads", lambda: check_heads(data_dir, journal, options)
     yield "bits", lambda: check_bits(url)
     if url.startswith("postgresql"):
@@ -308,25 +308,36 @@ def check_sqlite(url: str, version: tuple[int, ...]) -> Found:
     )
 
 
+def _nodes_in(url: str) -> list[str]:
+    """The nodes of a database that has no other journal; none of an SQLite file."""
+    from cairn.journal.rows.store_sql import nodes_of
+
+    return nodes_of(url) if url.startswith("postgresql") else []
+
+
 def _sqlite_path(url: str) -> Path:
     from cairn.journal.rows.store_sql import sqlite_path
 
     return sqlite_path(url)
 
 
-def check_journal(url: str, options: str = "") -> Found:
+def check_journal(url: str, options: str = "", elsewhere: bool = False) -> Found:
     """
     Whether the journal can be read, begins where it should, and has an intact end.
 
     Args:
         options: with which `ops verify` finds it.
+        elsewhere: whether the server named another one.
     """
     verify = f"run `ops verify{options}`"
     from cairn.journal.rows.store_sql import SqlStore, schema_revision
 
     try:
         if schema_revision(url) is None:
-            return Found("ok", "none yet; the server creates one")
+            if nodes := _nodes_in(url):
+                return Found("ok", f"of {', '.join(nodes)}; add --node NAME to check one")
+            fact = "not in the data directory; add --journal URL, and --node NAME of a fleet"
+            return Found("ok", fact if elsewhere else "none yet; the server creates one")
         store = SqlStore.open(url, read_only=True)
         try:
             base = store.base()
@@ -393,6 +404,8 @@ def check_bits(url: str) -> Found:
                     tested = event if isinstance(event, SelfTestFinished) else None
             finally:
                 store.close()
+        elif _nodes_in(url):
+            return Found("ok", "of each node; add --node NAME to see one")
         if tested is None:
             return Found("ok", "not tested yet; the server tests a model when it is first loaded")
         prefill = prefill_text(RowClass.of(tested.row_class), tested.row_class_reason)
@@ -411,22 +424,38 @@ def check_bits(url: str) -> Found:
 
 
 def check_fleet(url: str) -> Found:
-    """Whether the nodes that share a database have one fingerprint, and in which fields not."""
+    """
+    Whether the nodes that share a database have one fingerprint, and in which fields not. Fails for
+    those that run; what another node had last is a warning.
+    """
+    from cairn.journal.rows.store_sql import running_nodes
+
     try:
-        nodes = loaded_models(url)
+        nodes, running = loaded_models(url), running_nodes(url)
     except JournalError as error:
         return Found("fail", str(error))
     if not nodes:
         return Found("ok", "no node has a journal in this database")
-    found = differences(nodes)
-    if found:
-        fact = f"fingerprints differ, so nodes share nothing and answer with other bits: {found[0]}"
-        rest = "".join(f"; {one}" for one in found[1:])
+    up = [node for node in nodes if node in running]
+    down = [node for node in nodes if node not in running]
+    runs = f"{_listed(up)}; {_listed(down, 'not ')}" if down else _listed(up)
+    of_running = differences({node: nodes[node] for node in up})
+    if found := of_running or differences(nodes):
+        whose = "" if of_running else " of nodes that do not run"
+        fact = (
+            f"{runs}; fingerprints{whose} differ, and such nodes share nothing and answer with "
+            f"other bits: {'; '.join(map(str, found))}"
+        )
         advice = "; ".join(dict.fromkeys(one.advice for one in found))
-        return Found("fail", f"{fact}{rest}", advice)
+        return Found("fail" if of_running else "warn", fact, advice)
     empty = [node for node, models in nodes.items() if not models]
-    fact = f"{', '.join(nodes)}: the same fingerprint"
+    fact = f"{runs}; the same fingerprint"
     return Found("ok", f"{fact}; no model loaded yet: {', '.join(empty)}" if empty else fact)
+
+
+def _listed(nodes: Sequence[str], negation: str = "") -> str:
+    """Which nodes run, or do not, in words."""
+    return f"{negation}running: {', '.join(nodes) or 'none'}"
 
 
 def _begins_wrong(base: Base | None, first: Row | None) -> str | None:

@@ -627,6 +627,10 @@ async def test_the_state_of_the_server() -> None:
             {"journal_stall": None, "degraded": {"expiry": "<bug>"}},
             "degraded: what expires is not removed (bug id &lt;bug&gt;)",
         ),
+        (
+            {"degraded": {"block_files": "/shared/n1: gone"}},
+            "degraded: blocks cannot be written to /shared/n1: gone",
+        ),
     ):
         service.change(**changes)
         text = await (await client.get("/explorer/models", headers=HTML)).get_data(as_text=True)

@@ -11,6 +11,7 @@ from cairn.actors.requests.messages import Delays
 from cairn.http.app import create_app
 from cairn.http.metrics.registry import MetricsByTenant
 from cairn.journal.events import (
+    BlockAdopted,
     BlockEvicted,
     BlockFileRejected,
     BlockFileRemoved,
@@ -237,6 +238,8 @@ def test_every_series_is_there_from_the_start():
         "cairn_blocks_evicted_total",
         "cairn_blocks_spilled_total",
         "cairn_blocks_loaded_total",
+        "cairn_blocks_adopted_total",
+        "cairn_adopted_tokens_total",
         "cairn_blocks_dropped_total",
     ):
         assert 0 == read(name)
@@ -484,6 +487,27 @@ def test_block_files():
     assert 0 == read("cairn_blocks_rejected_total", reason="missing")
 
 
+def test_blocks_of_other_nodes():
+    """What was adopted is counted in blocks and in tokens."""
+    one = BlockAdopted(
+        key="k",
+        parent=None,
+        digest="d",
+        start=64,
+        end=128,
+        bytes=10,
+        node="n2",
+        position=1,
+        row_hash="h",
+        ttl_s=None,
+        memory_blocks=1,
+        memory_bytes=10,
+        duration_us=5,
+    )
+    read = values(one, one)
+    assert (2, 128) == (read("cairn_blocks_adopted_total"), read("cairn_adopted_tokens_total"))
+
+
 def test_reuse_by_tier():
     """The tokens that a request reuses are counted by where they were."""
     path = evolve(
@@ -597,6 +621,8 @@ async def test_scrape():
         "cairn_blocks_evicted_total": "counter",
         "cairn_blocks_spilled_total": "counter",
         "cairn_blocks_loaded_total": "counter",
+        "cairn_blocks_adopted_total": "counter",
+        "cairn_adopted_tokens_total": "counter",
         "cairn_blocks_dropped_total": "counter",
         "cairn_blocks_rejected_total": "counter",
         "cairn_expired_total": "counter",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import attrs
@@ -14,7 +14,7 @@ from cairn.journal.keys import fingerprint_of
 from cairn.journal.rows.base import base_of
 from cairn.journal.rows.store_sql import SqlStore, fleet_url, migrate, node_url
 from cairn.journal.state import EMPTY
-from cairn.ops.doctor import check_fleet
+from cairn.ops.doctor import check_bits, check_fleet, check_journal
 from cairn.ops.fleet.fingerprints import Difference, differences
 from tests.support.journals import FIELDS, MODEL, Builder, model_loaded
 from tests.support.postgres import Postgres
@@ -106,15 +106,43 @@ def test_the_last_run_counts(postgres: Postgres):
     journal(url, "n1", loaded(mlx="2"))
     journal(url, "n2", loaded(mlx="2"))
     journal(url, "n3")
+    migrate(node_url(url, "n5"))  # as a start that is refused leaves it
     found = check_fleet(node_url(url, "n1"))
-    assert ("ok", "n1, n2, n3: the same fingerprint; no model loaded yet: n3") == (
-        found.status,
-        found.fact,
-    )
-    journal(url, "n4", loaded(mlx="3"))
-    found = check_fleet(url)
-    assert ("fail", True) == (found.status, "mlx: n1 2, n2 2, n4 3" in found.fact)
-    assert "install the same versions" in found.advice
+    assert (
+        "ok",
+        "running: none; not running: n1, n2, n3; the same fingerprint; no model loaded yet: n3",
+    ) == (found.status, found.fact)
+
+
+def test_the_nodes_that_run(postgres: Postgres):
+    """Only their fingerprints must be the same; one that is stopped and differs is a warning."""
+    url = postgres.new_database()
+    for node, mlx in (("n1", "2"), ("n2", "2"), ("n3", "3")):
+        journal(url, node, loaded(mlx=mlx))
+    with ExitStack() as servers:
+        for node in ("n1", "n2"):
+            servers.enter_context(closing(SqlStore.open(node_url(url, node))))
+        found = check_fleet(url)
+        assert "warn" == found.status
+        assert found.fact.startswith("running: n1, n2; not running: n3; ")
+        assert "of nodes that do not run differ" in found.fact
+        assert "mlx: n1 2, n2 2, n3 3" in found.fact
+        servers.enter_context(closing(SqlStore.open(node_url(url, "n3"))))
+        found = check_fleet(url)
+        assert "fail" == found.status
+        assert found.fact.startswith("running: n1, n2, n3; fingerprints differ")
+        assert "mlx: n1 2, n2 2, n3 3" in found.fact
+        assert "install the same versions" in found.advice
+
+
+def test_a_database_of_nodes(postgres: Postgres):
+    """Without --node, the checks of a single journal name the nodes."""
+    url = postgres.new_database()
+    assert check_journal(url).fact.startswith("none yet")
+    for node in ("n1", "n2"):
+        journal(url, node, loaded(mlx="2"))
+    assert "of n1, n2; add --node NAME to check one" == check_journal(url).fact
+    assert "of each node; add --node NAME to see one" == check_bits(url).fact
 
 
 def test_a_journal_that_was_pruned(postgres: Postgres):
@@ -141,7 +169,7 @@ def test_a_journal_that_was_pruned(postgres: Postgres):
 
 def test_the_database_of_a_node():
     """The URL of a node's journal without its schema; another one as it is."""
-    plain = "postgresql+psycopg://cairn@db/cairn?host=%2Ftmp"
+    plain = "postgresql://cairn@db/cairn?host=%2Ftmp"
     assert plain == fleet_url(node_url(plain, "n1"))
     more = f"{plain}&options=-cstatement_timeout%3D9"
     assert "-cstatement_timeout=9" in fleet_url(node_url(more, "n1")).replace("%3D", "=")

@@ -74,12 +74,15 @@ def test_a_journal_that_fails_verification(run: Run, fleet: str):
     assert len(rows) == len(events_of(fleet))
 
 
-def test_what_is_not_taken_over(run: Run, fleet: str, tmp_path: Path):
+def test_what_is_not_taken_over(run: Run, fleet: str, postgres: Postgres, tmp_path: Path):
     """A node that was never there, a journal that is no node's, and a node that needs a yes."""
+    migrate(node_url(fleet, "n2"))
     with closing(SqlStore.open(node_url(fleet, "n1"))) as server:
         server.append(conversation().rows)
         for arguments, code, words in (
-            (("n2", "--journal", fleet, "--yes"), 2, "has no schema yet"),
+            (("n7", "--journal", fleet, "--yes"), 2, "There is no node n7 in postgresql://"),
+            (("n7", "--journal", fleet, "--yes"), 2, "; the nodes are n1, n2."),
+            (("n7", "--journal", postgres.new_database()), 2, "it has none; check --journal"),
             (("n1", "--journal", tmp_path / "file.db", "--yes"), 2, "needs the PostgreSQL"),
             (("N1", "--journal", fleet, "--yes"), 2, "lower-case letters and digits"),
             (("n1", "--yes"), 2, "--journal"),

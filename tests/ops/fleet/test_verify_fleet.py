@@ -68,6 +68,21 @@ def test_all_holds(run: Run, fleet: str):
     assert {"present": 1, "pruned": 0, "accepted_as_lost": 0} == whole["named_rows"]
 
 
+def test_a_journal_without_rows(run: Run, fleet: str, postgres: Postgres):
+    """As a start that is refused leaves it: it counts as none, unless a node saw rows of it."""
+    migrate(node_url(fleet, "n3"))
+    done = run("verify", "--fleet", fleet)
+    assert (0, ["n1", "n2"]) == (done.exit_code, verdicts(done)["fleet"]["fleet"])
+    change(postgres, fleet, "DELETE FROM node_n2.events")
+    done = run("verify", "--fleet", fleet)
+    (finding,) = verdicts(done)["fleet"]["findings"]
+    assert (1, True) == (done.exit_code, "whose journal is not there" in finding["message"])
+    empty = postgres.new_database()
+    migrate(node_url(empty, "n1"))
+    refused = run("verify", "--fleet", empty)
+    assert (2, True) == (refused.exit_code, "has no journal of a node" in refused.stderr)
+
+
 def test_rows_that_were_cut_off(run: Run, fleet: str, postgres: Postgres):
     """The node's own journal is valid, and the other one has its head."""
     change(postgres, fleet, "DELETE FROM node_n2.events WHERE position > 25")

@@ -5,15 +5,18 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from cairn.journal import events as ev
 from cairn.journal.rows.export import to_line
+from cairn.journal.rows.store_sql import SqlStore, migrate, node_url
 from cairn.ops.journal.tail import Log, show_pretty
 from tests.ops.test_commands import on_a_terminal
 from tests.support.journals import FINGERPRINT, TENANT, Builder, healthy
+from tests.support.postgres import Postgres
 
 LINES = [
     {
@@ -99,6 +102,31 @@ def test_events(run, stored):
     assert event["private"] is None
     (event,) = shown(run("tail", "--journal", "--private", "position=12"))
     assert {"ids": [21], "text": "a "} == event["private"]
+
+
+def test_the_journal_of_a_node(run, postgres: Postgres, tmp_path: Path):
+    """By the options of the other commands; a filter after --journal is no journal."""
+    url = postgres.new_database()
+    migrate(node_url(url, "n1"))
+    with closing(SqlStore.open(node_url(url, "n1"))) as store:
+        store.append(healthy())
+    for arguments in (
+        ("--node", "n1", "--journal", url),
+        ("--journal", url, "--node", "n1"),
+        ("--url", url, "--node", "n1"),
+        ("--journal", node_url(url, "n1")),
+        ("--journal", "--url", node_url(url, "n1")),
+    ):
+        result = run("tail", *arguments, "position=31")
+        assert [31] == [event["position"] for event in shown(result)], result.output
+    for arguments, words in (
+        (("--node", "n1"), "needs the PostgreSQL database of the fleet"),
+        (("--node", "n1", "--journal", "position=31"), "needs the PostgreSQL database"),
+        (("--journal", url, "--url", url), "name two journals"),
+        (("--journal", str(tmp_path / "none.db")), "There is no journal at"),
+    ):
+        refused = run("tail", *arguments)
+        assert (2, True) == (refused.exit_code, words in refused.stderr), refused.output
 
 
 def test_a_kind_of_the_log(run, log: Path):

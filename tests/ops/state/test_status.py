@@ -40,6 +40,7 @@ FOUND = Status(
     journal_bytes=2048,
     log_bytes=0,
     grown=Growth(1024, 300),
+    is_elsewhere=False,
     free_bytes=1 << 30,
 )
 
@@ -133,6 +134,25 @@ def test_the_write_ahead_log_is_named_apart():
     words = shown(attrs.evolve(FOUND, log_bytes=4096))["journal"]
     assert words.startswith("9 rows, 2.0 KiB, which grew by 1.0 KiB in 5 minutes; and 4.0 KiB of w")
     assert {"rows": 9, "bytes": 2048, "log_bytes": 0} == as_object(FOUND)["journal"]
+
+
+def test_a_journal_elsewhere(run, tmp_path: Path):
+    """That of a node is in a database, which the server names and this command does not."""
+    away = attrs.evolve(FOUND, rows=None, is_elsewhere=True)
+    health = {"status": "ok", "journal_position": 7, "node": "n1"}
+    assert (
+        "up to row 7, not in the data directory; for more, add --journal URL --node n1"
+        == shown(attrs.evolve(away, health=health))["journal"]
+    )
+    (tmp_path / "head-0d1e2f3a").touch()
+    assert (
+        "journal:  not in the data directory; for more, add --journal URL\n"
+        in run("status", "--data-dir", tmp_path).stdout
+    )
+    found = run("doctor", "--data-dir", tmp_path).stdout
+    assert "journal   not in the data directory; add --journal URL, and --node" in found
+    (tmp_path / "journal.db").touch()
+    assert "journal:  none yet" in run("status", "--data-dir", tmp_path).stdout
 
 
 def test_json():

@@ -110,10 +110,14 @@ class ModelServer:
         )
 
     def _degraded(self) -> dict[str, str]:
-        """The idle work that a bug has ended, with the bug's id."""
+        """The idle work that is not done, with the bug's id or the system's error."""
         shadow = self.shadow.bug_id if self.shadow is not None else None
-        ended = {"expiry": self.expiry.bug_id, "shadow_checks": shadow}
-        return {name: bug_id for name, bug_id in ended.items() if bug_id is not None}
+        ended = {
+            "expiry": self.expiry.bug_id,
+            "shadow_checks": shadow,
+            "block_files": self.memory.write_fault,
+        }
+        return {name: why for name, why in ended.items() if why is not None}
 
     @contextlib.asynccontextmanager
     async def generate(self, command: Generate, tenant: str) -> AsyncIterator[AsyncIterator[Reply]]:

@@ -69,7 +69,10 @@ from cairn.journal.cache.windows import SinkWindow
 if TYPE_CHECKING:
     from cairn.engine.mlx.model import LoadedModel
 
-_TAKES_NOTHING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_TAKES_NOTHING = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS),
+    *(errno.ENOENT, errno.EACCES, errno.ESTALE, errno.ENOTCONN),  # a mount that is lost
+)
 
 
 class MlxEngine(Engine):

@@ -73,7 +73,11 @@ _STALLS = {
     "connection_lost": "the connection to the journal's database is lost",
 }
 
-_IDLE_WORK = {"expiry": "what expires is not removed", "shadow_checks": "no answers are checked"}
+_IDLE_WORK = {
+    "expiry": "what expires is not removed (bug id {})",
+    "shadow_checks": "no answers are checked (bug id {})",
+    "block_files": "blocks cannot be written to {}",
+}
 
 #: What a browser loads before anyone is logged in.
 OPEN = frozenset({f"{NAME}.get_asset", f"{NAME}.icon", f"{NAME}.login", f"{NAME}.log_in"})
@@ -114,7 +118,7 @@ def add_explorer(
         elif now.journal_stall is not None:
             state = f"{_STALLS[now.journal_stall]}; no requests are answered"
         elif now.degraded and of_all():
-            ended = (f"{_IDLE_WORK[name]} (bug id {bug})" for name, bug in now.degraded.items())
+            ended = (_IDLE_WORK[name].format(why) for name, why in now.degraded.items())
             state = f"degraded: {', '.join(ended)}"
         states = {one.facts.model: one.state for one in server.models}
         return page(

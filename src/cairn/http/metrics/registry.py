@@ -39,6 +39,7 @@ from cairn.http.models import answering
 from cairn.http.service import Server
 from cairn.journal.events import (
     AbandonReason,
+    BlockAdopted,
     BlockEvicted,
     BlockFileRejected,
     BlockFileRemoved,
@@ -223,6 +224,9 @@ class Metrics:
                 self._blocks_spilled.inc()
             case BlockLoaded():
                 self._blocks_loaded.inc()
+            case BlockAdopted():
+                self._blocks_adopted.inc()
+                self._tokens_adopted.inc(event.end - event.start)
             case BlockFileRemoved() if event.reason == "expired":
                 self._expired.labels("file").inc()
             case BlockFileRemoved():
@@ -319,6 +323,12 @@ class Metrics:
         self._blocks_spilled = of_machine("cairn_blocks_spilled_total", "Blocks written to files")
         self._blocks_loaded = of_machine(
             "cairn_blocks_loaded_total", "Blocks read from files into memory"
+        )
+        self._blocks_adopted = of_machine(
+            "cairn_blocks_adopted_total", "Blocks of other nodes read from their files into memory"
+        )
+        self._tokens_adopted = of_machine(
+            "cairn_adopted_tokens_total", "Tokens of the blocks that were adopted"
         )
         self._blocks_dropped = of_machine(
             "cairn_blocks_dropped_total", "Block files removed to stay within the disk budget"

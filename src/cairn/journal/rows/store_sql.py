@@ -179,7 +179,7 @@ def node_url(url: str, node: str) -> str:
             f"{_place(parsed)} names a schema, and so does --node {node}. Omit one of them."
         )
     chosen = f"{options} -csearch_path={schema_of(node)}".strip()
-    return parsed.update_query_dict({"options": chosen}).render_as_string(hide_password=False)
+    return _text_of(parsed.update_query_dict({"options": chosen}))
 
 
 def node_of(url: str) -> str | None:
@@ -201,7 +201,7 @@ def fleet_url(url: str) -> str:
     rest = {name: value for name, value in parsed.query.items() if name != "options"}
     if own:
         rest["options"] = " ".join(own)
-    return parsed.set(query=rest).render_as_string(hide_password=False)
+    return _text_of(parsed.set(query=rest))
 
 
 class SqlStore:
@@ -797,6 +797,22 @@ def in_database(url: str, doing: str, work: Callable[[sa.Connection], T]) -> T:
             _let_go(connection)
 
 
+def is_empty(store: SqlStore) -> bool:
+    """Whether a journal has no rows, and never had."""
+    return store.base() is None and store.head()[0] == 0
+
+
+def running_nodes(url: str) -> set[str]:
+    """
+    The nodes of a fleet whose journals are locked: by a server, or by a command that writes.
+
+    Raises:
+        StoreError: it is not PostgreSQL, or cannot be reached.
+    """
+    with _looking(url) as connection, connection.begin():
+        return postgres.locked_nodes(connection)
+
+
 def nodes_of(url: str) -> list[str]:
     """
     The nodes that have a journal in the database of a fleet, in order of their names.
@@ -892,6 +908,13 @@ def _parsed(url: str) -> sa.URL:
     return parsed
 
 
+def _text_of(url: sa.URL, *, hide_password: bool = False) -> str:
+    """A URL without the driver, which ``_parsed`` adds."""
+    is_psycopg = url.drivername == "postgresql+psycopg"
+    plain = url.set(drivername="postgresql") if is_psycopg else url
+    return plain.render_as_string(hide_password=hide_password)
+
+
 def place_of(url: str) -> str:
     """Where a journal is, for people; never shows a password."""
     return _place(_parsed(url))
@@ -944,7 +967,7 @@ def _this_process() -> str:
 def _place(url: sa.URL) -> str:
     """Where a journal is, for people; never shows a password."""
     path = _file(url)
-    return str(path) if path is not None else url.render_as_string(hide_password=True)
+    return str(path) if path is not None else _text_of(url, hide_password=True)
 
 
 def _connected(url: sa.URL, *, mode: str, sync: Sync = "full") -> sa.Connection:

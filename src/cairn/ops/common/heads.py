@@ -40,7 +40,9 @@ class HeadFiles:
 
         url = url_of(data_dir, journal)
         if not url.startswith("sqlite"):
-            return cls(data_dir, _tag(place_of(url)))
+            # The names of existing files have the driver.
+            place = place_of(url).replace("postgresql://", "postgresql+psycopg://", 1)
+            return cls(data_dir, _tag(place))
         path = Path(os.path.realpath(sqlite_path(url)))
         own = Path(os.path.realpath(data_dir / "journal.db"))
         return cls(data_dir, "" if path == own else _tag(str(path)))
@@ -114,6 +116,11 @@ class HeadFiles:
             return PublicKey.parse(text)
         except ValueError as error:
             raise StoreError(f"{self.public} is damaged: {error}.") from error
+
+
+def is_elsewhere(data_dir: Path) -> bool:
+    """Whether a data directory has heads of a journal, and no journal: its server named another."""
+    return not (data_dir / "journal.db").exists() and any(data_dir.glob("head-*"))
 
 
 def notes_of(path: Path) -> list[Note]:

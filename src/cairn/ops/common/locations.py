@@ -125,15 +125,29 @@ def journal_options(command: Decorated) -> Decorated:
         help="The journal, if it is not journal.db in the data directory: a database URL, or "
         "the path of an SQLite file.",
     )
-    node = click.option(
+    return data_dir_option(journal(node_option(command)))
+
+
+def node_option(command: Decorated) -> Decorated:
+    """The option ``--node``. The command gets it by ``of_the_node``."""
+    return click.option(
         "--node",
         metavar="NAME",
         is_eager=True,  # the journal depends on it
         expose_value=False,
         callback=_keep_node,
         help="The node of a fleet whose journal it is, in the database that --journal names.",
-    )
-    return data_dir_option(journal(node(command)))
+    )(command)
+
+
+def of_the_node(journal: str | None) -> str | None:
+    """
+    The journal that a command's ``--node`` has in a database; the journal itself without one.
+
+    Raises:
+        click.UsageError: there is no database of a fleet.
+    """
+    return journal_of(journal, click.get_current_context().meta.get(_NODE))
 
 
 def blocks_option(command: Decorated) -> Decorated:
@@ -142,12 +156,12 @@ def blocks_option(command: Decorated) -> Decorated:
         "--blocks",
         metavar="DIR",
         type=click.Path(exists=True, file_okay=False, path_type=Path),
-        callback=_of_the_node,
+        callback=_blocks_of_node,
         help="With --node: the folder of blocks that the node was started with.",
     )(command)
 
 
-def _of_the_node(context: click.Context, _: click.Parameter, value: Path | None) -> Path | None:
+def _blocks_of_node(context: click.Context, _: click.Parameter, value: Path | None) -> Path | None:
     if value is None:
         return None
     node: str | None = context.meta.get(_NODE)
@@ -172,8 +186,8 @@ def _keep_node(context: click.Context, parameter: click.Parameter, value: str | 
     context.meta[_NODE] = check_node(context, parameter, value)
 
 
-def _with_node(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
-    return journal_of(value, context.meta.get(_NODE))
+def _with_node(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    return of_the_node(value)
 
 
 def journal_of(journal: str | None, node: str | None) -> str | None:

@@ -61,7 +61,8 @@ class Difference:
 
 def loaded_models(url: str) -> dict[str, Models]:
     """
-    The models of each node of a fleet; none of a node that has loaded none.
+    The models of each node of a fleet; none of a node that has loaded none. A journal without rows,
+    which a refused start leaves, counts as none.
 
     Args:
         url: the database, or the journal of a node in it.
@@ -69,13 +70,15 @@ def loaded_models(url: str) -> dict[str, Models]:
     Raises:
         StoreError: a journal cannot be read.
     """
-    from cairn.journal.rows.store_sql import SqlStore, fleet_url, node_url, nodes_of
+    from cairn.journal.rows.store_sql import SqlStore, fleet_url, is_empty, node_url, nodes_of
 
     found: dict[str, Models] = {}
     for node in nodes_of(url):
         with contextlib.closing(
             SqlStore.open(node_url(fleet_url(url), node), read_only=True)
         ) as store:
+            if is_empty(store):
+                continue
             models: dict[str, ev.ModelLoaded] = {}
             base = store.base()
             with contextlib.suppress(ValueError):  # a damaged one, likewise

@@ -59,10 +59,14 @@ def takeover(node: str, journal: str, by: str | None, yes: bool) -> None:
       0  done
       2  refused, or not finished; the output says which
     """
-    from cairn.journal.rows.store_sql import SqlStore, take_over
+    from cairn.journal.rows.store_sql import SqlStore, nodes_of, place_of, take_over
 
     url = journal_of(journal, node)
     assert url is not None
+    nodes = nodes_of(url)
+    if node not in nodes:
+        known = f"the nodes are {', '.join(nodes)}" if nodes else "it has none; check --journal"
+        raise click.UsageError(f"There is no node {node} in {place_of(journal)}; {known}.")
     if not yes:
         click.confirm(f"The server of {node}, if it runs, will stop. Take it over?", abort=True)
     named = by or _this_user()

@@ -71,7 +71,8 @@ class _Node:
 
 def verify_fleet(url: str, data_dir: Path) -> int:
     """
-    Verify all nodes of a fleet, and print the verdicts.
+    Verify all nodes of a fleet, and print the verdicts. A journal without rows, which a refused
+    start leaves, counts as none.
 
     Args:
         url: the database of the fleet.
@@ -85,19 +86,13 @@ def verify_fleet(url: str, data_dir: Path) -> int:
         JournalError: the database cannot be reached.
         click.UsageError: it has no node.
     """
-    from cairn.journal.rows.store_sql import node_url, nodes_of, place_of
+    from cairn.journal.rows.store_sql import is_empty, node_url, nodes_of, place_of
 
     names = nodes_of(url)
-    if not names:
-        raise click.UsageError(
-            f"{place_of(url)} has no journal of a node. Check the URL; `ops serve --node n1` makes "
-            "the first one."
-        )
     nodes, named = [], list[Reference]()
     for name in names:
         own = node_url(url, name)
         node = _Node(name, Source.of(data_dir, own))
-        nodes.append(node)
         with _noting_fault(node):
             # Before any rows are verified, which servers may be adding to.
             node.known = known_heads(
@@ -105,7 +100,15 @@ def verify_fleet(url: str, data_dir: Path) -> int:
             )
             with contextlib.closing(node.source.open()) as store:
                 node.base, node.leases = store.base(), store.leases()
+                if is_empty(store) and not (node.known.heads or node.known.faults):
+                    continue
                 named.extend(references(name, node.base, store.read(kinds=NAMING)))
+        nodes.append(node)
+    if not nodes:
+        raise click.UsageError(
+            f"{place_of(url)} has no journal of a node. Check the URL; `ops serve --node n1` makes "
+            "the first one."
+        )
     audit = FleetAudit(named)
     for node in nodes:
         audit.begin(node.name, node.base)
@@ -113,7 +116,7 @@ def verify_fleet(url: str, data_dir: Path) -> int:
             with _noting_fault(node):
                 _verify(node, audit)
         _print_node(node, audit)
-    audit.end_all(names)
+    audit.end_all(node.name for node in nodes)
     return _print_fleet(nodes, audit)
 
 

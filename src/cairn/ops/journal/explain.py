@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,19 +34,29 @@ _LOSSES = (
     *(ev.ServerStopped, ev.ServerLost, ev.ModelUnloaded),
 )
 _KINDS = frozenset(
-    kind.kind for kind in (ev.ModelLoaded, ev.RequestReceived, ev.PathSelected, *_LOSSES)
+    kind.kind
+    for kind in (
+        *(ev.ModelLoaded, ev.RequestReceived, ev.PathSelected),
+        *(ev.BlockAdopted, ev.BlocksRestored, *_LOSSES),
+    )
 )
 _LAST = "last"
 
 
 @attrs.frozen(kw_only=True)
 class Explained:
-    """A request whose path was selected, and the explanation of it."""
+    """
+    A request whose path was selected, and the explanation of it.
+
+    Attributes:
+        copied_of: node to the copied blocks that it computed, if this server did not.
+    """
 
     request: str
     session: str
     time_us: int
     explanation: Explanation
+    copied_of: Counter[str] = attrs.field(factory=Counter)
 
 
 @click.command(
@@ -85,15 +96,21 @@ def explain_command(data_dir: Path, journal: str | None, target: str, file: Path
         click.echo(f"request {one.request} of session {printable(one.session)}, ", nl=False)
         click.echo(time_text(one.time_us))
         click.echo(printable(one.explanation.text))
+        for node, blocks in one.copied_of.items():
+            click.echo(f"Node {node} computed {blocks} of the copied blocks.")
 
 
 def _explained(source: Source, base: Base | None) -> Iterator[Explained]:
-    """Each request whose path was selected, in order."""
+    """
+    Each request whose path was selected, in order. What it copied is known once all are read.
+    """
     model: Model | ev.ModelLoaded | None = state_of(base).model if base is not None else None
     received: dict[str, ev.RequestReceived] = {}
     # Of each session the rows of its last two requests.
     rows: dict[str, tuple[int, int]] = {}
     losses = Losses()
+    adopted: dict[str, str] = {}  # the blocks of other nodes in memory, and who sealed them
+    copied: dict[str, Counter[str]] = {}  # by request
     for row in require_complete(source.rows("read", base=base), base):
         if row.kind not in _KINDS:
             continue
@@ -108,7 +125,7 @@ def _explained(source: Source, base: Base | None) -> Iterator[Explained]:
             case ev.PathSelected() if event.session in received and model is not None:
                 last, before = rows.get(event.nearest or "", (0, 0))
                 since = before if event.nearest == event.session else last
-                yield Explained(
+                found = Explained(
                     request=event.request,
                     session=event.session,
                     time_us=row.time_us,
@@ -121,6 +138,18 @@ def _explained(source: Source, base: Base | None) -> Iterator[Explained]:
                         cause=losses.since(since).cause,
                     ),
                 )
+                copied[event.request] = found.copied_of
+                yield found
+            case ev.BlockAdopted():
+                adopted[event.key] = event.node
+            case ev.BlocksRestored() if event.request in copied:
+                copied[event.request].update(adopted[key] for key in event.keys if key in adopted)
+            case ev.BlockEvicted():
+                adopted.pop(event.key, None)
+            case ev.ServerStopped() | ev.ServerLost() | ev.ModelUnloaded():
+                adopted.clear()
+            case _:
+                pass
 
 
 def _chosen(target: str, found: list[Explained]) -> Iterator[Explained]:

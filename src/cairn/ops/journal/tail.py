@@ -29,12 +29,23 @@ from cairn.journal.rows.export import LINE_FIELDS, to_line
 from cairn.journal.rows.sealing import key_id
 from cairn.journal.tenants import session_name
 from cairn.journal.unread import FORGOTTEN
-from cairn.ops.common.locations import Source, data_dir_option, example, log_path
+from cairn.ops.common.locations import (
+    Source,
+    data_dir_option,
+    example,
+    log_path,
+    node_option,
+    of_the_node,
+)
 from cairn.ops.common.output import abbreviated, printable
 from cairn.ops.common.times import moment_of, time_of
 
 _POLL_S = 0.25
 _LINES = 10
+_OWN = ""
+"""The value of --journal without a value: the journal of the data directory."""
+_FILTER = re.compile(r"\w+=")
+"""How FIELD=VALUE begins, which is no journal's URL and unlikely its path."""
 _COLORS = {"warning": "yellow", "error": "red", "critical": "red"}
 
 
@@ -143,16 +154,21 @@ class Seen:
     epilog=example(
         "ops tail -f --session 3f2a1b level=warning",
         "ops tail --journal -n 50 kind=path_selected path=new_session",
+        "ops tail --node n1 --journal postgresql://cairn@db/cairn -f",
     )
 )
 @data_dir_option
 @click.argument("values", metavar="[FIELD=VALUE]...", nargs=-1)
-@click.option("--journal", is_flag=True, help="Show the events of the journal instead of the log.")
 @click.option(
-    "--url",
-    metavar="URL",
-    help="Show the events of this journal, if it is not in the data directory.",
+    "--journal",
+    metavar="[URL]",
+    is_flag=False,
+    flag_value=_OWN,
+    help="Show the events of the journal instead of the log: that of the data directory, or one "
+    "by its database URL or the path of an SQLite file. FIELD=VALUE after it is a filter.",
 )
+@click.option("--url", metavar="URL", help="The same as --journal URL.")
+@node_option
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last N. [default: 10]")
 @click.option(
@@ -172,7 +188,7 @@ class Seen:
 def tail(
     data_dir: Path,
     values: tuple[str, ...],
-    journal: bool,
+    journal: str | None,
     url: str | None,
     follow: bool,
     lines: int | None,
@@ -193,6 +209,11 @@ def tail(
     On a terminal, the rows of the journal in which an answer is decoded are one line, written when
     the session goes on to something else; --all shows each.
     """
+    if journal is not None and _FILTER.match(journal):
+        journal, values = _OWN, (journal, *values)
+    if url is not None and journal not in (None, _OWN):
+        raise click.UsageError("--journal and --url name two journals. Omit one of them.")
+    place = of_the_node(url or (journal if journal != _OWN else None))
     chosen = Filter(
         since=_since(since) if since else None,
         session=session,
@@ -210,10 +231,10 @@ def tail(
             plain(one)
 
     reader: Reader
-    if journal or url is not None:
+    if journal is not None or place is not None:
         _check_fields(chosen)
         _check_kinds(chosen)
-        reader = Events(Source.of(data_dir, url), after or 0, private=private)
+        reader = Events(Source.of(data_dir, place), after or 0, private=private)
         if lines is not None and after is None and chosen.all:
             reader.skip_to_last(lines)
     else:

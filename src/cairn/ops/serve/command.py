@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import tempfile
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,7 +79,10 @@ def _of_window(context: click.Context, parameter: click.Parameter, value: int) -
 def _of_a_node(
     context: click.Context, parameter: click.Parameter, value: Path | None
 ) -> Path | None:
-    """Refuse shared blocks without a node, or without the package that reads them."""
+    """
+    Refuse shared blocks without a node, without the package that reads them, or in a folder that
+    cannot be written.
+    """
     if value is None:
         return None
     if context.params.get("node") is None:
@@ -90,6 +95,19 @@ def _of_a_node(
         raise click.BadParameter(
             "it needs the package obstore; install the extra `fleet`.", context, parameter
         )
+    own = value / context.params["node"]
+    folder = own if own.is_dir() else value
+    try:
+        # Tried, because permissions do not say whether a mount is read-only.
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # serving goes on with a full disk
+            raise click.BadParameter(
+                f"{folder} cannot be written: {error.strerror}. Check the mount, and who owns the "
+                "folder.",
+                context,
+                parameter,
+            ) from error
     return value.absolute()
 
 

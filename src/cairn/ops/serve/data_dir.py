@@ -131,6 +131,13 @@ def _file_of(url: str) -> Path:
     return Path(os.path.realpath(sqlite_path(url)))
 
 
+def _is_of_node(url: str) -> bool:
+    """Whether a journal is a node's, which a server with another data directory cannot serve."""
+    from cairn.journal.rows.store_sql import node_of
+
+    return node_of(url) is not None
+
+
 def _lock_of(url: str) -> Path:
     """The file that the server of an SQLite journal locks, beside it, by whatever path it is."""
     journal = _file_of(url)
@@ -150,6 +157,8 @@ def hold(data_dir: Path, url: str) -> Iterator[Held]:
         Unreadable: another process has one of the locks, or they cannot be written.
     """
     other = "or choose another directory with --data-dir"
+    if _is_of_node(url):
+        other = "or, if it does not answer, kill its process"
     with hold_directory(data_dir, other, who=_SERVER) as held, hold_journal(url, who=_SERVER):
         yield held
 

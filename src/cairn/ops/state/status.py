@@ -16,6 +16,7 @@ import msgspec
 
 from cairn.journal.errors import JournalError
 from cairn.journal.events import RequestFinished
+from cairn.ops.common.heads import is_elsewhere
 from cairn.ops.common.locations import (
     bytes_on_disk,
     example,
@@ -68,6 +69,8 @@ class Status:
         journal_bytes: of its database alone.
         log_bytes: of SQLite's write-ahead log.
         grown: how much the journal grew in the last days.
+        is_elsewhere: whether the server named a journal outside of the data directory, and this
+            command did not.
         free_bytes: of the disk with the data directory; None if there is no such directory.
     """
 
@@ -80,6 +83,7 @@ class Status:
     journal_bytes: int
     log_bytes: int
     grown: Growth
+    is_elsewhere: bool
     free_bytes: int | None
 
     @property
@@ -153,6 +157,7 @@ def status_of(data_dir: Path, key: str | None, journal: str | None = None) -> St
         journal_bytes=journal_bytes,
         log_bytes=log_bytes,
         grown=growth(url),
+        is_elsewhere=journal is None and is_elsewhere(data_dir),
         free_bytes=shutil.disk_usage(data_dir).free if data_dir.is_dir() else None,
     )
 
@@ -311,6 +316,12 @@ def _reuse_words(reuse: Reuse | None) -> str | None:
 
 
 def _journal_words(found: Status) -> str:
+    if found.rows is None and found.is_elsewhere:
+        health = found.health or {}
+        position, node = health.get("journal_position"), health.get("node")
+        up_to = f"up to row {position}, " if position is not None else ""
+        which = f" --node {printable(str(node))}" if node is not None else ""
+        return f"{up_to}not in the data directory; for more, add --journal URL{which}"
     if found.rows is None:
         return "none yet"
     words = f"{counted(found.rows, 'row')}, {size_text(found.journal_bytes)}"

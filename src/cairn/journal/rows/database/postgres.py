@@ -62,6 +62,11 @@ EXISTS (SELECT 1 FROM {events} WHERE position > :since AND kind <> :itself),
 (SELECT hash FROM {events} WHERE position = :since), (SELECT version_num FROM {revision})
 FROM {events} ORDER BY position DESC LIMIT 1
 """
+_LOCKED = sa.text("""
+SELECT nspname FROM pg_locks JOIN pg_namespace ON pg_namespace.oid = objid
+WHERE locktype = 'advisory' AND granted AND classid = :upper
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+""")
 _ACCEPTED = "SELECT position, hash, public FROM {events} WHERE kind = :kind ORDER BY position DESC"
 _HOLDER = """
 SELECT coalesce(string_agg(format(
@@ -154,24 +159,32 @@ def _claim(raw: Any, place: str, own: set[int], wait_s: float, is_synced: bool) 
     with raw.cursor() as cursor:
         for setting in settings:
             cursor.execute(setting)
-        cursor.execute("SELECT oid::bigint FROM pg_namespace WHERE nspname = current_schema()")
-        schema = cursor.fetchone()
-        if schema is None:
+        cursor.execute(
+            "SELECT oid::bigint, nspname FROM pg_namespace WHERE nspname = current_schema()"
+        )
+        found = cursor.fetchone()
+        if found is None:
             raise StoreError(f"{place} names a schema that does not exist; create it first.")
+        schema, name = found
         for _ in range(CLAIM_TRIES):
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", (_LOCKS << 32 | schema[0],))
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", (_LOCKS << 32 | schema,))
             (is_free,) = cursor.fetchone()
             raw.commit()
             if is_free:
                 return
             cursor.execute("SELECT pg_sleep(0.1)")
-        cursor.execute(_HOLDER, (_LOCKS, schema[0]))
+        cursor.execute(_HOLDER, (_LOCKS, schema))
         holder, processes = cursor.fetchone()
     if own & {*processes}:
         raise StoreLost(f"The database still keeps a lost connection to {place} ({holder}).")
+    node = node_of_schema(name)
     raise StoreError(
-        f"Another server or command uses {place}: {holder}. Stop it, or choose another journal "
-        "with --journal."
+        f"Another server or command uses {place}: {holder}. Stop it, or "
+        + (
+            "choose another journal with --journal."
+            if node is None
+            else f"if it does not answer, take the node over: `ops takeover {node}`."
+        )
     )
 
 
@@ -180,6 +193,12 @@ def nodes(connection: sa.Connection) -> list[str]:
     like = SCHEMA_PREFIX.replace("_", r"\_") + "%"
     found = connection.execute(_SCHEMAS, {"like": like, "table": "events"})
     return [node for (schema,) in found if (node := node_of_schema(schema)) is not None]
+
+
+def locked_nodes(connection: sa.Connection) -> set[str]:
+    """The nodes of a database whose journals are locked by a writer."""
+    found = connection.execute(_LOCKED, {"upper": _LOCKS})
+    return {node for (schema,) in found if (node := node_of_schema(schema)) is not None}
 
 
 def heads_of(
