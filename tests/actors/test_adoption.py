@@ -296,4 +296,4 @@ def offers(fleet: Fleet, server: Server) -> tuple[Sequence[str], Mapping[str, Se
     """The blocks of the prompt that the first node sealed, and its rows."""
     rows = map(decode, fleet.journals.stores["n1"].rows)
     keys = [row.event.key for row in rows if isinstance(row.event, ev.BlockSealed)]
-    return keys, fleet.journals.sealed(keys, ())
+    return keys, fleet.journals.sealed(keys)
