@@ -153,6 +153,7 @@ def test_a_block_that_a_node_does_not_use(
     assert {THIRD} == nodes.sealed([THIRD, KEY, OTHER]).keys()
     execute(url, "DROP SCHEMA node_n2 CASCADE")
     assert {KEY, OTHER} == nodes.sealed([KEY, OTHER]).keys()
+    assert {OTHER} == nodes.sealed([OTHER], [KEY]).keys()
 
 
 def test_a_block_that_is_sealed_again(url: str, nodes: OtherNodes):

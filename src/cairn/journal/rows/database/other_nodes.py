@@ -123,7 +123,7 @@ class OtherNodes:
             self.skipped = {one: fact for one, fact in self.skipped.items() if one in nodes}
             for node in nodes:
                 self._tried(node, partial(self._index, connection, node))
-            return self._found(connection, self._wanted(keys, above))
+            return self._found(connection, self._usable(keys, above))
         except sa.exc.SQLAlchemyError as error:
             self._drop()
             raise StoreError(
@@ -184,15 +184,15 @@ class OtherNodes:
                 journal.note(position, kind, public)
             journal.read = end
 
-    def _wanted(self, keys: Sequence[str], above: Sequence[str]) -> list[bytes]:
+    def _usable(self, keys: Sequence[str], above: Sequence[str]) -> list[bytes]:
         """The keys up to the first one that a node has reason not to use."""
-        wanted: list[bytes] = []
+        usable: list[bytes] = []
         for place, key in enumerate(map(bytes.fromhex, [*above, *keys])):
             if any(key in journal.doubtful for journal in self._journals.values()):
                 break
             if place >= len(above):
-                wanted.append(key)
-        return wanted
+                usable.append(key)
+        return usable
 
     def _found(
         self, connection: sa.Connection, keys: Sequence[bytes]
