@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import mlx.core as mx
@@ -14,11 +14,13 @@ import pytest
 import structlog
 
 from cairn.actors.errors import Broken
+from cairn.actors.other_blocks import OtherBlocks
 from cairn.actors.server import Server
 from cairn.engine.mlx.blocks import SealedBlock, digest
 from cairn.engine.mlx.shared_files import SharedFiles
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
+from cairn.journal.cache import adoption
 from cairn.journal.errors import StoreError
 from cairn.journal.replay import replay
 from cairn.journal.rows.codec import decode, encode
@@ -39,12 +41,14 @@ class Journals:
     stores: dict[str, MemoryStore] = attrs.field(factory=dict)
     more: dict[str, list[SealedRow]] = attrs.field(factory=dict)
     fails: bool = False
+    looks: int = 0
     skipped: dict[str, str] = attrs.field(factory=dict)
 
     def sealed(
         self, keys: Sequence[str], above: Sequence[str]
     ) -> Mapping[str, Sequence[SealedRow]]:
         """See ``OtherNodes.sealed``."""
+        self.looks += bool(keys)
         if self.fails:
             raise StoreError("the database is away")
         found: dict[str, list[SealedRow]] = {}
@@ -102,6 +106,19 @@ async def fleet(model_directory: Path, tmp_path: Path) -> Fleet:
     return made
 
 
+async def test_nodes_that_are_skipped_are_named():
+    """Once each, and again when they are read again."""
+    journals = Journals(skipped={"n2": "its schema is 0002, and not 0001"})
+    blocks = OtherBlocks(cast(Any, journals))
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(2):
+            await blocks.sealed(["k"], [])
+        assert [("n2", journals.skipped["n2"])] == [(one["node"], one["fact"]) for one in logged]
+        journals.skipped = {}
+        await blocks.sealed(["k"], [])
+    assert "the blocks of a node are used again" == logged[-1]["event"]
+
+
 def device(server: Server) -> Any:
     """The engine of the engine's thread."""
     return server.loaded.engine.device
@@ -155,8 +172,12 @@ async def test_the_folder_is_gone(
     assert () == replay(alone.store.read()).findings
 
 
-async def test_reading_that_is_slower_than_computing(fleet: Fleet):
-    """After the first block the rest is computed, and the journal says what was measured."""
+async def test_reading_that_is_slower_than_computing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
+    """
+    After the first block the rest is computed, and the journal says what was measured. The requests
+    that follow do not look into other journals, until one is due to measure again.
+    """
+    monkeypatch.setattr(adoption, "RETRY_AFTER", 3)
     async with fleet.node("n2", fleet.store) as server:
         await ask(server, attrs.evolve(LONG, conversation=other_words()))
         engine = device(server)
@@ -167,13 +188,20 @@ async def test_reading_that_is_slower_than_computing(fleet: Fleet):
         (one,) = fleet.events(ev.AdoptionDeclined)
         assert 10**9 == one.adopted_us
         assert one.prefill_tokens > 0
+        looks = fleet.journals.looks
+        for words_from in range(3, 3 + adoption.RETRY_AFTER - 1):
+            await ask(server, attrs.evolve(LONG, conversation=other_words(words_from)))
+        assert looks == fleet.journals.looks
+        await ask(server, attrs.evolve(LONG, conversation=other_words(2 + adoption.RETRY_AFTER)))
+        assert looks + 1 == fleet.journals.looks
     assert 1 == len(fleet.events(ev.BlockAdopted))
+    assert 1 == len(fleet.events(ev.AdoptionDeclined))
     assert () == replay(fleet.store.read()).findings
 
 
-def other_words() -> Conversation:
+def other_words(seed: int = 2) -> Conversation:
     """A prompt that shares nothing with the other one."""
-    return Conversation(messages=(Message(role="user", content=words(2, 60)),))
+    return Conversation(messages=(Message(role="user", content=words(seed, 60)),))
 
 
 async def test_two_digests_on_record(fleet: Fleet):

@@ -31,6 +31,7 @@ from cairn.journal.rows.store_sql import (
 from tests.support.postgres import Postgres
 
 _WAITING = "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)"
+_UNKNOWN = "UPDATE journal_key SET secret_known = NULL"
 FAILED = ev.ModelLoadFailed(name="m", reason="no disk")
 
 
@@ -264,8 +265,7 @@ def test_nodes_of_a_fleet_have_one_secret(postgres: Postgres, path: Path):
     with pytest.raises(StoreError, match="is not the secret of node n2"):
         open_keys(path, one, None, b"another")
     for url in (one, two):  # if no node has it any more
-        words = "UPDATE journal_key SET secret_known = NULL"
-        in_database(url, "write to", lambda found: found.exec_driver_sql(words))
+        in_database(url, "write to", lambda found: found.exec_driver_sql(_UNKNOWN))
     with closing(open_keys(path, one, None, b"another")) as keys:
         keys.confirm()
 

@@ -261,7 +261,8 @@ def verified(*where: object) -> tuple[int, bool]:
 def test_rows_that_are_cut_off(fleet: Fleet, postgres: Postgres):
     """
     Nodes append each other's heads. Rows that are then removed from the end of one journal, which
-    stays valid in itself, are found.
+    stays valid in itself, are found. Once an operator has accepted that, nodes see each other
+    again.
     """
     often = ("--see-heads", "0.1")
     with fleet.node("n1", *often) as one, fleet.node("n2", *often) as two:
@@ -284,6 +285,21 @@ def test_rows_that_are_cut_off(fleet: Fleet, postgres: Postgres):
     assert 1 == code
     assert {"INV-8"} == {finding["invariant"] for finding in verdict["findings"]}
     assert "the journal of n2 ends before it" in verdict["findings"][0]["message"]
+    # Its home has no record of the head, so only the other node knows.
+    assert "does not contain what node n1 saw of it" in refusal(*fleet.where("n2"))
+    accepting = ("--accept-lost-rows", *often)
+    with fleet.node("n1", *often) as one, fleet.node("n2", *accepting) as two:
+        eventually(lambda: len(fleet.of_kind("n1", ev.LossSeen)) == 1)
+        assert 200 == two.post(messages=[user("Hello")], max_tokens=4).status_code
+        two.wait_idle()
+        position = two.position()
+        eventually(lambda: position <= _seen(fleet, "n1", "n2"))
+        assert (0, 0) == (one.stop(), two.stop())
+    code, verdict = fleet.audit()
+    assert (0, 0) == (code, verdict["broken"]), verdict
+    assert verdict["named_rows"]["accepted_as_lost"] >= 1
+    with fleet.node("n2") as two:  # it is not asked again
+        assert 0 == two.stop()
 
 
 def _seen(fleet: Fleet, by: str, node: str) -> int:

@@ -216,12 +216,12 @@ def test_forgetting_without_the_folder(fleet: Fleet, shared: Path):
     """
     `ops forget` and `ops journal prune` refuse to look in the data directory, which has an empty
     folder of blocks, and change nothing. With another folder, a file that is not there is left.
-    With the node's folder, the files go.
+    With the node's folder, the files go, and the node that adopted them is named.
     """
-    with fleet.node("n1") as one:
-        talk_on(one)
-        one.wait_idle()
-        assert 0 == one.stop()
+    with moved(fleet, shared) as (_, talk), fleet.node("n2") as two:
+        ask(two, *talk, max_tokens=8)
+        two.wait_idle()
+        assert 0 == two.stop()
     (fleet.home("n1") / "blocks").mkdir(exist_ok=True)
     files, rows = files_of(shared, "n1"), fleet.recorded("n1")
     assert files
@@ -239,6 +239,7 @@ def test_forgetting_without_the_folder(fleet: Fleet, shared: Path):
     assert not fleet.of_kind("n1", ev.BlockFileRemoved)
     code, out, err = run_ops(*forget, "--blocks", shared)
     assert (0, {}) == (code, files_of(shared, "n1")), err
+    assert "- on node n2, whose journal has blocks of the same text" in out
     assert files.keys() == {event.key for event in fleet.of_kind("n1", ev.BlockFileRemoved)}
     _, out, _ = run_ops("verify", *fleet.where("n1"))
     assert "broken: 0" in out.splitlines()

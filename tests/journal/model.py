@@ -352,7 +352,10 @@ class World:
         return max((due for due in others if due is not None), default=None)
 
     def _request_received(self, event: ev.RequestReceived) -> None:
-        session = self._of(event)
+        rates, session = self.rates, self._of(event)
+        slower = rates["adopted_us"] * rates["prefill_tokens"]
+        if rates["prefill_tokens"] and slower > rates["prefill_us"] * rates["adopted_tokens"]:
+            rates["declined"] += 1
         last = session["last"] or {"chain": (), "prompt_ids": (), "prompt_keys": ()}
         session["request"] = {
             "ask": event,
@@ -600,7 +603,7 @@ class World:
         rates["declined"] = 0
 
     def _adoption_declined(self, event: ev.AdoptionDeclined) -> None:
-        self.rates["declined"] += 1
+        """It changes nothing: requests count by themselves."""
 
     def _block_file_rejected(self, event: ev.BlockFileRejected | ev.BlockFileRemoved) -> None:
         if isinstance(event, ev.BlockFileRejected) and event.node is not None:
@@ -1623,6 +1626,8 @@ class Driver:
     def _adopt_chain(self, name: str, ask: paths.Ask, ids: tuple[int, ...], more: int) -> None:
         """Another node has computed the same prompt, and has the files of some of its blocks."""
         keys, session = self.keys(ask.tenant, ids), self.state.sessions.get(SessionId(name))
+        if not may_adopt(self.state.rates):
+            return
         found = [key for key in keys if self.tape.below(6)]
         chain = paths.chain_to_adopt(self.state, session, ask, keys, ids, len(ids) + more)
         chain = paths.adoptable(self.state, keys, chain, found)

@@ -21,7 +21,7 @@ from cairn.journal.rows.sealing import subject_of
 from cairn.journal.rows.store import MemoryStore
 from cairn.journal.state import Fault, State
 from cairn.journal.turns import Turns
-from tests.support.journals import NOTES, conversation, healthy, speaking, stored, tampered
+from tests.support.journals import NOTES, Builder, conversation, healthy, speaking, stored, tampered
 
 from .model import played, tape
 from .test_pruning import prepared
@@ -97,6 +97,31 @@ def test_what_is_found():
                 others |= {event.key} if isinstance(event, ev.BlockSealed) else set()
         assert set(found.removed) == set(found.blocks) - others
         assert bool(found.same_text) == bool(set(found.blocks) & others)
+
+
+def test_a_session_that_was_forgotten_keeps_nothing():
+    """
+    The blocks of two sessions go with the second one that is forgotten; but not if a session that
+    got the name of the first has them by then.
+    """
+    made = Builder()
+    made.start()
+    made.turn("s1", "r1", ["Hello", "Hi", "Who?"], range(11, 21), (21, 22))
+    made.turn("s2", "r2", ["Hello", "Hi", "What?"], (*range(11, 19), 90, 91), (61, 62))
+    both = found_in(made.rows, "s1")
+    assert both.same_text == ("s2",)
+    assert set(both.removed) < set(both.blocks)
+    made.stop()
+    made.propose(ev.SessionClosed(session="s2", reason="forgotten"))
+    made.propose(found_in(made.rows, "s2").event(()))
+    alone = found_in(made.rows, "s1")
+    assert ((), alone.blocks) == (alone.same_text, alone.removed)
+    assert alone.event(()).same_text == ()
+    made.start()
+    made.turn("s2", "r3", ["Hello", "Hi", "Whose?"], (*range(11, 19), 92, 93), (61, 62))
+    assert made.bug is None
+    again = found_in(made.rows, "s1")
+    assert (both.same_text, both.removed) == (again.same_text, again.removed)
 
 
 def test_a_session_that_quotes_it_is_named():

@@ -454,6 +454,7 @@ async def _run(
             progress=progress,
             keys=settings.keys,
             reader=settings.reader,
+            elsewhere=settings.elsewhere,
             snapshot=file,
         )
         try:

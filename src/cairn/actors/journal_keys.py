@@ -618,8 +618,8 @@ def open_keys(
         raise StoreError(
             f"{path} has the keys of node {node} from a development version; now they are in the "
             "database, and are not moved there. Serve with another name (--node), or drop the "
-            f"schema of {node} and remove this file to begin again: its texts are lost then. If other "
-            "nodes saw its rows, start it once with --accept-lost-rows."
+            f"schema of {node} and remove this file to begin again: its texts are lost then. If "
+            "other nodes saw its rows, start it once with --accept-lost-rows."
         )
     return KeyTable.open(url, path, journal_key, secret)
 

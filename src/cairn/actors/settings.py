@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -74,6 +74,7 @@ class Settings:
         accept_tight: load a model even if it may not fit in memory.
         beside_bytes: what embedding models hold of the memory.
         node: the name of the server in its fleet; None if it is alone.
+        elsewhere: says where other nodes have blocks with these keys, a phrase each.
         heads_s: how often it appends the heads of the other nodes, in seconds; 0 for never.
         read_heads: reads them; needed for that.
         on_record: the settings that go into the journal.
@@ -112,6 +113,7 @@ class Settings:
     beside_bytes: int = 0
     limits: Limits = attrs.field(factory=Limits)
     node: str | None = None
+    elsewhere: Callable[[Collection[str]], Sequence[str]] | None = None
     heads_s: float = 0.0
     read_heads: ReadHeads | None = None
     on_record: Mapping[str, object] = attrs.field(factory=dict)

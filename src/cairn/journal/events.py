@@ -914,7 +914,8 @@ class BlockAdopted(Event):
 class AdoptionDeclined(Event):
     """
     Blocks of other nodes were not read, because computing them takes less time: see
-    ``cache.adoption``.
+    ``cache.adoption``. The requests that follow do not look for any, until one is due to measure
+    again.
 
     Attributes:
         key: the first of them.

@@ -248,13 +248,16 @@ class Traces:
         """
         return tuple(sorted(self._others.keys() - {self._session}))
 
-    def still_readable(self, state: State, left_in: str) -> tuple[str, ...]:
+    def still_readable(
+        self, state: State, left_in: str, elsewhere: Iterable[str] = ()
+    ) -> tuple[str, ...]:
         """
         Where texts or token ids of the session can be read after it is forgotten, a phrase each.
 
         Args:
             state: the fold at this moment.
             left_in: where a removed key can still be.
+            elsewhere: where other nodes have blocks of it, a phrase each.
         """
         found = ["where its keys were handed over (`ops export --with-keys`, `ops bundle`)"]
         found.append(left_in)
@@ -264,7 +267,7 @@ class Traces:
             found.append("the same beginning, or words that they quote, in the sessions named")
         if any(self._session != one.event.session for one in state.faults.values()):
             found.append("what bugs of the server or of other sessions quote of it")
-        return tuple(found)
+        return (*found, *elsewhere)
 
     def event(self, state: State, stored: Iterable[str]) -> ev.SessionForgotten:
         """

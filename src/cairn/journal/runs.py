@@ -6,7 +6,7 @@ import attrs
 
 from cairn.journal import events as ev
 
-SHARED = "blocks_shared"
+SHARED = "shares_blocks"
 """The setting of a node's run that says whether its block files are where other nodes see them."""
 
 

@@ -668,7 +668,7 @@ def apply(state: State, recorded: ev.Recorded) -> State:
         case ev.BlockAdopted():
             return _block_adopted(state, event)
         case ev.AdoptionDeclined():
-            return attrs.evolve(state, rates=adoption.with_declined(state.rates))
+            return state
         case ev.TokensEmitted():
             return _tokens_emitted(state, event)
         case ev.CallRejected():
@@ -992,7 +992,8 @@ def _request_received(state: State, event: ev.RequestReceived) -> State:
         ttl_s=event.ttl_s,
         expires_us=_renewed(state, None, event.ttl_s),
     )
-    return attrs.evolve(state, requests=state.requests.set(event.request, session.id))
+    requests = state.requests.set(event.request, session.id)
+    return attrs.evolve(state, requests=requests, rates=adoption.with_request(state.rates))
 
 
 def opened_request(session: Session, event: ev.RequestReceived) -> OpenRequest:

@@ -115,7 +115,7 @@ def forget(
       0  done
       2  refused, or not finished; nothing is forgotten, unless the output says so
     """
-    from cairn.journal.rows.store_sql import SqlStore, node_of
+    from cairn.journal.rows.store_sql import SqlStore
     from cairn.ops.serve.recorded_heads import require_known_head
 
     # Raises if there is no journal, before a lock or a key is made.
@@ -136,7 +136,7 @@ def forget(
             store = SqlStore.open(url, keys=keys)
             opened.callback(store.close)
             name = _named(source, keys, session)
-            place = (data_dir, node_of(url), blocks)
+            place = (data_dir, url, blocks)
             _forget(store, keys, name, *place, yes=yes, with_agent=agent)
 
 
@@ -225,12 +225,16 @@ def _forget(
     keys: JournalKeys,
     name: str,
     data_dir: Path,
-    node: str | None,
+    url: str,
     blocks: Path | None,
     *,
     yes: bool,
     with_agent: bool,
 ) -> None:
+    from cairn.journal.rows.database.same_blocks import places_elsewhere
+    from cairn.journal.rows.store_sql import node_of
+
+    node = node_of(url)
     base = store.base()
     left = store.head()[0] - (base.position if base is not None else 0)
     found = find(
@@ -265,7 +269,8 @@ def _forget(
     _append(store, report, [found.event(stored)])
     keys.remove(name, (*found.key_ids, *stored))
     click.echo(f"Session {name} is forgotten.")
-    _name_places(found.traces.still_readable(report.state, keys.left_in))
+    elsewhere = places_elsewhere(url, node, found.blocks) if node is not None else ()
+    _name_places(found.traces.still_readable(report.state, keys.left_in, elsewhere))
 
 
 def _require_possible(found: Found, *, with_agent: bool) -> None:

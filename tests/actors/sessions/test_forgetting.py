@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,22 @@ def any_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         return Place(tmp_path)
     postgres: Postgres = request.getfixturevalue("postgres")
     return Place(tmp_path, node_url(postgres.new_database(), "n1"))
+
+
+async def test_other_nodes_with_the_text_are_named(place: Place):
+    """They are asked for the session's blocks, and what they say is passed on."""
+    asked: list[tuple[str, ...]] = []
+
+    def elsewhere(keys: Collection[str]) -> list[str]:
+        asked.append(tuple(keys))
+        return ["on node n2"]
+
+    async with place.serving(elsewhere=elsewhere) as server:
+        done = await forget(server, await talked(server))
+    assert "on node n2" in done.still_readable
+    (event,) = place.events(ev.SessionForgotten)
+    assert [event.blocks] == asked
+    assert event.blocks
 
 
 async def test_a_session_is_forgotten(place: Place):

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from cairn.journal.errors import StoreError, StoreLost
 from cairn.journal.nodes import node_in
 from cairn.journal.rows.database import key_table
-from cairn.journal.rows.database.key_table import Entry
+from cairn.journal.rows.database.key_table import Entry, OtherNode
 from cairn.journal.rows.store_sql import in_database, journal_url, migrate, node_of, node_url
 from tests.support.postgres import Postgres
 
@@ -49,7 +49,7 @@ def test_keys_are_stored_once_and_counted(postgres: Postgres):
     with pytest.raises(StoreError, match="Cannot read"):
         in_database(url, "read", lambda found: found.exec_driver_sql("SELECT 1 FROM none"))
     assert None is in_database(url, "read", key_table.entry)
-    in_database(url, "write to", lambda found: key_table.enter(found, b"known", "here"))
+    in_database(url, "write to", lambda found: key_table.enter(found, b"known", "here", b"secret"))
     for _ in range(2):
         in_database(url, "write to", lambda found: key_table.add(found, KEYS[:1]))
     in_database(url, "write to", lambda found: key_table.add(found, KEYS))
@@ -58,7 +58,7 @@ def test_keys_are_stored_once_and_counted(postgres: Postgres):
     assert KEYS[1] == in_database(url, "read", lambda found: key_table.one(found, "b"))
     assert 1 == in_database(url, "write to", lambda found: key_table.remove(found, ["a", "c"]))
     assert None is in_database(url, "read", lambda found: key_table.one(found, "a"))
-    in_database(url, "write to", lambda found: key_table.enter(found, b"other", "there"))
+    in_database(url, "write to", lambda found: key_table.enter(found, b"other", "there", None))
     assert Entry(b"known", "there", 2, 1) == in_database(url, "read", key_table.entry)
 
 
@@ -68,12 +68,14 @@ def test_the_journal_key_of_other_nodes(postgres: Postgres):
     one, two, three = (node_url(database, name) for name in ("n1", "n2", "n3"))
     for url in (one, two, three):
         migrate(url)
-    in_database(one, "write to", lambda found: key_table.enter(found, b"first", "here"))
-    in_database(three, "write to", lambda found: key_table.enter(found, b"third", "here"))
-    assert [("n1", b"first"), ("n3", b"third")] == in_database(
-        two, "read", key_table.of_other_nodes
-    )
-    assert [("n3", b"third")] == in_database(one, "read", key_table.of_other_nodes)
+    in_database(one, "write to", lambda found: key_table.enter(found, b"first", "here", None))
+    in_database(three, "write to", lambda found: key_table.enter(found, b"third", "here", b"mac"))
+    in_database(three, "write to", lambda found: key_table.enter(found, b"", "there", None))
+    first, third = OtherNode("n1", b"first", None), OtherNode("n3", b"third", b"mac")
+    assert [first, third] == in_database(two, "read", key_table.of_other_nodes)
+    in_database(three, "write to", lambda found: key_table.enter(found, b"", "there", b"new"))
+    third = OtherNode("n3", b"third", b"new")
+    assert [third] == in_database(one, "read", key_table.of_other_nodes)
 
 
 def test_a_database_that_cannot_be_reached(tmp_path_factory: pytest.TempPathFactory):

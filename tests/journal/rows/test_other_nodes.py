@@ -242,6 +242,16 @@ def test_a_long_journal(url: str, nodes: OtherNodes, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(other_nodes, "PAGE_ROWS", 2)
     note = ev.OperatorActed(action="note", detail="-")
     journal(url, "n2", *chained(sealed(KEY), note, note, note, sealed(OTHER)))
+    pages = watch(monkeypatch, sa.exc.OperationalError("-", None, Exception("too slow")), 2)
+    monkeypatch.setattr(other_nodes, "RETRY_AFTER", 1)
+    nodes.sealed([KEY])
+    assert {"n2": "(builtins.Exception) too slow"} == nodes.skipped
+    assert {KEY, OTHER} == nodes.sealed([KEY, OTHER]).keys()
+    assert [(1, 2), (3, 4), (3, 4), (5, 5)] == pages
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, error: Exception, at: int) -> list[tuple[int, int]]:
+    """The pages that are read, of which one raises an error."""
     connect, pages = postgres.unlocked, list[tuple[int, int]]()
 
     def watched(where: sa.URL) -> sa.Connection:
@@ -252,15 +262,11 @@ def test_a_long_journal(url: str, nodes: OtherNodes, monkeypatch: pytest.MonkeyP
     def seen(*of: Any) -> None:
         if "BETWEEN" in of[2]:
             pages.append((of[3]["position_1"], of[3]["position_2"]))
-            if 2 == len(pages):
-                raise sa.exc.OperationalError("-", None, Exception("too slow"))
+            if at == len(pages):
+                raise error
 
     monkeypatch.setattr(postgres, "unlocked", watched)
-    monkeypatch.setattr(other_nodes, "RETRY_AFTER", 1)
-    nodes.sealed([KEY])
-    assert {"n2": "(builtins.Exception) too slow"} == nodes.skipped
-    assert {KEY, OTHER} == nodes.sealed([KEY, OTHER]).keys()
-    assert [(1, 2), (3, 4), (3, 4), (5, 5)] == pages
+    return pages
 
 
 def test_schemas_of_others(url: str, nodes: OtherNodes):
@@ -317,6 +323,19 @@ def test_a_journal_that_is_locked(url: str, nodes: OtherNodes, monkeypatch: pyte
         other.execute("LOCK TABLE node_n2.events IN ACCESS EXCLUSIVE MODE")
         assert ["n3"] == [one.node for one in nodes.sealed([KEY])[KEY]]
         assert "lock timeout" in nodes.skipped["n2"]
+
+
+def test_a_connection_that_is_lost_while_reading(
+    url: str, nodes: OtherNodes, monkeypatch: pytest.MonkeyPatch
+):
+    """It is no fault of the journal that was being read."""
+    journal(url, "n2", *chained(SEALED))
+    lost = sa.exc.OperationalError("-", None, Exception("gone"), connection_invalidated=True)
+    watch(monkeypatch, lost, 1)
+    with pytest.raises(StoreError, match="gone"):
+        nodes.sealed([KEY])
+    assert {} == nodes.skipped
+    assert nodes.sealed([KEY])
 
 
 def test_a_lost_connection(url: str, nodes: OtherNodes):

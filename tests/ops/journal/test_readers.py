@@ -8,7 +8,7 @@ import pytest
 
 from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.ops import doctor
-from cairn.ops.journal.readers import readers_warning, secret_warning
+from cairn.ops.journal.readers import blocks_warning, readers_warning, secret_warning
 from cairn.ops.serve import run as serve_run
 from cairn.ops.serve.command import serve
 
@@ -114,3 +114,14 @@ def test_a_secret_of_others(tmp_path: Path, mode: int):
     assert found is not None
     assert f"other users of this machine can read {secret}" in found[0]
     assert f"`chmod 600 {secret}`" == found[1]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o711])
+def test_a_folder_of_blocks_that_others_can_enter(tmp_path: Path, mode: int):
+    """The warning has the command that closes it."""
+    tmp_path.chmod(mode)
+    found = blocks_warning(tmp_path)
+    assert found is not None
+    assert f"`chmod 700 {tmp_path}`" == found[1]
+    tmp_path.chmod(0o700)
+    assert blocks_warning(tmp_path) is None

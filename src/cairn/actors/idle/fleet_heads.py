@@ -111,7 +111,7 @@ class FleetHeads:
             self._sequencer.append(ev.HeadsSeen(heads=news))
 
     def _note_faults(self, found: Sequence[NodeHead]) -> None:
-        """Log the journals that cannot be read, each once, until it can be or the reason changes."""
+        """Log the journals that cannot be read, each once for a reason."""
         faults = {head.node: head.fault for head in found if head.fault is not None}
         for node, fault in faults.items():
             if self._faults.get(node) != fault:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -64,6 +64,7 @@ class Run:
         earlier: the ids of earlier runs in this journal.
         keys: seal private fields; None if these are plain.
         reader: opens the journal once more, read-only; None if that is not possible.
+        elsewhere: see ``Settings``.
         snapshot: the file with the snapshot of the fold, if there is one.
         gathering: the decode passes that are not appended yet.
         request_log: follows requests through the journal.
@@ -87,6 +88,7 @@ class Run:
     progress: Progress
     keys: JournalKeys | None = attrs.field(default=None, repr=False)
     reader: Callable[[], Store] | None = None
+    elsewhere: Callable[[Collection[str]], Sequence[str]] | None = None
     snapshot: SnapshotFile | None = None
     gathering: Gathering = attrs.field(factory=Gathering)
     request_log: RequestLog = attrs.field(factory=RequestLog)

@@ -21,6 +21,7 @@ from cairn.actors.sessions.context import SessionContext
 from cairn.actors.sessions.generate import Gone
 from cairn.journal import events as ev
 from cairn.journal import paths
+from cairn.journal.cache.adoption import may_adopt
 from cairn.journal.explanations import explain
 from cairn.journal.summaries import WORDS_MAX, first_words, is_of_client
 from cairn.journal.tenants import session_name
@@ -108,6 +109,8 @@ class Claim:
     async def _sealed_elsewhere(self, ticket: Ticket) -> Mapping[str, Sequence[SealedRow]]:
         """The rows by which other nodes sealed blocks that the decision could reuse."""
         if not self.context.other_blocks.asks or ticket.gone is not None:
+            return {}
+        if not may_adopt(self.context.sequencer.state.rates):
             return {}
         chain, keys = self._chain(paths.chain_to_adopt, ticket), ticket.prepared.keys
         above = keys[: keys.index(chain[0])] if chain else ()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -155,13 +155,16 @@ class Forgetting:
                     await run.writer.wait_committed(receipt)
                     self._models.forget_texts(session_tenant(session))
                     await self._remove_keys(session, {*forgotten.key_ids, *stored})
+        elsewhere: Sequence[str] = ()
+        if run.elsewhere is not None:
+            elsewhere = await trio.to_thread.run_sync(run.elsewhere, forgotten.blocks)
         log.info("session forgotten", rows=forgotten.rows, blocks=len(forgotten.removed))
         return ForgottenSession(
             session=session,
             rows=forgotten.rows,
             blocks=len(forgotten.removed),
             same_text=forgotten.same_text,
-            still_readable=traces.still_readable(run.sequencer.state, run.keys.left_in),
+            still_readable=traces.still_readable(run.sequencer.state, run.keys.left_in, elsewhere),
         )
 
     async def _remove_blocks(self, session: str, traces: Traces, later: _Later) -> None:

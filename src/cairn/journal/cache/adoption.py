@@ -2,7 +2,8 @@
 Whether blocks of other nodes are adopted: only while reading one is as fast as computing it.
 
 What was measured is in the journal, so the decision is too. While reading is slower, requests are
-computed, and after so many of them one block is read again, because a network may get faster.
+computed without a look into the journals of others, and after so many of them one block is read
+again, because a network may get faster. What the look takes is not measured.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import attrs
 from cairn.journal.events import BlockSealed
 
 RETRY_AFTER: Final = 32
-"""After how many requests that adopted nothing a block is read to measure again."""
+"""After how many requests a block is read to measure again."""
 
 WINDOW_TOKENS: Final = 65_536
 """What was measured before about so many tokens counts half."""
@@ -31,7 +32,7 @@ class Rates:
         prefill_us: what these passes took.
         adopted_tokens: tokens of adopted blocks.
         adopted_us: what reading and hashing these took.
-        declined: how many requests in a row adopted nothing because it would take longer.
+        declined: how many requests came since adopting takes longer, or was measured again.
     """
 
     prefill_tokens: int = 0
@@ -59,9 +60,9 @@ def with_adopted(rates: Rates, tokens: int, duration_us: int) -> Rates:
     return attrs.evolve(rates, adopted_tokens=tokens, adopted_us=duration_us, declined=0)
 
 
-def with_declined(rates: Rates) -> Rates:
-    """The rates after a request for which nothing was adopted."""
-    return attrs.evolve(rates, declined=rates.declined + 1)
+def with_request(rates: Rates) -> Rates:
+    """The rates after a request. It counts while adopting takes longer than computing."""
+    return rates if pays(rates) else attrs.evolve(rates, declined=rates.declined + 1)
 
 
 def pays(rates: Rates) -> bool:

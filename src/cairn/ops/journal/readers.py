@@ -40,6 +40,17 @@ def secret_warning(data_dir: Path) -> tuple[str, str] | None:
     return f"other users of this machine can read {secret}, which names all blocks", f"`{command}`"
 
 
+def blocks_warning(folder: Path) -> tuple[str, str] | None:
+    """
+    What is wrong with the mode of the folder of blocks that nodes share, and the command that fixes
+    it; None if only its owner can use it.
+    """
+    if not _mode(folder) & (stat.S_IRWXG | stat.S_IRWXO):
+        return None
+    command = shlex.join(["chmod", "700", str(folder)])
+    return f"other users can enter {folder}, which has the KV of all conversations", f"`{command}`"
+
+
 def _mode(path: Path) -> int:
     try:
         return path.stat().st_mode

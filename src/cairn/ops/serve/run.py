@@ -47,6 +47,7 @@ from cairn.http.app import CairnApp, create_app
 from cairn.http.server.listen import bind_socket, is_loopback, serve_http
 from cairn.http.starting import StartingServer
 from cairn.journal.rows.database.other_nodes import OtherNodes
+from cairn.journal.rows.database.same_blocks import places_elsewhere
 from cairn.journal.rows.store import Store
 from cairn.journal.rows.store_sql import (
     SqlStore,
@@ -67,7 +68,7 @@ from cairn.ops.common.locations import (
 )
 from cairn.ops.common.logs import set_up_logs
 from cairn.ops.common.program import program
-from cairn.ops.journal.readers import readers_warning, secret_warning
+from cairn.ops.journal.readers import blocks_warning, readers_warning, secret_warning
 from cairn.ops.models.fitting import suggested_words, this_machine
 from cairn.ops.models.ready import ready_model
 from cairn.ops.serve.api_keys import KEYS_VARIABLE, read_keys
@@ -155,6 +156,8 @@ def run(options: dict[str, Any]) -> None:
         accepted = require_known_head(files, url, accept=options["accept_lost_rows"])
         migrate(url)
         _warn(secret_warning(data_dir))
+        if options["blocks"] is not None:
+            _warn(blocks_warning(options["blocks"]))
         if url.startswith("sqlite"):
             _warn(warning(sqlite_path(url), sqlite3.sqlite_version_info))
         sealed = open_keys(files.keys, url, options["journal_key"], root_secret(data_dir))
@@ -458,6 +461,9 @@ def settings_of(
         reader=partial(
             SqlStore.open, url_of(data_dir, options["journal"]), read_only=True, keys=sealed
         ),
+        elsewhere=partial(places_elsewhere, url_of(data_dir, options["journal"]), options["node"])
+        if options["node"] is not None
+        else None,
         heads_s=options["see_heads"],
         read_heads=partial(heads_of_others, url_of(data_dir, options["journal"]), options["node"])
         if options["node"] is not None

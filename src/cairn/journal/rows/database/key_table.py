@@ -112,8 +112,9 @@ def of_other_nodes(connection: sa.Connection) -> list[OtherNode]:
     connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_WAIT_MS}")
     found = []
     for (schema,) in connection.execute(_OTHERS, {"prefix": SCHEMA_PREFIX}).all():
-        columns = sa.column("known"), sa.column("secret_known")
-        table = sa.table("journal_key", *columns, schema=schema)
+        table = sa.table(
+            "journal_key", sa.column("known"), sa.column("secret_known"), schema=schema
+        )
         row = connection.execute(sa.select(*table.c).limit(1)).one_or_none()
         if row is not None:
             found.append(OtherNode(schema.removeprefix(SCHEMA_PREFIX), *row))
