@@ -69,8 +69,8 @@ class Memory:
     Attributes:
         eviction_lock: held while deciding what to reuse, from the loading of blocks on, so that no
             block is reused that was chosen for eviction.
-        write_fault: the folder and why no block file could be written there when that was last
-            tried; None if one could.
+        write_fault: the folder of block files and why it was lost when one was last written; None
+            if it was not.
     """
 
     def __init__(
@@ -787,7 +787,7 @@ class Memory:
         """
         Record it, once for each block and reason: writing is tried again in every idle time.
         """
-        if report.nowhere:
+        if report.is_lost:
             self.write_fault = f"{self._folder}: {report.reason}"
         if self._unwritten.get(report.key) == report.reason:
             return

@@ -367,13 +367,15 @@ class UnwrittenReport:
 
     Attributes:
         reason: the system's error.
-        nowhere: whether no other block could be written now: the disk is full or read-only, or the
-            folder is gone.
+        nowhere: whether no other block could be written now: the disk is full, or the folder is
+            lost.
+        is_lost: whether the folder is gone, or cannot be written any more.
     """
 
     key: str
     reason: str
     nowhere: bool
+    is_lost: bool
 
 
 @attrs.frozen(kw_only=True)

@@ -457,7 +457,8 @@ class Statistics:
         journal_log_bytes: the size of the write-ahead log of the journal's database.
         gather_delays: how long tokens waited to be appended to the journal.
         degraded: the idle work that a bug has ended (``expiry``, ``shadow_checks``), with the bug's
-            id; and ``block_files`` if none can be written, with the folder and the system's error.
+            id; and ``block_files`` if their folder is gone or read-only, with its path and the
+            system's error.
     """
 
     sessions: dict[str, int]

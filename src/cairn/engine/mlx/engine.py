@@ -69,10 +69,8 @@ from cairn.journal.cache.windows import SinkWindow
 if TYPE_CHECKING:
     from cairn.engine.mlx.model import LoadedModel
 
-_TAKES_NOTHING = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS),
-    *(errno.ENOENT, errno.EACCES, errno.ESTALE, errno.ENOTCONN),  # a mount that is lost
-)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LOST = (errno.EROFS, errno.ENOENT, errno.EACCES, errno.ESTALE, errno.ENOTCONN)
 
 
 class MlxEngine(Engine):
@@ -611,11 +609,14 @@ class MlxEngine(Engine):
         except (OSError, MemoryError, RuntimeError, ValueError, TypeError) as error:
             # No answer depends on this file. MLX raises errors of its own for an array that it
             # cannot read, not an OSError.
-            said = error.strerror if isinstance(error, OSError) else None
+            said, code = (
+                (error.strerror, error.errno) if isinstance(error, OSError) else (None, None)
+            )
             return UnwrittenReport(
                 key=key,
                 reason=said or f"{type(error).__name__}: {error}",
-                nowhere=isinstance(error, OSError) and error.errno in _TAKES_NOTHING,
+                nowhere=code in _FULL + _LOST,
+                is_lost=code in _LOST,
             )
         return self._file_report(key, digest, size)
 
