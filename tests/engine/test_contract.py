@@ -137,7 +137,7 @@ def test_it_declares_and_implements_the_whole_contract(name: str) -> None:
 
     assert Engine in made.__mro__
     assert not inspect.isabstract(made)
-    assert 18 == len(methods)
+    assert 19 == len(methods)
     for method, contract in methods.items():
         given = inspect.signature(getattr(made, method)).parameters
         wanted = [(one.name, one.kind, one.default) for one in contract.parameters.values()]
