@@ -148,7 +148,7 @@ async def test_a_start_given_up_after_the_model_is_loaded(monkeypatch: pytest.Mo
     """Between load and service nothing is abandoned: the server starts, and stops as usual."""
     store, starting = MemoryStore(), Starting()
 
-    async def found(*_: Any) -> None:
+    async def found(*_: Any, **__: Any) -> None:
         starting.give_up()
 
     monkeypatch.setattr(ModelServer, "find_blocks", found)
