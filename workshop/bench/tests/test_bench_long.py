@@ -788,7 +788,7 @@ def test_what_goes_with_a_long_session(run: Invoke, tmp_path: Path):
     for arguments, words in (
         (("--long", "1"), "--long needs -o"),
         (("--long", "nan", "-o", tmp_path), "nan is not a number"),
-        (("--long", "inf", "-o", tmp_path), "is not in the range"),
+        (("--long", "inf", "-o", tmp_path), "it must be a number: 0.01 to 168"),
         (("--long", "1", "--quick"), "Omit the options for parts, peers and sizes"),
         (("--long", "1", "--no-peer"), "Omit the options for parts, peers and sizes"),
         (("--resume",), "--resume needs --long"),
