@@ -90,12 +90,30 @@ def test_every_history_has_an_expectation():
     assert files == {*DRILLS, *HEALTHY, EVERY_KIND}
 
 
+def changed(folder: Path) -> list[str]:
+    """The histories of released versions that are missing or have other bytes."""
+    lines = (folder / "SHA256SUMS").read_text("utf-8").splitlines()
+    return [
+        name
+        for digest, name in map(str.split, lines)
+        if not (folder / name).exists()
+        or hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest
+    ]
+
+
 def test_histories_of_released_versions_do_not_change():
-    """A later version reads the same bytes."""
-    lines = (HISTORIES / "SHA256SUMS").read_text("utf-8").splitlines()
-    sums = {name: digest for digest, name in map(str.split, lines)}
-    found = {name: hashlib.sha256((HISTORIES / name).read_bytes()).hexdigest() for name in sums}
-    assert sums == found
+    """A later version reads the same bytes. None is listed before the first release."""
+    assert [] == changed(HISTORIES)
+
+
+def test_control_a_changed_history_is_found(tmp_path: Path):
+    """The control: one that is the same, one with another byte, and one that is gone."""
+    digest = hashlib.sha256(b"a row").hexdigest()
+    names = ("same.jsonl", "other.jsonl", "gone.jsonl")
+    (tmp_path / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name in names))
+    (tmp_path / "same.jsonl").write_bytes(b"a row")
+    (tmp_path / "other.jsonl").write_bytes(b"a Row")
+    assert ["other.jsonl", "gone.jsonl"] == changed(tmp_path)
 
 
 def test_every_kind_of_event_is_in_a_history():
