@@ -251,7 +251,7 @@ def first_messages(
         text, slots = _typed(rng, split, opening.wordings, framed=opening.framed)
         dialogue.say(text, opening.answer.format_map(slots), dialogues.SMALL_TALK)
         for later in opening.then:
-            # What is told again replaces what was told before.
+            # A fact that the user states again replaces the earlier one.
             told[later.asked[0].format_map(slots)] = later, slots
     dialogue.needed = (dialogue.messages[-1]["content"],)
     if rng.random() < THINKING_SHARE / 4:
