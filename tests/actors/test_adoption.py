@@ -165,6 +165,7 @@ async def test_the_folder_is_gone(
         due = f"{shared / 'n1'}: {os.strerror(errno.ENOENT)}"
         assert {"block_files": due} == server.statistics().degraded
         assert f"folder={shared / 'n1'}" in capsys.readouterr().out
+        await wait_idle(server)
         assert alone.events(ev.BlockSpillFailed)
         away.rename(shared)
         await server.loaded.memory.write_through(keys[0], lambda: True)
