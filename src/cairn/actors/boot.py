@@ -441,6 +441,7 @@ async def _run(
                 stored_turns=StoredTurns(agents.turns, writer, sequencer),
                 writer=writer,
                 sequencer=sequencer,
+                fleet=settings.fleet,
             ),
             summaries=folds.summaries,
             stalls=stalls,

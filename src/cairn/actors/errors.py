@@ -12,6 +12,9 @@ Grouped by whose fault it is, with the status that a client gets::
       |- TooManyAnswers     400  more answers than the server ever has places for
       |- AgentExists        409  an agent of this name exists
       |- AgentBusy          409  the agent is busy; the client may try again
+      |- AgentReleased      410  another node has the agent, under another name
+      |- CannotHandOver     409  the agent cannot be released or adopted as things are
+      |- NotReleasedYet     409  likewise: its own node has to release it first
       |- TooManyAgents      409  the tenant has as many agents as it may have
       |- SessionBusy        409  the session is answering, or being forgotten; may be tried again
       |- CannotForget       409  the session cannot be forgotten as things are
@@ -22,6 +25,7 @@ Grouped by whose fault it is, with the status that a client gets::
       |  the operator's or the machine's: the client may try again
       |- ModelNotLoaded     503  the model cannot be loaded
       |- CannotRecord        503  the journal takes no rows: full disk, lock, lost connection
+      |- JournalUnread       503  the journal of another node cannot be read
       |- NotForgotten        503  what is left of a session cannot be removed now
       |- StillStarting      503  the server is starting
       |- Stopping           503  the server is stopping
@@ -150,6 +154,29 @@ class AgentBusy(RefusalError):
         )
 
 
+class AgentReleased(RefusalError):
+    """
+    The agent was handed over to another node, for good.
+
+    Attributes:
+        to: its name there.
+    """
+
+    def __init__(self, name: str, to: str) -> None:
+        super().__init__(
+            f"agent {name!r} was handed over to another node, where it is {to!r}; use that name"
+        )
+        self.to = to
+
+
+class CannotHandOver(RefusalError):
+    """The agent cannot be released, or adopted, as things are. Nothing was changed."""
+
+
+class NotReleasedYet(CannotHandOver):
+    """The agent cannot be adopted before its own node has released it. Nothing was changed."""
+
+
 class TooManyAgents(RefusalError):
     """The tenant has as many agents as it may have."""
 
@@ -259,6 +286,12 @@ class CannotRecord(RefusalError):
         super().__init__(f"{fact}, so no request can be recorded; try again {when}")
         self.reason = reason
         self.retry_after_s = retry_after_s
+
+
+class JournalUnread(RefusalError):
+    """The journal of another node cannot be read now, or is not sound. Nothing was changed."""
+
+    retry_after_s = 10
 
 
 class NotForgotten(RefusalError):

@@ -94,6 +94,15 @@ class JournalKeys(abc.ABC):
     def close(self) -> None:
         """Close the database."""
 
+    def of_other(self, url: str) -> JournalKeys:
+        """
+        The keys of another node, for a reader: the nodes of a fleet have one journal key.
+
+        Args:
+            url: of that node's journal.
+        """
+        raise NotImplementedError("only nodes have keys beside each other")
+
     def get(self, key_id: str) -> Key | None:
         """See ``sealing.Keys``."""
         with self._lock:
@@ -445,6 +454,13 @@ class KeyTable(JournalKeys):
         secret = _secret_of(place, name, may_make=False)
         _require(secret, known.known, place, name)
         return cls(url, name, secret, None, is_new=False)
+
+    def of_other(self, url: str) -> KeyTable:
+        """See ``JournalKeys.of_other``."""
+        from cairn.journal.rows.store_sql import place_of
+
+        name = f"the journal {place_of(url)}"
+        return KeyTable(url, name, self._journal_key, None, is_new=False)
 
     @staticmethod
     def _place(path: Path, entry: Entry | None, named: Path | None) -> Path:

@@ -75,6 +75,7 @@ class Settings:
         beside_bytes: what embedding models hold of the memory.
         node: the name of the server in its fleet; None if it is alone.
         elsewhere: says where other nodes have blocks with these keys, a phrase each.
+        fleet: the journals of the other nodes, in which it reads agents that it adopts.
         heads_s: how often it appends the heads of the other nodes, in seconds; 0 for never.
         read_heads: reads them; needed for that.
         on_record: the settings that go into the journal.
@@ -114,6 +115,7 @@ class Settings:
     limits: Limits = attrs.field(factory=Limits)
     node: str | None = None
     elsewhere: Callable[[Collection[str]], Sequence[str]] | None = None
+    fleet: FleetJournals | None = None
     heads_s: float = 0.0
     read_heads: ReadHeads | None = None
     on_record: Mapping[str, object] = attrs.field(factory=dict)

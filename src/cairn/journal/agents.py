@@ -7,7 +7,8 @@ before. A fork is another head on the same line, so the two share their common t
 A turn is added to an agent when its request has finished, and only if it continues from the head.
 
 A base keeps the rows of existing agents that have texts (``needed``), because a client that knows
-only an agent's name could not send them again.
+only an agent's name could not send them again. An agent that was released to another node is not
+found here, but its history stays until it is forgotten: the other node may not have adopted it yet.
 """
 
 from __future__ import annotations
@@ -48,11 +49,15 @@ class Agent:
     An agent, without its texts.
 
     Attributes:
-        created: the row of ``agent_created``, which has its system prompt and its tools.
+        created: the row of ``agent_created`` or ``session_adopted``, which has its system prompt and
+            its tools.
         head: the request of its last turn; None before the first.
         turns: how many turns it has, including those that it was created with.
         used_us: when the last turn ended, or the agent was created: microseconds since 1970, for
             people.
+        adopted_from: its name on the node that it came from; None if it was created here.
+        released: the row of ``session_released``; 0 if it was not handed over to another node.
+        released_to: its name there.
     """
 
     name: str
@@ -66,6 +71,9 @@ class Agent:
     head: str | None
     turns: int
     used_us: int
+    adopted_from: str | None = None
+    released: int = 0
+    released_to: str | None = None
 
     @property
     def session(self) -> str:
@@ -93,7 +101,7 @@ class AgentsContents:
     Attributes:
         agents: in the order in which the fold has them.
         last: the last turn that was added to an agent: (row of its end, its request), and the agent
-            before it.
+            before it. So of the last release, with an empty request.
     """
 
     agents: tuple[Agent, ...] = ()
@@ -138,12 +146,38 @@ class Agents:
                     turns=sum(1 for _ in self.turns.back_from(new.head)),
                     used_us=recorded.time_us,
                 )
+            case ev.SessionAdopted() as come:
+                self._agents[come.tenant, come.agent] = Agent(
+                    name=come.agent,
+                    tenant=come.tenant,
+                    model=come.model,
+                    max_context=come.max_context,
+                    persist=True,
+                    created_s=come.created_s,
+                    forked_from=None,
+                    created=recorded.position,
+                    head=None,
+                    turns=0,
+                    used_us=recorded.time_us,
+                    adopted_from=come.of_agent,
+                )
+            case ev.TurnAdopted(request=request):
+                self._go_on(request, recorded)
+            case ev.SessionReleased(agent=name, tenant=tenant, to=to):
+                agent = self._agents.get((tenant, name))
+                if agent is not None:
+                    self._last = (recorded.position, ""), agent
+                    self._agents[tenant, name] = attrs.evolve(
+                        agent, released=recorded.position, released_to=to
+                    )
             case ev.AgentDeleted(agent=name, tenant=tenant):
                 self._forget([(tenant, name)])
             case ev.RequestFinished(request=request):
                 self._go_on(request, recorded)
-            case ev.InvariantViolated(at_position=at, request=named):
-                if self._last is not None and (at, named) == self._last[0]:
+            case ev.InvariantViolated(invariant=invariant, at_position=at, request=named):
+                # A crash is recorded at the last row, whatever that is.
+                broke = (at, named or "") if named or invariant != "CRASH" else None
+                if self._last is not None and broke == self._last[0]:
                     before = self._last[1]
                     self._agents[before.tenant, before.name] = before
             case ev.JournalPruned(cut=cut):
@@ -158,12 +192,22 @@ class Agents:
         return AgentsContents(agents=tuple(self._agents.values()), last=self._last)
 
     def find(self, name: str, tenant: str) -> Agent | None:
-        """A tenant's agent by its name, or None."""
-        return self._agents.get((tenant, name))
+        """A tenant's agent by its name, or None. One that was released is not found."""
+        found = self._agents.get((tenant, name))
+        return found if found is not None and not found.released else None
 
-    def of(self, tenant: str | None) -> tuple[Agent, ...]:
-        """The agents of a tenant, or of all tenants, the most recently used first."""
-        found = [agent for agent in self._agents.values() if tenant in (None, agent.tenant)]
+    def of(self, tenant: str | None, *, released: bool = False) -> tuple[Agent, ...]:
+        """
+        The agents of a tenant, or of all tenants, the most recently used first.
+
+        Args:
+            released: include those that were released, whose history is still here.
+        """
+        found = [
+            agent
+            for agent in self._agents.values()
+            if tenant in (None, agent.tenant) and (released or not agent.released)
+        ]
         return tuple(sorted(found, key=lambda agent: agent.used_us, reverse=True))
 
     def history(self, agent: Agent) -> tuple[Place, ...]:
@@ -222,10 +266,12 @@ class Agents:
 
     def needed(self) -> tuple[set[int], set[str]]:
         """
-        What the existing agents need: the rows that created them, and the requests of their turns.
+        What the agents need, released or not: the rows that created or released them, and the
+        requests of their turns.
         """
         agents = self._agents.values()
-        return {agent.created for agent in agents}, self._reached(agents)
+        rows = {row for agent in agents for row in (agent.created, agent.released) if row}
+        return rows, self._reached(agents)
 
     def _go_on(self, request: str, recorded: ev.Recorded) -> None:
         """Make a turn that has ended the head of its agent."""

@@ -1072,6 +1072,87 @@ class AgentDeleted(Event):
 
 
 @attrs.frozen(kw_only=True)
+class SessionReleased(Event):
+    """
+    An operator handed an agent over to another node. This node serves it no more, and its name
+    cannot be used again. Its history stays until its session is forgotten.
+
+    Attributes:
+        to: the name of the agent from then on.
+        to_node: the node that may adopt it.
+    """
+
+    kind: ClassVar[str] = "session_released"
+    agent: str
+    tenant: str
+    to: str
+    to_node: str
+
+
+@attrs.frozen(kw_only=True)
+class SessionAdopted(Event):
+    """
+    An agent that another node released exists here, as by ``agent_created``. Its turns follow, each
+    by ``turn_adopted``.
+
+    Attributes:
+        created_s: when it was first created: seconds since 1970.
+        of_agent: its name on the other node.
+        turns: how many turns its history has.
+        node, position, row_hash: the row ``session_released`` in the journal of that node.
+    """
+
+    kind: ClassVar[str] = "session_adopted"
+    agent: str
+    tenant: str
+    model: str
+    max_context: int | None
+    created_s: int
+    of_agent: str
+    turns: int = natural()
+    node: str
+    position: int = natural()
+    row_hash: str
+    system: str | None = private()
+    tools: str = private()
+
+
+@attrs.frozen(kw_only=True)
+class TurnAdopted(Event):
+    """
+    A turn of an agent that was adopted. It has what ``turn_stored`` and ``request_finished`` have.
+
+    Attributes:
+        request: a new id, because a turn may come from several agents that share it.
+        of_request: its id on the other node.
+        previous: the turn before it here.
+        node, position, row_hash: the row that stored the turn in the journal of that node.
+        end_position, end_hash: the row there that ended its request; the same if it was adopted
+            there, too.
+    """
+
+    kind: ClassVar[str] = "turn_adopted"
+    agent: str
+    tenant: str
+    request: str
+    of_request: str
+    previous: str | None
+    created_s: int
+    finish_reason: FinishReason
+    prompt_tokens: int = natural()
+    cached_tokens: int = natural()
+    completion_tokens: int = natural()
+    answer_tokens: int = natural()
+    node: str
+    position: int = natural()
+    row_hash: str
+    end_position: int = natural()
+    end_hash: str
+    question: str = private()
+    answer: str = private()
+
+
+@attrs.frozen(kw_only=True)
 class RequestFinished(Event):
     """
     The answer is complete.
@@ -1425,6 +1506,9 @@ ALL_EVENTS: tuple[type[Event], ...] = (
     TurnForgotten,
     AgentCreated,
     AgentDeleted,
+    SessionReleased,
+    SessionAdopted,
+    TurnAdopted,
     RequestFinished,
     RequestCancelled,
     PrewarmStarted,

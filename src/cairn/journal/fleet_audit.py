@@ -3,10 +3,13 @@ What the journals of a fleet's nodes say of each other, beyond what each says by
 
 1. A block key has one digest, also over nodes (INV-3). The fingerprint and the tenant are in the
    key, so that two that differ share none. It is on record if a node quarantined the block.
-2. What a row names of another node's journal, a head that was seen or a block that was adopted, is
-   there with that hash (INV-8). So rows that were removed from the end of a journal are missing.
+2. What a row names of another node's journal, a head that was seen, a block, an agent or a turn
+   that was adopted, is there with that hash (INV-8). So rows that were removed from the end of a
+   journal are missing.
    A loss that the node's operator accepted excuses what others saw before they saw that.
-3. A journal has one lease, its own, whose token is not below one that was taken over (INV-6).
+3. An agent that was adopted was released there, to that agent of that node and tenant, and no
+   release was adopted twice (INV-9).
+4. A journal has one lease, its own, whose token is not below one that was taken over (INV-6).
 
 First give ``FleetAudit`` the ``references`` of each node, which are read before any journal is
 verified, because servers may be adding rows. Then ``begin`` each node, ``feed`` it all its rows,
@@ -30,6 +33,7 @@ from cairn.journal.rows.base import Base, state_of
 from cairn.journal.rows.codec import Row
 from cairn.journal.rows.heads import Head
 from cairn.journal.rows.verification import Verification
+from cairn.journal.tenants import agent_session
 
 _NAMESPACE = uuid.UUID("3a0b1f7e-5f7f-5b3e-9a53-6f0c9b2a7d11")
 _NAMES_A_ROW = {"node", "position", "row_hash"}
@@ -55,6 +59,7 @@ class Reference:
         kind: of the event that names it.
         node: whose row it is.
         key: of the block that is sealed there; None if it is not named for a block.
+        agent: the session of the agent that was adopted by it; None if it is not named for one.
         of_base: whether it is in a base, and not in a row.
     """
 
@@ -64,6 +69,7 @@ class Reference:
     node: str
     head: Head
     key: str | None = None
+    agent: str | None = None
     of_base: bool = False
 
 
@@ -77,10 +83,15 @@ def references(node: str, base: Base | None, rows: Iterable[Row]) -> Iterator[Re
     """
     if base is not None:
         with contextlib.suppress(ValueError):  # a damaged one is a violation of its own
-            for other, (at, row_hash) in state_of(base).heads_seen.items():
+            held = state_of(base)
+            for other, (at, row_hash) in held.heads_seen.items():
                 head = Head(at, row_hash)
                 kind = ev.HeadsSeen.kind
                 yield Reference(node, base.position, kind, other, head, of_base=True)
+            for release, agent in held.adopted.items():
+                other, _, text = release.partition(":")
+                of = ev.SessionAdopted.kind, other, Head.parse(text)
+                yield Reference(node, base.position, *of, agent=agent, of_base=True)
     for row in rows:
         fields = _fields(row)
         with contextlib.suppress(LookupError, TypeError, ValueError):
@@ -90,8 +101,13 @@ def references(node: str, base: Base | None, rows: Iterable[Row]) -> Iterator[Re
                     yield Reference(node, row.position, row.kind, str(other), head)
             elif row.kind in NAMING:
                 head = Head(int(fields["position"]), str(fields["row_hash"]))
-                of = str(fields["node"]), head, fields.get("key")
-                yield Reference(node, row.position, row.kind, *of)
+                of, key, agent = str(fields["node"]), fields.get("key"), None
+                if row.kind == ev.SessionAdopted.kind:
+                    agent = agent_session(str(fields["tenant"]), str(fields["agent"]))
+                yield Reference(node, row.position, row.kind, of, head, key, agent)
+                if row.kind == ev.TurnAdopted.kind:
+                    end = Head(int(fields["end_position"]), str(fields["end_hash"]))
+                    yield Reference(node, row.position, row.kind, of, end)
 
 
 @attrs.frozen(kw_only=True)
@@ -128,6 +144,7 @@ class FleetAudit:
         self._found: list[Finding] = []
         self._quarantined: set[str] = set()
         self._conflicts: dict[str, str] = {}  # bug id to key
+        self._releases: dict[int, tuple[str, str]] = {}  # row to the node and session of the target
         self._node = ""
 
     @property
@@ -155,6 +172,7 @@ class FleetAudit:
         self._node = node
         self._begins = self._at = 0
         self._lease = 1
+        self._releases = {}
         self._windows: list[_Window] = []
         self._heads = {one.head for one in self._to.get(node, ())}
         self._keys = {one.head.position: "" for one in self._to.get(node, ()) if one.key}
@@ -176,6 +194,11 @@ class FleetAudit:
             self._sealed(str(key), str(fields.get("digest")), row.position)
             if row.position in self._keys:
                 self._keys[row.position] = str(key)
+        elif row.kind == ev.SessionReleased.kind:
+            with contextlib.suppress(LookupError):
+                fields = _fields(row)
+                named = agent_session(str(fields["tenant"]), str(fields["to"]))
+                self._releases[row.position] = str(fields["to_node"]), named
         elif row.kind == ev.BlocksQuarantined.kind:
             with contextlib.suppress(LookupError, TypeError):
                 self._quarantined.update(map(str, _fields(row)["keys"]))
@@ -199,7 +222,11 @@ class FleetAudit:
         """
         node = self._node
         reached: dict[str, int] = {}
+        adopted: dict[Head, Reference] = {}
         for one in self._to.get(node, ()):
+            if one.agent is not None and (first := adopted.setdefault(one.head, one)) != one:
+                words = f"row {one.head.position} of {node} was adopted by {first.by} before"
+                self._add("INV-9", one.by, one.row, words, first.agent, one.agent)
             self._compare(one, checked, reached.get(one.by, 0))
             if checked.standing(one.head) == "present":
                 reached[one.by] = max(one.head.position, reached.get(one.by, 0))
@@ -239,9 +266,11 @@ class FleetAudit:
 
         Args:
             reached: up to which row of the chain, as it is now, the node had seen it before. What
-                it names after it saw an acceptance was there after that.
+                it names after it saw an acceptance was there after that. So was what a base has of
+                heads; when a base's agents were adopted is not known.
         """
-        return not one.of_base and any(
+        seen_since = one.of_base and one.agent is None
+        return not seen_since and any(
             window.accepted > reached and window.first <= one.head.position <= window.last
             for window in self._windows
         )
@@ -256,6 +285,10 @@ class FleetAudit:
                 if one.key is not None and self._keys[at] != one.key:
                     words = f"{named} does not seal the block that was adopted"
                     self._add("INV-3", one.by, one.row, words, one.key, self._keys[at] or "none")
+                if one.agent is not None and self._releases.get(at) != (one.by, one.agent):
+                    words = f"{named} does not release the agent that was adopted"
+                    found = ", ".join(self._releases.get(at, ("none",)))
+                    self._add("INV-9", one.by, one.row, words, f"{one.by}, {one.agent}", found)
             case "pruned":
                 self.pruned += 1
             case "accepted":

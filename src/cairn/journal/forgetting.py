@@ -139,15 +139,16 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
 
 
 def agent_with(agents: Agents, session: str) -> Agent | None:
-    """The agent whose session it is, if that exists."""
-    return next((one for one in agents.of(None) if one.session == session), None)
+    """The agent whose session it is, if its history is here; it may have been released."""
+    every = agents.of(None, released=True)
+    return next((one for one in every if one.session == session), None)
 
 
 def needing(agents: Agents, session: str) -> tuple[Agent, ...]:
     """The agents whose histories begin with turns of a session that is not their own."""
     return tuple(
         one
-        for one in agents.of(None)
+        for one in agents.of(None, released=True)
         if one.session != session and any(at.session == session for at in agents.history(one))
     )
 

@@ -84,3 +84,9 @@ def on_node(node: str | None, name: str) -> str:
     if node is None or name.startswith(f"{node}{_APART}"):
         return name
     return f"{node}{_APART}{name}"
+
+
+def node_named(name: str) -> str | None:
+    """The node whose name an id carries; None if it carries none."""
+    node, apart, rest = name.partition(_APART)
+    return node if apart and rest and is_node_name(node) else None

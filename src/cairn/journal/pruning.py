@@ -315,9 +315,13 @@ def _base_at(
 def _is_of_agents(event: ev.Event, wanted: tuple[set[int], set[str]]) -> bool:
     """Whether a row may have a text of an agent."""
     match event:
-        case ev.AgentCreated():
+        case ev.AgentCreated() | ev.SessionAdopted() | ev.SessionReleased():
             return True
-        case ev.TurnStored(request=request) | ev.RequestFinished(request=request):
+        case (
+            ev.TurnStored(request=request)
+            | ev.RequestFinished(request=request)
+            | ev.TurnAdopted(request=request)
+        ):
             return request in wanted[1]
         case _:
             return False
@@ -373,7 +377,7 @@ def _prove(
 def _are_same(found: Agents, due: Agents) -> bool:
     """Whether both folds have the same agents with the same histories."""
     _, turns = due.needed()
-    return found.of(None) == due.of(None) and all(
+    return found.of(None, released=True) == due.of(None, released=True) and all(
         found.turns.held(request) == due.turns.held(request) for request in turns
     )
 

@@ -173,10 +173,12 @@ class AgentHead:
     Attributes:
         head: the request of its last turn; None before the first.
         persist: whether it outlives this run of the server.
+        awaited: how many turns of its history are still to be adopted.
     """
 
     head: str | None
     persist: bool
+    awaited: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -485,6 +487,10 @@ class State:
         turns: request to whose its stored turn is, deleted or not.
         turns_pruned: whether stored turns were pruned, so that a row may name one of them.
         agents: the agents, by the ids of their sessions.
+        released: the agents that were handed over to other nodes, by the ids of their sessions, to
+            their names there; also those that were forgotten since.
+        adopted: the releases by which agents came from other nodes (NODE:POSITION:HASH), to the ids
+            of their sessions; also those that were deleted since.
         lost: heads (POSITION:HASH) that the journal has lost, each with the row by which the
             operator accepted that.
     """
@@ -517,6 +523,8 @@ class State:
     turns: Map[str, StoredTurn] = Map()
     turns_pruned: bool = False
     agents: Map[str, AgentHead] = Map()
+    released: Map[str, str] = Map()
+    adopted: Map[str, str] = Map()
     lost: Map[str, int] = Map()
 
     def session(self, session: str) -> Session:
@@ -605,7 +613,20 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return attrs.evolve(state, agents=state.agents.set(named, agent))
         case ev.AgentDeleted():
             named = agent_session(event.tenant, event.agent)
-            return attrs.evolve(state, agents=state.agents.delete(named))
+            # One that was released is forgotten; it is no agent any more.
+            agents = state.agents.delete(named) if named in state.agents else state.agents
+            return attrs.evolve(state, agents=agents)
+        case ev.SessionReleased():
+            named = agent_session(event.tenant, event.agent)
+            agents, released = state.agents.delete(named), state.released.set(named, event.to)
+            return attrs.evolve(state, agents=agents, released=released)
+        case ev.SessionAdopted():
+            named = agent_session(event.tenant, event.agent)
+            agent = AgentHead(head=None, persist=True, awaited=event.turns)
+            adopted = state.adopted.set(release_name(event), named)
+            return attrs.evolve(state, agents=state.agents.set(named, agent), adopted=adopted)
+        case ev.TurnAdopted():
+            return _turn_adopted(state, event)
         case ev.LossAccepted(heads=heads):
             return attrs.evolve(state, lost=state.lost.update(dict.fromkeys(heads, state.position)))
         case ev.NodeTakenOver(token=token):
@@ -1304,6 +1325,20 @@ def _turn_stored(state: State, event: ev.TurnStored) -> State:
         texts_at = {**texts_at, str(state.position): tuple(event.texts)}
     request = attrs.evolve(session.request, stored=turn)
     return _stepped(state, session, event, request=request, texts_at=texts_at)
+
+
+def release_name(event: ev.SessionAdopted) -> str:
+    """How ``State.adopted`` names the release of an agent that was adopted."""
+    return f"{event.node}:{event.position}:{event.row_hash}"
+
+
+def _turn_adopted(state: State, event: ev.TurnAdopted) -> State:
+    named = agent_session(event.tenant, event.agent)
+    awaited = state.agents[named].awaited - 1
+    agent = attrs.evolve(state.agents[named], head=event.request, awaited=awaited)
+    turn = StoredTurn(tenant=event.tenant, agent=event.agent, row=state.position)
+    turns = state.turns.set(event.request, turn)
+    return attrs.evolve(state, turns=turns, agents=state.agents.set(named, agent))
 
 
 def _with_turn(state: State, session: Session) -> State:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import attrs
 
 from cairn.journal import events as ev
+from cairn.journal.tenants import agent_session
 
 
 @attrs.frozen(kw_only=True)
@@ -29,7 +30,8 @@ class Place:
             request.
         previous: the request of the turn before it.
         stored: the row of ``turn_stored``.
-        finished: the row of ``request_finished``; 0 while the request is in progress.
+        finished: the row of ``request_finished``; 0 while the request is in progress. Of a turn
+            that was adopted, both are ``turn_adopted``.
         texts_at: the rows of earlier turns that have texts of its note, each with its name.
         tokens: of its prompt and its answer together.
         finish_reason: how the answer ended; None while the request is in progress.
@@ -122,6 +124,17 @@ class Turns:
                     finish_reason=end.finish_reason,
                 )
                 self._last = recorded.position, request
+            case ev.TurnAdopted() as turn:
+                self._places[turn.request] = Place(
+                    tenant=turn.tenant,
+                    session=agent_session(turn.tenant, turn.agent),
+                    agent=turn.agent,
+                    previous=turn.previous,
+                    stored=recorded.position,
+                    finished=recorded.position,
+                    tokens=turn.prompt_tokens + turn.answer_tokens,
+                    finish_reason=turn.finish_reason,
+                )
             case ev.InvariantViolated(at_position=at, request=named) if (at, named) == self._last:
                 self._places.pop(self._last[1], None)
             case ev.RequestCancelled(request=request):

@@ -11,25 +11,43 @@ requests at the same time lose none.
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 import msgspec
 import structlog
+import trio
 
 from cairn.actors.agents.messages import AgentFacts, AgentHistory, NewAgent
 from cairn.actors.agents.stored_turns import StoredTurns, stopping
 from cairn.actors.clock import wall_clock_us
-from cairn.actors.errors import AgentBusy, AgentExists, TooManyAgents
+from cairn.actors.errors import (
+    AgentBusy,
+    AgentExists,
+    AgentReleased,
+    CannotHandOver,
+    JournalUnread,
+    NotReleasedYet,
+    TooManyAgents,
+)
 from cairn.actors.requests.context import RequestContext
 from cairn.actors.requests.messages import Generate, StoredTurn
 from cairn.actors.sequencer import Sequencer
 from cairn.actors.threads.writer import JournalWriter, WriterDied
 from cairn.journal import events as ev
 from cairn.journal.agents import Agent, Agents, session_of
-from cairn.journal.errors import DamagedRow
+from cairn.journal.errors import DamagedRow, StoreError
+from cairn.journal.handover import NoSuchAgent, NotReleased
 from cairn.journal.rows.codec import decode
-from cairn.journal.tenants import session_id
+from cairn.journal.state import release_name
+from cairn.journal.tenants import agent_session, session_id
+
+if TYPE_CHECKING:
+    from cairn.actors.agents.handover import FleetJournals
+
+T = TypeVar("T")
 
 log = structlog.get_logger("cairn")
 
@@ -48,6 +66,7 @@ class _Created:
 
 # What an agent is doing, as the end of a sentence.
 _CREATED = "being created"
+_RELEASED = "being handed over"
 _DELETED = "being deleted"
 _ANSWERING = "answering another request"
 
@@ -57,12 +76,16 @@ class StoredAgents:
     """
     The agents of a run of the server, whatever models it loads. ``agents`` must see each committed
     event, and so must ``see``.
+
+    Attributes:
+        fleet: the journals of the other nodes; None if the server is alone.
     """
 
     agents: Agents
     stored_turns: StoredTurns
     writer: JournalWriter
     sequencer: Sequencer
+    fleet: FleetJournals | None = None
     _busy: dict[_Key, str] = attrs.field(factory=dict, init=False)
     _requests: dict[str, _Key] = attrs.field(factory=dict, init=False)
 
@@ -97,15 +120,18 @@ class StoredAgents:
             del self._busy[key]
 
     @contextlib.contextmanager
-    def deleting(self, agent: Agent) -> Iterator[None]:
+    def ending(self, agent: Agent, what: str) -> Iterator[None]:
         """
-        Mark an agent as being deleted while the context lasts.
+        Mark an agent as busy with its end while the context lasts.
+
+        Args:
+            what: it is doing, as the end of a sentence.
 
         Raises:
             AgentBusy: the agent is busy.
         """
         key = agent.tenant, agent.name
-        self._mark(key, _DELETED)
+        self._mark(key, what)
         try:
             yield
         finally:
@@ -133,9 +159,11 @@ class StoredAgents:
 
         Raises:
             AgentExists: the tenant has an agent of this name.
+            AgentReleased: the tenant had one, which another node has now.
             TooManyAgents: the tenant has as many as it may have.
         """
         key = tenant, name
+        self.require_here(name, tenant)
         if self.agents.find(name, tenant) is not None:
             raise AgentExists(name)
         if len(self.agents.of(tenant)) >= AGENTS_MAX:
@@ -147,6 +175,15 @@ class StoredAgents:
             yield
         finally:
             del self._busy[key]
+
+    def require_here(self, name: str, tenant: str) -> None:
+        """
+        Raises:
+            AgentReleased: an agent of this name was released, and that is committed.
+        """
+        to = self.sequencer.state.released.get(agent_session(tenant, name))
+        if to is not None and self.agents.find(name, tenant) is None:
+            raise AgentReleased(name, to)
 
     def exists(self, agent: Agent) -> bool:
         """Whether an agent still exists, and is not being deleted."""
@@ -185,12 +222,12 @@ class StoredAgents:
             case _:
                 pass
 
-    async def commit(self, event: ev.Event) -> None:
-        """Commit an event, so that the fold has it."""
+    async def commit(self, *events: ev.Event) -> None:
+        """Commit events together, so that the fold has them."""
         try:
             if self.writer.stalled:
                 await self.writer.wait_all_committed()
-            await self.writer.wait_committed(self.sequencer.append(event))
+            await self.writer.wait_committed(self.sequencer.append(*events))
         except WriterDied as died:
             raise stopping() from died
 
@@ -216,7 +253,7 @@ class StoredAgents:
             if recorded.unread is not None:
                 return None
             event = recorded.event
-            assert isinstance(event, ev.AgentCreated)
+            assert isinstance(event, ev.AgentCreated | ev.SessionAdopted)
             tools = msgspec.json.decode(event.tools, type=tuple[dict[str, object], ...])
         except (DamagedRow, msgspec.MsgspecError) as error:
             log.warning("an agent cannot be read", row=agent.created, fact=str(error))
@@ -227,7 +264,7 @@ class StoredAgents:
             system=event.system,
             tools=tools,
             max_context=event.max_context,
-            persist=event.persist,
+            persist=agent.persist,
         )
 
 
@@ -245,6 +282,10 @@ class TenantAgents:
     def all(self) -> tuple[AgentFacts, ...]:
         """See ``AgentService.all``."""
         return tuple(map(self._facts, self._stored.agents.of(self._tenant)))
+
+    def require_here(self, name: str) -> None:
+        """See ``AgentService.require_here``."""
+        self._stored.require_here(name, self._tenant)
 
     def one(self, name: str) -> AgentFacts | None:
         """See ``AgentService.one``."""
@@ -305,10 +346,71 @@ class TenantAgents:
         agent = self._find(name)
         if agent is None:
             return False
-        with self._stored.deleting(agent):
+        with self._stored.ending(agent, _DELETED):
             await self._stored.commit(ev.AgentDeleted(agent=name, tenant=self._tenant))
             await self._close_session(agent.session, "its agent was deleted")
         return True
+
+    async def release(self, name: str, to: str, node: str) -> bool:
+        """See ``AgentService.release``."""
+        stored, agent = self._stored, self._find(name)
+        if agent is None:
+            stored.require_here(name, self._tenant)
+            return False
+        fleet = self._fleet()
+        if node == fleet.node or not await self._in_thread(fleet.has, node):
+            raise CannotHandOver(f"there is no other node {node!r} in this fleet")
+        if not agent.persist:
+            raise CannotHandOver(f"agent {name!r} ends with its server (persist: false)")
+        agent = self._find(name)  # a thread was waited for
+        if agent is None:
+            return False
+        with stored.ending(agent, _RELEASED):
+            await stored.commit(
+                ev.SessionReleased(agent=name, tenant=self._tenant, to=to, to_node=node)
+            )
+            await self._close_session(agent.session, "its agent was handed over")
+        return True
+
+    async def adopt(self, name: str, of: str, node: str) -> AgentFacts | None:
+        """See ``AgentService.adopt``."""
+        stored, tenant, fleet = self._stored, self._tenant, self._fleet()
+        if node == fleet.node or not await self._in_thread(fleet.has, node):
+            raise CannotHandOver(f"there is no other node {node!r} in this fleet")
+        if (known := self._find(name)) is not None and known.adopted_from == of:
+            return self._facts(known)
+        with stored.creating(name, tenant):
+            try:
+                found = await self._in_thread(fleet.released, node, of, tenant)
+            except NoSuchAgent:
+                return None
+            except NotReleased as error:
+                raise NotReleasedYet(
+                    f"agent {of!r} is served by {node}, which has to release it first"
+                ) from error
+            if (found.event.to, found.event.to_node) != (name, fleet.node):
+                raise AgentReleased(of, found.event.to)
+            session = session_id(tenant, session_of(name))
+            await self._close_session(session, "its agent is adopted")
+            adopted, *turns = found.adoption(lambda: str(uuid.uuid4()))
+            assert isinstance(adopted, ev.SessionAdopted)
+            if release_name(adopted) in stored.sequencer.state.adopted:
+                raise CannotHandOver(f"agent {name!r} was adopted before, and deleted since")
+            await stored.commit(adopted, *turns)
+        return self.one(name)
+
+    def _fleet(self) -> FleetJournals:
+        if self._stored.fleet is None:
+            raise CannotHandOver("this server is in no fleet, so it has no node to hand over to")
+        return self._stored.fleet
+
+    @staticmethod
+    async def _in_thread(read: Callable[..., T], *args: str) -> T:
+        """Read the journals of other nodes. Leaving early gives the reading up."""
+        try:
+            return await trio.to_thread.run_sync(read, *args, abandon_on_cancel=True)
+        except StoreError as error:
+            raise JournalUnread(str(error).rstrip(".")) from error
 
     async def _create(
         self, new: NewAgent, *, origin: Agent | None = None, head: str | None = None
@@ -356,6 +458,7 @@ class TenantAgents:
             created_s=agent.created_s,
             used_us=agent.used_us,
             forked_from=agent.forked_from,
+            adopted_from=agent.adopted_from,
         )
 
     def _find(self, name: str) -> Agent | None:

@@ -45,6 +45,7 @@ class AgentFacts:
         context_left: how many more its context holds, or the model's.
         finish_reason: how its last answer ended; None before the first.
         used_us: when its last turn ended, or it was created: microseconds since 1970.
+        adopted_from: its name on the node that handed it over; None if none did.
     """
 
     name: str
@@ -59,6 +60,7 @@ class AgentFacts:
     created_s: int
     used_us: int
     forked_from: str | None
+    adopted_from: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -89,6 +91,12 @@ class AgentService(Protocol):
 
     def all(self) -> tuple[AgentFacts, ...]:
         """The tenant's agents, the last used one first. Changes nothing."""
+
+    def require_here(self, name: str) -> None:
+        """
+        Raises:
+            AgentReleased: the tenant had an agent of this name, which another node has now.
+        """
 
     def one(self, name: str) -> AgentFacts | None:
         """An agent, if it exists. Changes nothing."""
@@ -146,5 +154,37 @@ class AgentService(Protocol):
 
         Raises:
             AgentBusy: the agent is busy.
+            RefusalError: that cannot be recorded now.
+        """
+
+    async def release(self, name: str, to: str, node: str) -> bool:
+        """
+        Hand an agent over to another node, which can adopt it from then on. False if there is none.
+
+        Args:
+            to: the name of the agent there.
+
+        Raises:
+            AgentBusy: the agent is busy; a turn in progress is not cut.
+            AgentReleased: it was released before.
+            CannotHandOver: it does not outlive the server, or there is no such node.
+            RefusalError: that cannot be recorded now.
+        """
+
+    async def adopt(self, name: str, of: str, node: str) -> AgentFacts | None:
+        """
+        Adopt an agent that another node released for this one. Does nothing if that was done. None
+        if the tenant has no such agent there.
+
+        Args:
+            name: of the agent from then on.
+            of: its name there.
+
+        Raises:
+            AgentExists, TooManyAgents: as ``create``.
+            AgentReleased: it was released to another name, or this name was.
+            NotReleasedYet: it was not released.
+            CannotHandOver: it was adopted and deleted since, or there is no such node.
+            JournalUnread: the other journal cannot be read, or is not sound.
             RefusalError: that cannot be recorded now.
         """

@@ -26,6 +26,7 @@ class AgentObject(Sent, kw_only=True):
     max_context: int | None
     persist: bool
     forked_from: str | None
+    adopted_from: str | UnsetType = UNSET
     created: str
     last_accessed: str
     system_prompt: str | UnsetType | None = UNSET
@@ -38,6 +39,14 @@ class AgentList(Sent, kw_only=True):
 
     object: Literal["list"] = "list"
     agents: list[AgentObject]
+
+
+class ReleasedAgent(Sent, kw_only=True):
+    """The name of an agent that was handed over, and its name on the other node."""
+
+    object: Literal["agent"] = "agent"
+    agent_id: str
+    released_to: str
 
 
 class DeletedAgent(Sent, kw_only=True):

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET
 
 from cairn.actors.agents.messages import AgentFacts, AgentHistory, NewAgent
+from cairn.actors.errors import AgentReleased
 from cairn.actors.requests.messages import Keep, ServerFacts, StoredTurn
 from cairn.engine.prompt.template import Message, message_of
 from cairn.http.agents.objects import (
@@ -26,6 +27,7 @@ from cairn.http.agents.objects import (
     AgentTurn,
     AgentTurns,
     DeletedAgent,
+    ReleasedAgent,
 )
 from cairn.http.chat_completions.conversation import read_tools
 from cairn.http.chat_completions.objects import FunctionCall, ToolCall
@@ -36,7 +38,7 @@ from cairn.http.wire.checks import MESSAGES_MAX, ClientError, JsonObject, check_
 from cairn.http.wire.json import decode_object, encode, to_struct
 from cairn.http.wire.parameters import INT64_MAX, Ignored, integer
 from cairn.journal.agents import NAME_MAX, is_agent_name, session_of
-from cairn.journal.nodes import on_node
+from cairn.journal.nodes import node_named, on_node
 
 ADDRESS = "/v1/agents"
 PROTOCOL = "cairn.agents"
@@ -65,6 +67,14 @@ class NewAgentBody(msgspec.Struct):
 class ForkBody(msgspec.Struct):
     agent_id: str | None = None
     turn: int | None = None
+
+
+class ReleaseBody(msgspec.Struct):
+    to: str
+
+
+class AdoptBody(msgspec.Struct):
+    of: str = msgspec.field(name="from")
 
 
 GenerateRequest = msgspec.defstruct(
@@ -145,6 +155,29 @@ def read_fork(body: bytes, node: str | None = None) -> Fork:
             param=other,
         )
     return Fork(name=_name(wire.agent_id, node), turn=integer("turn", wire.turn, 0, INT64_MAX))
+
+
+def read_handover(body: bytes, kind: type[ReleaseBody] | type[AdoptBody]) -> tuple[str, str]:
+    """
+    The name that a body gives an agent on another node, and that node.
+
+    Raises:
+        ClientError: the body cannot be used.
+    """
+    field, fields = msgspec.structs.fields(kind)[0].encode_name, decode_object(body)
+    wire = to_struct(fields, kind)
+    if others := parameters.unknown(fields, (field,)):
+        other = min(others)[:100]
+        raise ClientError(f"unknown field {other}: only {field} is accepted here", param=other)
+    name = wire.to if isinstance(wire, ReleaseBody) else wire.of
+    node = node_named(name)
+    if node is None or not is_agent_name(name):
+        raise ClientError(
+            f"{field} must be the id of an agent on another node, which begins with that node's "
+            "name, like n2.notes",
+            param=field,
+        )
+    return name, node
 
 
 def read_generate_request(
@@ -235,7 +268,7 @@ async def look_up_history(name: str, service: Service) -> AgentHistory:
     """
     held = await service.agents.history(name)
     if held is None:
-        raise not_found(name)
+        raise not_found(name, service)
     return held
 
 
@@ -244,7 +277,7 @@ async def look_up(name: str, service: Service) -> AgentObject:
     new = await service.agents.created(name)
     facts = service.agents.one(name)
     if new is None or facts is None:
-        raise not_found(name)
+        raise not_found(name, service)
     found = agent_object(facts, service.facts_of(facts.model))
     found.system_prompt = new.system
     found.tools = [dict(tool) for tool in new.tools]
@@ -266,7 +299,7 @@ async def look_up_last_turns(
     """
     found = await service.agents.last_turns(name, before, most)
     if found is None:
-        raise not_found(name)
+        raise not_found(name, service)
     return [_turn_object(number, turn) for number, turn in found]
 
 
@@ -279,8 +312,51 @@ async def delete(name: str, service: Service) -> DeletedAgent:
         RefusalError: it cannot be deleted now.
     """
     if not await service.agents.delete(name):
-        raise not_found(name)
+        raise not_found(name, service)
     return DeletedAgent(agent_id=name)
+
+
+async def release(name: str, body: bytes, service: Service) -> ReleasedAgent:
+    """
+    Hand an agent over to another node. Does nothing if it was released to this name before.
+
+    Raises:
+        ClientError: there is no such agent, or the body cannot be used.
+        RefusalError: it cannot be released now.
+    """
+    to, node = read_handover(body, ReleaseBody)
+    try:
+        found = await service.agents.release(name, to, node)
+    except AgentReleased as error:
+        if error.to != to:
+            raise
+        found = True
+    if not found:
+        raise not_found(name, service)
+    return ReleasedAgent(agent_id=name, released_to=to)
+
+
+async def adopt(name: str, body: bytes, service: Service) -> AgentFacts:
+    """
+    Adopt an agent that another node released. Does nothing if that was done.
+
+    Raises:
+        ClientError: the tenant has no such agent there, or a name cannot be used.
+        RefusalError: it cannot be adopted now.
+    """
+    of, node = read_handover(body, AdoptBody)
+    own = service.facts.node
+    if own is not None and (name != on_node(own, name) or not is_agent_name(name)):
+        raise ClientError(f"an agent of this node has an id like {on_node(own, 'notes')}")
+    found = await service.agents.adopt(name, of, node)
+    if found is None:
+        raise ClientError(
+            f"agent {of!r} not found on {node}: it was never created, or was deleted or forgotten",
+            code="agent_not_found",
+            status=404,
+            param="from",
+        )
+    return found
 
 
 async def fork(name: str, new: Fork, service: Service) -> AgentFacts:
@@ -302,12 +378,18 @@ async def fork(name: str, new: Fork, service: Service) -> AgentFacts:
             param="turn",
         ) from error
     if found is None:
-        raise not_found(name)
+        raise not_found(name, service)
     return found
 
 
-def not_found(name: str) -> ClientError:
-    """The error for an agent that does not exist."""
+def not_found(name: str, service: Service) -> ClientError:
+    """
+    The error for an agent that does not exist.
+
+    Raises:
+        AgentReleased: another node has it now.
+    """
+    service.agents.require_here(name)
     return ClientError(
         f"agent {name[:NAME_MAX]!r} not found: it was never created, was deleted, or ended with "
         "its server (persist: false); GET /v1/agents lists the agents",
@@ -342,6 +424,7 @@ def agent_object(
         max_context=agent.max_context,
         persist=agent.persist,
         forked_from=agent.forked_from,
+        adopted_from=UNSET if agent.adopted_from is None else agent.adopted_from,
         created=_time(agent.created_s),
         last_accessed=_time(agent.used_us // 1_000_000),
         ignored=list(ignored) or UNSET,

@@ -64,6 +64,17 @@ def add_agent_routes(
         made = await agents.fork(name, new, service())
         return json_response(agents.agent_object(made, service().facts_of(made.model)))
 
+    @app.post(f"{agents.ADDRESS}/<name>/release")
+    async def release_agent(name: str) -> Response:
+        body, _ = await body_of()
+        return json_response(await agents.release(name, body, service()))
+
+    @app.post(f"{agents.ADDRESS}/<name>/adopt")
+    async def adopt_agent(name: str) -> Response:
+        body, _ = await body_of()
+        made = await agents.adopt(name, body, service())
+        return json_response(agents.agent_object(made, service().facts_of(made.model)))
+
     @app.post(f"{agents.ADDRESS}/<name>/generate")
     async def generate_with_agent(name: str) -> Response:
         body, headers = await body_of()

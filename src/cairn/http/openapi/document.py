@@ -17,7 +17,13 @@ import attrs
 import msgspec
 
 from cairn.http.agents import requests as agents
-from cairn.http.agents.objects import AgentList, AgentObject, AgentTurns, DeletedAgent
+from cairn.http.agents.objects import (
+    AgentList,
+    AgentObject,
+    AgentTurns,
+    DeletedAgent,
+    ReleasedAgent,
+)
 from cairn.http.chat_completions import request as chat_completions_request
 from cairn.http.chat_completions.objects import ChatCompletion
 from cairn.http.completions import errors as completions_errors
@@ -79,6 +85,7 @@ _REFUSALS = {
     408: "The body did not arrive in time.",
     409: "An agent with this name exists, or the agent or session is answering a request, or is as "
     "it cannot be changed; the error says why.",
+    410: "Another node of the fleet has the agent now; the error and `x-cairn-agent` have its id.",
     413: "The body is too large.",
     415: "The body is compressed.",
     429: "The queue is full, or too many live streams are open. Try again after `retry-after` "
@@ -228,23 +235,23 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         body=agents.NewAgentBody,
         example={"agent_id": "notes", "system_prompt": "Be brief."},
         answer=AgentObject,
-        statuses=(409,),
+        statuses=(409, 410),
     ),
     ("GET", agents.ADDRESS): Operation(summary="List the agents.", answer=AgentList),
     ("GET", _AGENT): Operation(
         summary="Get an agent with its system prompt and tools.",
         answer=AgentObject,
-        statuses=(404, 503),
+        statuses=(404, 410, 503),
     ),
     ("DELETE", _AGENT): Operation(
         summary="Delete an agent and its history.",
         answer=DeletedAgent,
-        statuses=(404, 409, 503),
+        statuses=(404, 409, 410, 503),
     ),
     ("GET", f"{_AGENT}/turns"): Operation(
         summary="Get the history of an agent, turn by turn.",
         answer=AgentTurns,
-        statuses=(404, 503),
+        statuses=(404, 410, 503),
     ),
     ("POST", f"{_AGENT}/fork"): Operation(
         summary="Create an agent that starts with the history of another one, up to a turn.",
@@ -252,7 +259,21 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         may_be_empty=True,
         example={"agent_id": "notes-2", "turn": 1},
         answer=AgentObject,
-        statuses=(409,),
+        statuses=(409, 410),
+    ),
+    ("POST", f"{_AGENT}/release"): Operation(
+        summary="Hand an agent over to another node of the fleet.",
+        body=agents.ReleaseBody,
+        example={"to": "n2.notes"},
+        answer=ReleasedAgent,
+        statuses=(404, 409, 410, 503),
+    ),
+    ("POST", f"{_AGENT}/adopt"): Operation(
+        summary="Adopt an agent that another node of the fleet handed over.",
+        body=agents.AdoptBody,
+        example={"from": "n1.notes"},
+        answer=AgentObject,
+        statuses=(404, 409, 410, 503),
     ),
     ("POST", f"{_AGENT}/generate"): Operation(
         summary="Answer new messages that follow an agent's history.",
@@ -260,7 +281,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         example=_HELLO,
         answer=ChatCompletion,
         streams=True,
-        statuses=(409,),
+        statuses=(409, 410),
     ),
     ("GET", sessions.ADDRESS): Operation(
         summary="List the sessions, the most recently used first.",

@@ -29,15 +29,19 @@ from werkzeug.exceptions import HTTPException
 from cairn.actors.errors import (
     AgentBusy,
     AgentExists,
+    AgentReleased,
     Broken,
     CannotForget,
+    CannotHandOver,
     CannotRecord,
     FormatRefused,
     InputTooLong,
+    JournalUnread,
     ModelBusy,
     ModelNotLoaded,
     NoMemory,
     NotForgotten,
+    NotReleasedYet,
     PromptRefused,
     PromptTooLong,
     QueueFull,
@@ -141,6 +145,10 @@ _REFUSALS: Mapping[type[RefusalError], _Kind] = {
     AgentBusy: _Kind(status=409, code="agent_busy"),
     ModelBusy: _Kind(status=409, code="model_busy"),
     AgentExists: _Kind(status=409, code="agent_exists", param="agent_id", headers=_NO_RETRY),
+    AgentReleased: _Kind(status=410, code="agent_released", headers=_NO_RETRY),
+    CannotHandOver: _Kind(status=409, code="cannot_hand_over", headers=_NO_RETRY),
+    NotReleasedYet: _Kind(status=409, code="agent_not_released", headers=_NO_RETRY),
+    JournalUnread: _Kind(status=503, code="journal_unread", type="overloaded_error"),
     TooManyAgents: _Kind(status=409, code="too_many_agents", headers=_NO_RETRY),
     SessionBusy: _Kind(status=409, code="session_busy"),
     CannotForget: _Kind(status=409, code="cannot_forget", headers=_NO_RETRY),
@@ -206,6 +214,8 @@ def _refusal(error: RefusalError, places: FormatPlaces) -> ErrorAnswer:
         param=places.prompt if kind.of_prompt else kind.param,
         headers=kind.headers if retry_after_s is None else _retry_after(retry_after_s),
     )
+    if isinstance(error, AgentReleased):
+        answer = attrs.evolve(answer, headers={**answer.headers, "x-cairn-agent": error.to})
     return _with_ids(answer, error)
 
 

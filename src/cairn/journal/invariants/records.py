@@ -8,7 +8,7 @@ from cairn.journal import events as ev
 from cairn.journal.invariants.sentences import Violation, broken
 from cairn.journal.keys import fingerprint_of, tested_fields
 from cairn.journal.shown import shown_fault
-from cairn.journal.state import Session, State
+from cairn.journal.state import Session, SessionId, State, release_name
 from cairn.journal.tenants import AGENT_SESSIONS, agent_session, session_name, session_tenant
 
 _NOT_NEEDED = "naive_differs"
@@ -156,8 +156,7 @@ def forgotten(state: State, event: ev.TurnForgotten) -> Iterator[Violation]:
 
 
 def created(state: State, event: ev.AgentCreated) -> Iterator[Violation]:
-    if agent_session(event.tenant, event.agent) in state.agents:
-        yield broken("INV-9", "an agent was created twice", "a new name", event.agent)
+    yield from _is_new(state, event.tenant, event.agent)
     if event.forked_from is None:
         if event.head is not None:
             yield broken("INV-9", "a history of no agent", None, event.head)
@@ -168,6 +167,59 @@ def created(state: State, event: ev.AgentCreated) -> Iterator[Violation]:
         yield from _is_stored(state, event.head, event.tenant, of_agent=True)
 
 
+def _is_new(state: State, tenant: str, agent: str) -> Iterator[Violation]:
+    """No agent has this name, and none that was released had it."""
+    named = agent_session(tenant, agent)
+    if named in state.agents:
+        yield broken("INV-9", "an agent was created twice", "a new name", agent)
+    if named in state.released:
+        yield broken("INV-9", "the name of an agent that was released", "a new name", agent)
+
+
 def deleted(state: State, event: ev.AgentDeleted) -> Iterator[Violation]:
-    if agent_session(event.tenant, event.agent) not in state.agents:
+    named = agent_session(event.tenant, event.agent)
+    if named not in state.agents and named not in state.released:
         yield broken("INV-9", "an agent was deleted that does not exist", "one", event.agent)
+
+
+# --- agents that are handed over -----------------------------------------------------------------
+
+
+def released(state: State, event: ev.SessionReleased) -> Iterator[Violation]:
+    named = agent_session(event.tenant, event.agent)
+    agent, session = state.agents.get(named), state.sessions.get(SessionId(named))
+    if agent is None:
+        yield broken("INV-9", "an agent was released that does not exist", "one", event.agent)
+        return
+    if not agent.persist or agent.awaited:
+        kept = (agent.persist, agent.awaited)
+        yield broken("INV-9", "an agent was released that is not kept whole", (True, 0), kept)
+    if session is not None and session.request is not None:
+        request = session.request.ask.request
+        yield broken("INV-9", "an agent was released during a request", None, request)
+
+
+def adopted(state: State, event: ev.SessionAdopted) -> Iterator[Violation]:
+    yield from _is_new(state, event.tenant, event.agent)
+    if (known := state.adopted.get(release_name(event))) is not None:
+        yield broken("INV-9", "a release was adopted twice", known, event.agent)
+
+
+def turn_adopted(state: State, event: ev.TurnAdopted) -> Iterator[Violation]:
+    agent = state.agents.get(agent_session(event.tenant, event.agent))
+    if agent is None or not agent.awaited:
+        yield broken("INV-9", "a turn was adopted that no agent awaits", event.agent, event.request)
+        return
+    if event.previous != agent.head:
+        yield broken("INV-9", "a turn after another one", agent.head, event.previous)
+    if event.request in state.turns:
+        yield broken("INV-9", "a second turn of one request", "a new id", event.request)
+
+
+def served(state: State, event: ev.RequestReceived) -> Iterator[Violation]:
+    """An agent that was released is never served again, nor one before it has all of its turns."""
+    if (to := state.released.get(event.session)) is not None:
+        yield broken("INV-9", "a request of an agent that was released", to, event.session)
+    agent = state.agents.get(event.session)
+    if agent is not None and agent.awaited:
+        yield broken("INV-9", "a request before its agent has all turns", 0, agent.awaited)

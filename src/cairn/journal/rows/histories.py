@@ -24,7 +24,7 @@ class Histories:
     Attributes:
         agents: as they were at the cut.
         places: of their turns, by request.
-        rows: those that created them, and those of the turns, as they are stored.
+        rows: those that created or released them, and those of the turns, as they are stored.
     """
 
     agents: tuple[Agent, ...] = ()
@@ -42,7 +42,8 @@ class Histories:
             ValueError: they are not.
         """
         rows = self.by_position()
-        if {*rows} != {agent.created for agent in self.agents} | rows_of(self.places):
+        of_agents = {row for one in self.agents for row in (one.created, one.released) if row}
+        if {*rows} != of_agents | rows_of(self.places):
             raise ValueError("the rows are not those of its agents")
         events: dict[int, ev.Event] = {}
         for row in self.rows:
@@ -54,8 +55,21 @@ class Histories:
             match events[agent.created]:
                 case ev.AgentCreated(agent=agent.name, tenant=agent.tenant):
                     pass
+                case ev.SessionAdopted(
+                    agent=agent.name, tenant=agent.tenant, of_agent=agent.adopted_from
+                ):
+                    pass
                 case _:
                     raise ValueError(f"row {agent.created} did not create {agent.name}")
+            match events.get(agent.released):
+                case None:
+                    pass
+                case ev.SessionReleased(
+                    agent=agent.name, tenant=agent.tenant, to=agent.released_to
+                ):
+                    pass
+                case _:
+                    raise ValueError(f"row {agent.released} did not release {agent.name}")
         for request, place in self.places.items():
             match events[place.stored], events[place.finished]:
                 case (
@@ -67,6 +81,16 @@ class Histories:
                     ),
                     ev.RequestFinished(request=finished),
                 ) if stored == finished == request:
+                    pass
+                case (
+                    ev.TurnAdopted(
+                        request=stored,
+                        agent=place.agent,
+                        tenant=place.tenant,
+                        previous=place.previous,
+                    ),
+                    _,
+                ) if stored == request and place.stored == place.finished:
                     pass
                 case _:
                     raise ValueError(f"rows {place.stored} and {place.finished} are not a turn")

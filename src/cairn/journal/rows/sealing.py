@@ -99,7 +99,7 @@ class KeyRing(Keys, Protocol):
 
 def subject_of(event: ev.Event) -> str:
     """Whose the private fields of an event are: a session, by its id, or the server."""
-    if isinstance(event, ev.AgentCreated):
+    if isinstance(event, ev.AgentCreated | ev.SessionAdopted | ev.TurnAdopted):
         return agent_session(event.tenant, event.agent)
     session: str | None = getattr(event, "of_session", None) or getattr(event, "session", None)
     return session or SERVER

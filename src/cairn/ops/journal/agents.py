@@ -25,6 +25,7 @@ from cairn.journal.turns import Place
 from cairn.ops.common.completions import complete_chat
 from cairn.ops.common.locations import Source, example, file_argument, journal_options
 from cairn.ops.common.output import counted, facts, printable, table
+from cairn.ops.fleet.move import move
 from cairn.ops.journal.sessions import time_text, used
 
 
@@ -41,10 +42,13 @@ class _ListFirst(click.Group):
 @click.group(cls=_ListFirst, epilog=example("ops agents", "ops agents show review"))
 def agents() -> None:
     """
-    List the agents of a journal, or show the conversation of one.
+    List the agents of a journal, show the conversation of one, or hand one over to another node.
 
     Without a command: `ops agents list`. The server may be running.
     """
+
+
+agents.add_command(move)
 
 
 @attrs.frozen
@@ -91,11 +95,11 @@ def list_agents(data_dir: Path, journal: str | None, file: Path | None) -> None:
     List the agents of a journal, the most recently used first.
 
     `status` says where the KV cache of an agent's history is: `hot` in memory, `warm` in files,
-    `cold` nowhere, so it must be computed again. While no server runs, all agents are cold; the
+    `cold` nowhere, so it must be computed again; `moved` on another node of the fleet. While no server runs, all agents are cold; the
     next server finds the files. `context` counts the tokens of its last prompt and answer.
     """
     found = _Found.of(data_dir, journal, file)
-    known = found.agents.of(None)
+    known = found.agents.of(None, released=True)
     columns = (
         "agent",
         "tenant",
@@ -107,12 +111,13 @@ def list_agents(data_dir: Path, journal: str | None, file: Path | None) -> None:
         "persists",
         "forked from",
         "last used",
+        "moved to",
     )
     rows = [
         (
             agent.name,
             agent.tenant,
-            found.agents.status(agent, found.state),
+            "moved" if agent.released else found.agents.status(agent, found.state),
             agent.turns,
             found.agents.tokens(agent),
             agent.max_context,
@@ -120,11 +125,13 @@ def list_agents(data_dir: Path, journal: str | None, file: Path | None) -> None:
             "yes" if agent.persist else "no",
             agent.forked_from,
             used(agent.used_us),
+            agent.released_to,
         )
         for agent in known
     ]
     one_tenant = all(agent.tenant == LOCAL for agent in known)
-    hidden = ("tenant",) if one_tenant else ()
+    hidden = [*(["tenant"] if one_tenant else [])]
+    hidden += [] if any(agent.released for agent in known) else ["moved to"]
     table(columns, rows, hidden=hidden, spare=("persists", "limit", "model", "forked from"))
 
 
@@ -146,13 +153,15 @@ def show(
     places = found.agents.history(agent)
     texts = _texts(found, agent, places)
     created = texts[agent.created]
-    assert isinstance(created, ev.AgentCreated)
+    assert isinstance(created, ev.AgentCreated | ev.SessionAdopted)
     facts(
         (
             ("agent", agent.name),
             ("tenant", agent.tenant if agent.tenant != LOCAL else None),
             ("created", f"{time_text(agent.created_s * 1_000_000)} (row {agent.created})"),
             ("forked from", agent.forked_from),
+            ("adopted from", agent.adopted_from),
+            ("handed over", _handed_over(agent)),
             ("model", agent.model or None),
             ("persists", "yes" if agent.persist else "no, it is deleted when the server stops"),
             ("status", found.agents.status(agent, found.state)),
@@ -165,7 +174,7 @@ def show(
         _say(Message(role="system", content=created.system))
     for number, place in enumerate(places, 1):
         turn = texts[place.stored]
-        assert isinstance(turn, ev.TurnStored)
+        assert isinstance(turn, ev.TurnStored | ev.TurnAdopted)
         click.echo()
         click.echo(
             f"turn {number}: {time_text(turn.created_s * 1_000_000)}, "
@@ -183,7 +192,7 @@ def _chosen(found: _Found, name: str, tenant: str | None) -> Agent:
     Raises:
         click.UsageError: there is none, or there are several.
     """
-    named = [one for one in found.agents.of(tenant) if one.name == name]
+    named = [one for one in found.agents.of(tenant, released=True) if one.name == name]
     if len(named) > 1:
         tenants = ", ".join(sorted(one.tenant for one in named))
         raise click.UsageError(
@@ -216,7 +225,11 @@ def _context(found: _Found, agent: Agent) -> str:
     return tokens if agent.max_context is None else f"{tokens} of {agent.max_context}"
 
 
-def _tools(created: ev.AgentCreated) -> Iterator[str]:
+def _handed_over(agent: Agent) -> str | None:
+    return f"to {agent.released_to} (row {agent.released})" if agent.released else None
+
+
+def _tools(created: ev.AgentCreated | ev.SessionAdopted) -> Iterator[str]:
     for tool in msgspec.json.decode(created.tools):
         yield tool["function"]["name"]
 

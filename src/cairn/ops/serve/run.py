@@ -20,6 +20,7 @@ import attrs
 import click
 import trio
 
+from cairn.actors.agents.handover import FleetJournals
 from cairn.actors.boot import (
     BootRefused,
     JournalBroken,
@@ -462,6 +463,9 @@ def settings_of(
             SqlStore.open, url_of(data_dir, options["journal"]), read_only=True, keys=sealed
         ),
         elsewhere=partial(places_elsewhere, url_of(data_dir, options["journal"]), options["node"])
+        if options["node"] is not None
+        else None,
+        fleet=FleetJournals(url_of(data_dir, options["journal"]), options["node"], sealed)
         if options["node"] is not None
         else None,
         heads_s=options["see_heads"],

@@ -1,0 +1,251 @@
+"""
+``ops agents move``: hands an agent over from one node of a fleet to another.
+
+The servers append to their journals, because each has one writer. If the source does not run, this
+command appends to its journal, as ``ops takeover`` does.
+
+The target is asked first, which reads the agent in the source's journal and changes nothing before
+it is released. So names, tenants and texts are known to be good by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from cairn.actors.clock import clock
+from cairn.journal import events as ev
+from cairn.journal.agents import is_agent_name
+from cairn.journal.errors import StoreError
+from cairn.journal.ledger import Ledger
+from cairn.journal.nodes import node_named, on_node
+from cairn.journal.replay import Replay
+from cairn.journal.rows.base import histories_of
+from cairn.journal.state import SessionId
+from cairn.ops.cli import Unreadable
+from cairn.ops.common.locations import check_node, example, journal_of
+from cairn.ops.common.output import progress
+from cairn.ops.serve.api_keys import KEY_VARIABLE, api_key_option
+
+_TIMEOUT_S = 600.0
+
+
+class _Refusal(msgspec.Struct):
+    message: str
+    code: str = ""
+
+
+class _Answer(msgspec.Struct):
+    turns: int = 0
+    error: _Refusal | None = None
+
+
+def _node(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    return check_node(context, parameter, value) or value
+
+
+@click.command(
+    epilog=example(
+        "ops agents move n1.notes --to n2 --journal postgresql://cairn@db/cairn \\",
+        "    --server http://router:8080",
+    )
+)
+@click.argument("name")
+@click.option(
+    "--to", "to_node", metavar="NODE", required=True, callback=_node, help="Its new node."
+)
+@click.option("--as", "to", metavar="NAME", help="Its name there. Default: the same, on that node.")
+@click.option(
+    "--journal", metavar="URL", required=True, help="The PostgreSQL database of the fleet."
+)
+@click.option(
+    "--server",
+    "servers",
+    metavar="[NODE=]URL",
+    required=True,
+    multiple=True,
+    help="Where nodes answer: the router's address, or NODE=URL of each. May be repeated.",
+)
+@click.option(
+    "--tenant", help="Of a source that does not run: the agent's tenant, if several match."
+)
+@api_key_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def move(
+    name: str,
+    to_node: str,
+    to: str | None,
+    journal: str,
+    servers: Sequence[str],
+    tenant: str | None,
+    api_key: str | None,
+    yes: bool,
+) -> None:
+    """
+    Hand the agent NAME over to another node, with its history.
+
+    From then on its node answers 410 with the new name, for good, and the other node serves it. Its
+    next answer has the same bits, and is computed from its start. With API keys, give that of the
+    agent's tenant. The node that it is handed over to must run. If its own does not, this command
+    appends to the journal of that. A request that the agent is answering is not cut: the command
+    refuses until it has ended.
+
+    If this is interrupted, no node or one serves the agent: run the same command again to finish.
+
+    \b
+    Exit code
+      0  done, or was done before
+      2  refused, or not finished; the output says which
+    """
+    from cairn.journal.rows.store_sql import nodes_of, place_of, running_nodes
+
+    source = node_named(name)
+    if source is None:
+        raise click.UsageError(f"{name} does not begin with the name of a node, like n1.notes.")
+    to = on_node(to_node, to if to is not None else name.partition(".")[2])
+    if not is_agent_name(name) or not is_agent_name(to):
+        raise click.UsageError(f"{to} is no name of an agent; choose one with --as.")
+    if source == to_node:
+        raise click.UsageError(f"{name} is on {to_node}. To copy it there, fork it.")
+    url = journal_of(journal, None)
+    assert url is not None
+    known = nodes_of(url)
+    for node in (source, to_node):
+        if node not in known:
+            raise click.UsageError(
+                f"There is no node {node} in {place_of(url)}; the nodes are {', '.join(known)}."
+            )
+    places = _places(servers)
+    adopt = f"/v1/agents/{quote(to)}/adopt", {"from": name}
+    answer = _ask(places, to_node, api_key, *adopt)
+    if answer.error is None:
+        click.echo(f"{name} was released before: it is {to} now, with {answer.turns} turns.")
+        return
+    if answer.error.code != "agent_not_released":
+        raise _refused(to_node, answer.error, "Nothing was changed.")
+    if not yes:
+        click.confirm(
+            f"{source} will never serve {name} again. Hand it over to {to_node}?", abort=True
+        )
+    if source in running_nodes(url):
+        released = _ask(places, source, api_key, f"/v1/agents/{quote(name)}/release", {"to": to})
+        if released.error is not None:
+            raise _refused(source, released.error, "Nothing was changed.")
+    else:
+        _release(url, source, name, tenant, to, to_node)
+    answer = _ask(places, to_node, api_key, *adopt)
+    if answer.error is not None:
+        words = f"{name} is released, and no node serves it. Run the same command again to finish."
+        raise _refused(to_node, answer.error, words)
+    click.echo(f"{name} is handed over: it is {to} now, with {answer.turns} turns.")
+
+
+def _places(servers: Sequence[str]) -> dict[str | None, str]:
+    """The addresses of nodes; that of the router under None."""
+    places: dict[str | None, str] = {}
+    for one in servers:
+        node, apart, address = one.partition("=")
+        if apart and "/" not in node:
+            places[node] = address
+        else:
+            places[None] = one
+    return places
+
+
+def _ask(
+    places: dict[str | None, str], node: str, key: str | None, path: str, body: dict[str, Any]
+) -> _Answer:
+    """
+    Send a node a request.
+
+    Raises:
+        Unreadable: it cannot be asked.
+    """
+    import httpx
+
+    from cairn.ops.common.http_client import http_client
+
+    address = places.get(node, places.get(None))
+    if address is None:
+        raise click.UsageError(f"Where is {node}? Add --server {node}=http://HOST:PORT.")
+    try:
+        with http_client(address, key=key, timeout_s=_TIMEOUT_S) as client:
+            response = client.post(path, json=body)
+        answer = msgspec.json.decode(response.content, type=_Answer)
+    except (httpx.HTTPError, msgspec.MsgspecError) as error:
+        raise Unreadable(
+            f"{node} at {address} did not answer as it should: {error}. If it does not run, start "
+            "it; then run the same command again, which finishes what was begun."
+        ) from error
+    if response.status_code == 401:
+        raise Unreadable(
+            f"{node} refuses: it needs the API key of the agent's tenant. Give it with --api-key "
+            f"or ${KEY_VARIABLE}."
+        )
+    if response.status_code != 200 and answer.error is None:
+        raise Unreadable(f"{node} at {address} answered {response.status_code}, without a reason.")
+    return answer
+
+
+def _refused(node: str, why: _Refusal, then: str) -> Unreadable:
+    return Unreadable(f"{node} refuses: {why.message.rstrip('.')}. {then}")
+
+
+def _release(url: str, source: str, name: str, tenant: str | None, to: str, to_node: str) -> None:
+    """
+    Release an agent in the journal of a node that does not run.
+
+    Raises:
+        StoreError: the journal is in use or not sound, or the agent is not there.
+    """
+    from cairn.journal.rows.heads import lost_words
+    from cairn.journal.rows.store_sql import SqlStore, node_url
+    from cairn.ops.fleet.witnesses import seen_by_others
+
+    own = node_url(url, source)
+    seen = seen_by_others(
+        own, lambda node, fact: click.echo(f"{node} is not read: {fact}", err=True)
+    )
+    with closing(SqlStore.open(own, holder="ops agents move")) as store:
+        for node, head in seen:
+            if (words := lost_words(head, store)) is not None:
+                raise StoreError(
+                    f"The journal of {source} does not contain what {node} saw of it: {words}. "
+                    f"Nothing was changed; a start of {source} says what to do."
+                )
+        fold, agents = Replay(store.base()), histories_of(store.base()).fold()
+        for row in progress(store.read(), f"reading the journal of {source}", store.head()[0]):
+            if (recorded := fold.feed(row)) is not None:
+                agents.see(recorded)
+        report = fold.report()
+        if broken := [found for found in report.findings if not found.recorded]:
+            raise StoreError(
+                f"The journal of {source} failed verification at row {broken[0].position}, so the "
+                f"agent is not released. Run `ops verify --node {source}`."
+            )
+        named = [one for one in agents.of(tenant) if one.name == name]
+        if len(named) != 1:
+            tenants = ", ".join(sorted(one.tenant for one in named))
+            raise StoreError(
+                f"Agents of several tenants have the name {name}: {tenants}. Choose with --tenant."
+                if named
+                else f"There is no agent {name} in the journal of {source}; `ops agents` lists them."
+            )
+        (agent,) = named
+        events: list[ev.Event] = []
+        if report.state.boot is not None:
+            events.append(ev.ServerLost(boot=report.state.boot))
+        events.append(ev.SessionReleased(agent=name, tenant=agent.tenant, to=to, to_node=to_node))
+        if SessionId(agent.session) in report.state.sessions:
+            events.append(
+                ev.SessionClosed(session=agent.session, reason="its agent was handed over")
+            )
+        outcome = Ledger(clock(), state=report.state, head=report.head).propose(events)
+        if outcome.bug is not None:
+            raise StoreError(f"The agent cannot be released: {outcome.bug.message}.")
+        store.append(outcome.rows)
