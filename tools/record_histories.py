@@ -64,6 +64,7 @@ sys.path.insert(1, str(Path(__file__).parent))
 from cairn_pebble.sequences import TURN_END
 from tests.journal.model import AGENT, NOTES, played
 from tests.support.held_engine import hold_prewarm
+from tests.support.journals import handed_over
 from tests.support.random_model import make_random_model
 
 HISTORIES = Path("tests/histories")
@@ -386,6 +387,8 @@ def every_kind() -> list[Row]:
     driver.propose(ev.AgentDeleted(agent="notes", tenant="t1"))
     of_request, turn = min(driver.state.turns.items())
     driver.propose(ev.TurnForgotten(of_request=of_request, tenant=turn.tenant))
+    for event in handed_over():
+        driver.propose(event)
     driver.propose(ev.HeadsSeen(heads=(("n9", 7, "ab"),)))
     driver.propose(ev.LossSeen(node="n9", lost="7:ab", position=5, row_hash="cd"))
     driver.drop(min(driver.files))

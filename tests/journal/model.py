@@ -98,6 +98,8 @@ def plain(state: State) -> dict[str, Any]:
         "self_tests",
         "lost",
         "heads_seen",
+        "released",
+        "adopted",
     ):
         shown[index] = dict(shown[index].items())
     for index in ("turns", "agents"):
@@ -169,6 +171,8 @@ class World:
         self.lease = 1
         self.turns: dict[str, dict[str, Any]] = {}
         self.agents: dict[str, dict[str, Any]] = {}
+        self.released: dict[str, str] = {}
+        self.adopted: dict[str, str] = {}
         # key of a block to the last two uses of it or of a chain that ended with it
         self.touched: dict[str, tuple[int, int | None]] = {}
         self.ended: list[str] = []  # sessions in the order in which their last turns ended
@@ -228,6 +232,8 @@ class World:
             "heads_seen": self.heads_seen,
             "lease": self.lease,
             "agents": self.agents,
+            "released": self.released,
+            "adopted": self.adopted,
         }
 
     def take(self, recorded: ev.Recorded) -> None:
@@ -320,10 +326,28 @@ class World:
 
     def _agent_created(self, event: ev.AgentCreated) -> None:
         name = f"@{event.tenant}/agent/{event.agent}"
-        self.agents[name] = {"head": event.head, "persist": event.persist}
+        self.agents[name] = {"head": event.head, "persist": event.persist, "awaited": 0}
 
     def _agent_deleted(self, event: ev.AgentDeleted) -> None:
-        del self.agents[f"@{event.tenant}/agent/{event.agent}"]
+        name = f"@{event.tenant}/agent/{event.agent}"
+        if name not in self.released:
+            del self.agents[name]
+
+    def _session_released(self, event: ev.SessionReleased) -> None:
+        name = f"@{event.tenant}/agent/{event.agent}"
+        del self.agents[name]
+        self.released[name] = event.to
+
+    def _session_adopted(self, event: ev.SessionAdopted) -> None:
+        name = f"@{event.tenant}/agent/{event.agent}"
+        self.agents[name] = {"head": None, "persist": True, "awaited": event.turns}
+        self.adopted[f"{event.node}:{event.position}:{event.row_hash}"] = name
+
+    def _turn_adopted(self, event: ev.TurnAdopted) -> None:
+        agent = self.agents[f"@{event.tenant}/agent/{event.agent}"]
+        agent.update(head=event.request, awaited=agent["awaited"] - 1)
+        turn = {"tenant": event.tenant, "agent": event.agent, "row": self.position}
+        self.turns[event.request] = turn
 
     def _session_opened(self, event: ev.SessionOpened) -> None:
         self.sessions[event.session] = {

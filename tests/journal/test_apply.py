@@ -234,6 +234,7 @@ def test_every_kind_of_event_is_played():
     """The histories above have every kind of event, so that no arm of the fold is untested."""
     elsewhere = {"blocks_quarantined", "admission_closed", "journal_stalled", "journal_pruned"}
     elsewhere |= {"agent_deleted", "session_forgotten"}  # see test_records.py, test_forgetting.py
+    elsewhere |= {"session_released", "session_adopted", "turn_adopted"}  # see test_handover.py
     wanted = {kind.kind for kind in ev.ALL_EVENTS} - elsewhere
     seen: set[str] = set()
 

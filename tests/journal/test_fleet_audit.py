@@ -15,7 +15,7 @@ from cairn.journal.rows.codec import Row, decode, row_hash
 from cairn.journal.rows.heads import Head
 from cairn.journal.rows.verification import Verification
 from cairn.journal.state import EMPTY, Block
-from tests.support.journals import Builder, healthy
+from tests.support.journals import TENANT, Builder, agent_created, handed_over, healthy
 
 LEASES: Mapping[str, Sequence[tuple[str, int]]] = {
     "n1": [("node_n1", 1)],
@@ -331,7 +331,7 @@ def adopting(rows: Sequence[Row], sealed: Row, **changes: Any) -> list[Reference
 
 def test_a_block_that_was_adopted():
     """The row that an adoption names is there, with its hash, and seals that block."""
-    assert {"heads_seen", "loss_seen", "block_adopted"} <= set(NAMING)
+    assert {"heads_seen", "loss_seen", "block_adopted", "session_adopted"} <= set(NAMING)
     rows = healthy()
     sealed = next(row for row in rows if row.kind == "block_sealed")
     for changes, broken in (
@@ -372,3 +372,88 @@ def test_leases():
     ):
         audit = audited({"n1": made.rows}, {"n1": leases})
         assert [("INV-6", "n1 lease")] * broken == found(audit), leases
+
+
+# --- agents that are handed over ------------------------------------------------------------------
+
+
+def released(**fields: Any) -> list[Row]:
+    """The journal of a node that releases the agent ``n1.notes``, and of what it does besides."""
+    made = Builder()
+    made.start()
+    made.propose(agent_created("n1.notes"))
+    out = ev.SessionReleased(agent="n1.notes", tenant=TENANT, to="n2.come", to_node="n2")
+    made.propose(attrs.evolve(out, **fields))
+    assert made.bug is None
+    return made.rows
+
+
+def taking(rows: Sequence[Row], *, name: str = "n2.come", turn: Row | None = None) -> Builder:
+    """The journal of a node that adopts what the last of these rows releases."""
+    adopted, came, _ = handed_over(agent=name)
+    row = {"position": rows[-1].position, "row_hash": rows[-1].hash}
+    made = Builder()
+    made.start()
+    made.propose(attrs.evolve(adopted, turns=0 if turn is None else 1, **row))  # type: ignore[call-arg]
+    if turn is not None:
+        row = {"position": turn.position, "row_hash": turn.hash}
+        end = {"end_position": rows[-1].position, "end_hash": "ab" * 32}
+        made.propose(attrs.evolve(came, **row, **end))  # type: ignore[call-arg]
+    assert made.bug is None
+    return made
+
+
+def test_an_agent_that_was_handed_over():
+    """The row that it names releases it to this agent of this node; also once that is in a base."""
+    rows = released()
+    made = taking(rows)
+    audit = audited({"n1": rows, "n2": made.rows})
+    assert [] == found(audit)
+    assert 1 == audit.present
+    base = base_of(made.ledger.state, made.ledger.head)
+    audit = audited({"n1": rows, "n2": []}, bases={"n2": base})
+    assert [] == found(audit)
+    assert 1 == audit.present
+
+
+def test_a_release_to_another():
+    """To another node, agent or tenant; and a row that releases nothing."""
+    for fields in ({"to_node": "n3"}, {"to": "n2.other"}):
+        rows = released(**fields)
+        audit = audited({"n1": rows, "n2": taking(rows).rows})
+        assert ["INV-9"] == [one for one, _ in found(audit)]
+        assert "does not release the agent that was adopted" in audit.findings[0].message
+    rows = released()[:-1]
+    assert ["INV-9"] == [one for one, _ in found(audited({"n1": rows, "n2": taking(rows).rows}))]
+    rows = released()
+    made = taking(rows)
+    base = base_of(made.ledger.state, made.ledger.head)
+    assert ["INV-8"] == [
+        one for one, _ in found(audited({"n1": rows[:-1], "n2": []}, bases={"n2": base}))
+    ]
+
+
+def test_a_release_that_was_adopted_twice():
+    """By two nodes: the second one is a finding, as is that it was not released to that."""
+    rows = released()
+    two = taking(rows).rows
+    audit = audited({"n1": rows, "n2": two, "n3": two})
+    words = [one.message for one in audit.findings]
+    assert [("INV-9", f"n3 row {two[-1].position}")] * 2 == found(audit)
+    assert f"row {rows[-1].position} of n1 was adopted by n2 before" == words[0]
+
+
+def test_a_turn_that_was_handed_over():
+    """Both of its rows are looked up in the other journal."""
+    rows = released()
+    audit = audited({"n1": rows, "n2": taking(rows, turn=rows[0]).rows})
+    assert ["INV-8"] == [one for one, _ in found(audit)]
+    assert 2 == audit.present
+
+
+def test_a_release_that_cannot_be_read():
+    """A row without these fields releases nothing; its own journal has the finding."""
+    audit = FleetAudit([])
+    audit.begin("n1", None)
+    audit.feed(attrs.evolve(released()[-1], public=b"{}"))
+    assert () == audit.findings

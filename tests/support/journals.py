@@ -732,3 +732,45 @@ def stored() -> list[Row]:
     made.stop()
     assert made.bug is None, made.bug
     return made.rows
+
+
+def handed_over(**fields: Any) -> tuple[ev.Event, ...]:
+    """
+    The agent ``n2.come`` of ``TENANT``, which node n1 released with one turn, and which is released
+    to node n3.
+
+    Args:
+        fields: of the first two events.
+    """
+    row = {"agent": "n2.come", "tenant": TENANT, "created_s": 1, "node": "n1", **fields}
+    return (
+        ev.SessionAdopted(
+            **row,
+            model="",
+            max_context=None,
+            of_agent="n1.notes",
+            turns=1,
+            position=9,
+            row_hash="ab" * 32,
+            system="Be brief.",
+            tools="[]",
+        ),
+        ev.TurnAdopted(
+            **row,
+            request="n2.r1",
+            of_request="n1.r1",
+            previous=None,
+            finish_reason="stop",
+            prompt_tokens=5,
+            cached_tokens=2,
+            completion_tokens=3,
+            answer_tokens=4,
+            position=7,
+            row_hash="cd" * 32,
+            end_position=8,
+            end_hash="ef" * 32,
+            question='[{"role":"user","content":"Hello"}]',
+            answer='[{"said":{"text":"Yes"}}]',
+        ),
+        ev.SessionReleased(agent="n2.come", tenant=TENANT, to="n3.come", to_node="n3"),
+    )

@@ -15,6 +15,7 @@ from cairn.engine.prompt.specials import SpecialTokens
 from cairn.journal.rows.store import Store
 
 if TYPE_CHECKING:  # SQLAlchemy is loaded with it, and only a fleet needs it
+    from cairn.actors.agents.handover import FleetJournals
     from cairn.journal.rows.database.other_nodes import OtherNodes
 
 SHADOW_SHARE = 0.01

@@ -49,8 +49,8 @@ class Agent:
     An agent, without its texts.
 
     Attributes:
-        created: the row of ``agent_created`` or ``session_adopted``, which has its system prompt and
-            its tools.
+        created: the row of ``agent_created`` or ``session_adopted``, which has its system prompt
+            and its tools.
         head: the request of its last turn; None before the first.
         turns: how many turns it has, including those that it was created with.
         used_us: when the last turn ended, or the agent was created: microseconds since 1970, for

@@ -90,8 +90,8 @@ def references(node: str, base: Base | None, rows: Iterable[Row]) -> Iterator[Re
                 yield Reference(node, base.position, kind, other, head, of_base=True)
             for release, agent in held.adopted.items():
                 other, _, text = release.partition(":")
-                of = ev.SessionAdopted.kind, other, Head.parse(text)
-                yield Reference(node, base.position, *of, agent=agent, of_base=True)
+                head, kind = Head.parse(text), ev.SessionAdopted.kind
+                yield Reference(node, base.position, kind, other, head, None, agent, of_base=True)
     for row in rows:
         fields = _fields(row)
         with contextlib.suppress(LookupError, TypeError, ValueError):
@@ -101,9 +101,10 @@ def references(node: str, base: Base | None, rows: Iterable[Row]) -> Iterator[Re
                     yield Reference(node, row.position, row.kind, str(other), head)
             elif row.kind in NAMING:
                 head = Head(int(fields["position"]), str(fields["row_hash"]))
-                of, key, agent = str(fields["node"]), fields.get("key"), None
+                of, agent = str(fields["node"]), None
                 if row.kind == ev.SessionAdopted.kind:
                     agent = agent_session(str(fields["tenant"]), str(fields["agent"]))
+                key = fields.get("key")
                 yield Reference(node, row.position, row.kind, of, head, key, agent)
                 if row.kind == ev.TurnAdopted.kind:
                     end = Head(int(fields["end_position"]), str(fields["end_hash"]))

@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from cairn.actors.agents.messages import AgentFacts, AgentHistory, NewAgent
-from cairn.actors.errors import AgentBusy, AgentExists
+from cairn.actors.errors import AgentBusy, AgentExists, AgentReleased
 from cairn.actors.requests.messages import Finished, Keep, StoredTurn
 from cairn.engine.answer.parts import AnswerPart, Called, Said, Thought
 from cairn.engine.prompt.template import Message
@@ -42,6 +42,8 @@ class FakeAgents:
         busy: the names of agents with a request in progress.
         made: the facts of agents that were created or forked, by name.
         on_store: called with the name of an agent whose turn was stored.
+        released: the names on other nodes of agents that were handed over, by tenant and name.
+        elsewhere: the agents that other nodes released for this one, by tenant and name.
     """
 
     def __init__(self) -> None:
@@ -49,6 +51,8 @@ class FakeAgents:
         self.busy: set[str] = set()
         self.made: dict[str, AgentFacts] = {}
         self.on_store: Callable[[str], object] | None = None
+        self.released: dict[tuple[str, str], str] = {}
+        self.elsewhere: dict[tuple[str, str], AgentHistory] = {}
 
     def have(
         self, name: str = "notes", *turns: StoredTurn, tenant: str = LOCAL, **fields: Any
@@ -163,6 +167,30 @@ class FakeTenantAgents:
         head = turns[-1].request if turns else None
         held[key] = AgentHistory(agent=agent, created=1, head=head, turns=turns)
         return attrs.evolve(self._agents.facts(key), forked_from=name)
+
+    def require_here(self, name: str) -> None:
+        """Refuse the name of an agent that was released."""
+        if (to := self._agents.released.get((self._tenant, name))) is not None:
+            raise AgentReleased(name, to)
+
+    async def release(self, name: str, to: str, node: str) -> bool:
+        """Hand an agent over."""
+        await trio.lowlevel.checkpoint()
+        self.require_here(name)
+        if self._agents.held.pop((self._tenant, name), None) is None:
+            return False
+        self._agents.released[self._tenant, name] = to
+        return True
+
+    async def adopt(self, name: str, of: str, node: str) -> AgentFacts | None:
+        """Adopt the agent that is on another node, if there is one."""
+        await trio.lowlevel.checkpoint()
+        held = self._agents.elsewhere.get((self._tenant, of))
+        if held is None:
+            return None
+        agent = attrs.evolve(held.agent, name=name)
+        self._agents.held[self._tenant, name] = attrs.evolve(held, agent=agent)
+        return attrs.evolve(self._agents.facts((self._tenant, name)), adopted_from=of)
 
     async def delete(self, name: str) -> bool:
         """Remove an agent."""

@@ -33,6 +33,7 @@ from cairn.ops.common.output import progress
 from cairn.ops.serve.api_keys import KEY_VARIABLE, api_key_option
 
 _TIMEOUT_S = 600.0
+_CLOSED = "its agent was handed over"
 
 
 class _Refusal(msgspec.Struct):
@@ -71,9 +72,7 @@ def _node(context: click.Context, parameter: click.Parameter, value: str) -> str
     multiple=True,
     help="Where nodes answer: the router's address, or NODE=URL of each. May be repeated.",
 )
-@click.option(
-    "--tenant", help="Of a source that does not run: the agent's tenant, if several match."
-)
+@click.option("--tenant", help="The agent's tenant, if its node does not run and several match.")
 @api_key_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def move(
@@ -207,10 +206,11 @@ def _release(url: str, source: str, name: str, tenant: str | None, to: str, to_n
     from cairn.journal.rows.store_sql import SqlStore, node_url
     from cairn.ops.fleet.witnesses import seen_by_others
 
+    def warn(node: str, fact: str) -> None:
+        click.echo(f"What {node} saw of {source} cannot be read: {fact}", err=True)
+
     own = node_url(url, source)
-    seen = seen_by_others(
-        own, lambda node, fact: click.echo(f"{node} is not read: {fact}", err=True)
-    )
+    seen = seen_by_others(own, warn)
     with closing(SqlStore.open(own, holder="ops agents move")) as store:
         for node, head in seen:
             if (words := lost_words(head, store)) is not None:
@@ -234,7 +234,7 @@ def _release(url: str, source: str, name: str, tenant: str | None, to: str, to_n
             raise StoreError(
                 f"Agents of several tenants have the name {name}: {tenants}. Choose with --tenant."
                 if named
-                else f"There is no agent {name} in the journal of {source}; `ops agents` lists them."
+                else f"There is no agent {name} on {source}; `ops agents` lists them."
             )
         (agent,) = named
         events: list[ev.Event] = []
@@ -242,9 +242,7 @@ def _release(url: str, source: str, name: str, tenant: str | None, to: str, to_n
             events.append(ev.ServerLost(boot=report.state.boot))
         events.append(ev.SessionReleased(agent=name, tenant=agent.tenant, to=to, to_node=to_node))
         if SessionId(agent.session) in report.state.sessions:
-            events.append(
-                ev.SessionClosed(session=agent.session, reason="its agent was handed over")
-            )
+            events.append(ev.SessionClosed(session=agent.session, reason=_CLOSED))
         outcome = Ledger(clock(), state=report.state, head=report.head).propose(events)
         if outcome.bug is not None:
             raise StoreError(f"The agent cannot be released: {outcome.bug.message}.")

@@ -95,8 +95,9 @@ def list_agents(data_dir: Path, journal: str | None, file: Path | None) -> None:
     List the agents of a journal, the most recently used first.
 
     `status` says where the KV cache of an agent's history is: `hot` in memory, `warm` in files,
-    `cold` nowhere, so it must be computed again; `moved` on another node of the fleet. While no server runs, all agents are cold; the
-    next server finds the files. `context` counts the tokens of its last prompt and answer.
+    `cold` nowhere, so it must be computed again; `moved` on another node of the fleet.
+    While no server runs, all agents are cold; the next server finds the files. `context` counts the
+    tokens of its last prompt and answer.
     """
     found = _Found.of(data_dir, journal, file)
     known = found.agents.of(None, released=True)

@@ -1,0 +1,374 @@
+"""An agent that one journal releases and another one adopts: events, folds and what is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import attrs
+import pytest
+
+from cairn.journal import events as ev
+from cairn.journal.agents import Agents
+from cairn.journal.errors import StoreError
+from cairn.journal.forgetting import find
+from cairn.journal.handover import NoSuchAgent, NotReleased, Released, released_agent
+from cairn.journal.ledger import Clock, Ledger
+from cairn.journal.pruning import PruneOptions, prepare_prune
+from cairn.journal.replay import replay
+from cairn.journal.rows.base import histories_of
+from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.sealing import SERVER, subject_of
+from cairn.journal.rows.store import MemoryStore
+from cairn.journal.turns import Turns
+from tests.support.journals import NOTES, TENANT, Builder, agent_created, handed_over, speaking
+
+ADOPTED, TURN, RELEASE = handed_over()
+COME = f"@{TENANT}/agent/n2.come"
+OUT = ev.SessionReleased(agent="notes", tenant=TENANT, to="n2.come", to_node="n2")
+FAR = 2**62
+
+
+def releasing() -> Builder:
+    """The agent ``notes`` has three turns, and was released to node n2."""
+    made = speaking()
+    made.propose(OUT)
+    assert made.bug is None, made.bug
+    return made
+
+
+def ids() -> Callable[[], str]:
+    """Ids that are new."""
+    numbers = count(1)
+    return lambda: f"r{next(numbers)}"
+
+
+def read(rows: Sequence[Row], name: str = "notes", tenant: str = TENANT) -> Released:
+    """What node n2 reads in the journal of node n1."""
+    return released_agent(MemoryStore(rows), "n1", name, tenant)
+
+
+def folded(rows: Sequence[Row]) -> Agents:
+    """The agents of these rows."""
+    agents = Agents(Turns())
+    for row in rows:
+        agents.see(decode(row))
+    return agents
+
+
+def broken(*events: ev.Event, of: Callable[[], Builder] = Builder) -> str | None:
+    """How the last of these events breaks INV-9; None if it breaks nothing."""
+    made = of()
+    for event in events[:-1]:
+        made.propose(event)
+        assert made.bug is None, made.bug
+    made.propose(events[-1])
+    if made.bug is None:
+        return None
+    assert "INV-9" == made.bug.invariant
+    return made.bug.message
+
+
+# --- one journal and the other --------------------------------------------------------------------
+
+
+def test_what_is_read_is_what_is_adopted():
+    """All turns, in order, with their texts and numbers, and the rows that they are in."""
+    rows = releasing().rows
+    found = read(rows)
+    adopted, *turns = found.adoption(ids())
+    assert isinstance(adopted, ev.SessionAdopted)
+    assert ("n1", rows[-1].position, rows[-1].hash) == (
+        adopted.node,
+        adopted.position,
+        adopted.row_hash,
+    )
+    assert ("n2.come", "notes", "Be brief.", 3) == (
+        adopted.agent,
+        adopted.of_agent,
+        adopted.system,
+        adopted.turns,
+    )
+    kept = [one.event for one in map(decode, rows) if isinstance(one.event, ev.TurnStored)]
+    ends = [row for row in rows if row.kind == "request_finished"]
+    previous: str | None = None
+    for turn, stored, end in zip(turns, kept, ends, strict=True):
+        assert isinstance(turn, ev.TurnAdopted)
+        assert (stored.request, stored.question, stored.answer) == (
+            turn.of_request,
+            turn.question,
+            turn.answer,
+        )
+        assert (previous, end.position, end.hash) == (
+            turn.previous,
+            turn.end_position,
+            turn.end_hash,
+        )
+        assert rows[turn.position - 1].hash == turn.row_hash
+        previous = turn.request
+    assert ["n2.r1", "n2.r2", "n2.r3"] == [getattr(one, "request", "") for one in turns]
+
+    target = Builder()
+    target.propose(adopted, *turns)
+    assert target.bug is None
+    agents = folded(target.rows)
+    (agent,) = agents.of(TENANT)
+    assert (3, "n2.r3", "notes") == (agent.turns, agent.head, agent.adopted_from)
+    old = folded(rows[:-1]).find("notes", TENANT)
+    assert old is not None
+    assert agents.tokens(agent) == folded(rows[:-1]).tokens(old)
+    assert {COME} == {subject_of(event) for event in (adopted, *turns)}
+    assert SERVER == subject_of(OUT)
+
+
+def test_an_adopted_agent_is_handed_on():
+    """Its turns are read in the rows by which they were adopted, once each."""
+    target = Builder()
+    target.propose(ADOPTED, TURN, RELEASE)
+    found = read(target.rows, "n2.come")
+    adopted, turn = found.adoption(ids())
+    assert isinstance(adopted, ev.SessionAdopted)
+    assert isinstance(turn, ev.TurnAdopted)
+    assert ("n3.come", "n2.come", "Be brief.") == (
+        adopted.agent,
+        adopted.of_agent,
+        adopted.system,
+    )
+    assert ("n2.r1", TURN.question) == (turn.of_request, turn.question)  # type: ignore[attr-defined]
+    assert (turn.position, turn.row_hash) == (turn.end_position, turn.end_hash)
+
+
+def test_what_is_not_there_or_not_released():
+    """Of another tenant, of another name, or still served."""
+    rows = releasing().rows
+    with pytest.raises(NoSuchAgent):
+        read(rows, tenant="other")
+    with pytest.raises(NoSuchAgent):
+        read(rows, "gone")
+    with pytest.raises(NotReleased):
+        read(rows[:-1])
+
+
+def test_a_crash_after_a_release():
+    """It is recorded at the last row, which it does not take back."""
+    made = releasing()
+    made.crash(None)
+    assert "n2.come" == read(made.rows).event.to
+
+
+def test_a_release_during_a_request_has_no_effect():
+    """It is a bug; its row is in the journal, and the agent is served on."""
+    made = speaking()
+    made.start()
+    asked = next(iter(made.steps(NOTES, "r6", ["Another"], tuple(range(40, 50)), (1,))))
+    made.propose(attrs.evolve(asked, session_name=NOTES))
+    made.propose(OUT)
+    assert made.bug is not None
+    assert "an agent was released during a request" == made.bug.message
+    agent = folded(made.rows).find("notes", TENANT)
+    assert agent is not None
+    with pytest.raises(NotReleased):
+        read(made.rows)
+
+
+@pytest.mark.parametrize("at", ["private", "hash"])
+def test_a_journal_that_was_changed_is_not_read(at: str):
+    """Whatever row it is: nothing of the agent is taken."""
+    rows = list(releasing().rows)
+    changes: dict[str, Any] = {"hash": {"time_us": 1}, "private": {"private": b"{}"}}[at]
+    place = next(at for at, row in enumerate(rows) if row.private is not None)
+    rows[place] = attrs.evolve(rows[place], **changes)
+    with pytest.raises(StoreError, match="The journal of n1 is not sound"):
+        read(rows)
+    with pytest.raises(StoreError, match="The journal of n1 is not sound"):
+        read([*releasing().rows[:3], *releasing().rows[4:]])
+
+
+# --- invariants -----------------------------------------------------------------------------------
+
+
+WRONG: dict[str, tuple[tuple[ev.Event, ...], str]] = {
+    "none": ((OUT,), "an agent was released that does not exist"),
+    "ends with its server": (
+        (agent_created(persist=False), OUT),
+        "an agent was released that is not kept whole",
+    ),
+    "has not all turns": ((ADOPTED, RELEASE), "an agent was released that is not kept whole"),
+    "twice": ((agent_created(), OUT, OUT), "an agent was released that does not exist"),
+    "created again": (
+        (agent_created(), OUT, agent_created()),
+        "the name of an agent that was released",
+    ),
+    "adopted back": (
+        (ADOPTED, TURN, RELEASE, attrs.evolve(ADOPTED, position=10)),  # type: ignore[call-arg]
+        "the name of an agent that was released",
+    ),
+    "a name that is there": (
+        (agent_created("n2.come"), ADOPTED),
+        "an agent was created twice",
+    ),
+    "adopted twice": (
+        (ADOPTED, attrs.evolve(ADOPTED, agent="n2.two")),  # type: ignore[call-arg]
+        "a release was adopted twice",
+    ),
+    "adopted again once deleted": (
+        (ADOPTED, ev.AgentDeleted(agent="n2.come", tenant=TENANT), ADOPTED),
+        "a release was adopted twice",
+    ),
+    "a turn of none": ((TURN,), "a turn was adopted that no agent awaits"),
+    "a turn more": (
+        (ADOPTED, TURN, attrs.evolve(TURN, request="n2.r2", previous="n2.r1")),  # type: ignore[call-arg]
+        "a turn was adopted that no agent awaits",
+    ),
+    "out of order": (
+        (ADOPTED, attrs.evolve(TURN, previous="n2.r0")),  # type: ignore[call-arg]
+        "a turn after another one",
+    ),
+    "an id twice": (
+        (
+            ADOPTED,
+            TURN,
+            attrs.evolve(ADOPTED, agent="n2.two", position=10),  # type: ignore[call-arg]
+            attrs.evolve(TURN, agent="n2.two"),  # type: ignore[call-arg]
+        ),
+        "a second turn of one request",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_wrong_step_is_found(name: str):
+    """All steps before the last one break nothing."""
+    events, message = WRONG[name]
+    assert message == broken(*events)
+
+
+def test_the_right_steps():
+    """Adopted, handed on, and forgotten: the name cannot be used again even then."""
+    deleted = ev.AgentDeleted(agent="n2.come", tenant=TENANT)
+    assert None is broken(ADOPTED, TURN, RELEASE, deleted)
+    again = (ADOPTED, TURN, RELEASE, deleted, agent_created("n2.come"))
+    assert "the name of an agent that was released" == broken(*again)
+
+
+@pytest.mark.parametrize(
+    ("before", "session", "message"),
+    [
+        ((agent_created(), OUT), NOTES, "a request of an agent that was released"),
+        ((ADOPTED,), COME, "a request before its agent has all turns"),
+        ((ADOPTED, TURN), COME, None),
+    ],
+)
+def test_who_is_served(before: tuple[ev.Event, ...], session: str, message: str | None):
+    """A released agent never again, and one that is adopted once it has all turns."""
+    made = Builder()
+    made.start()
+    made.propose(*before)
+    for event in made.steps(session, "r1", ["Hello"], tuple(range(10)), (11,)):
+        if isinstance(event, ev.SessionOpened):
+            event = attrs.evolve(event, named=True)
+        if isinstance(event, ev.RequestReceived):
+            made.propose(attrs.evolve(event, session_name=session))
+            break
+        made.propose(event)
+    assert message == (made.bug.message if made.bug is not None else None)
+
+
+# --- prunes and forgetting ------------------------------------------------------------------------
+
+
+def clock() -> Clock:
+    """Whose ids are new, and whose time is late."""
+    new = ids()
+    return Clock(now_us=lambda: FAR, new_id=new, version="0.0.test")
+
+
+def pruned(rows: Sequence[Row]) -> MemoryStore:
+    """A journal whose old rows were pruned."""
+    store = MemoryStore(rows)
+    options = PruneOptions(before_us=FAR, close_idle=True)
+    prepared = prepare_prune(store, options, clock())
+    assert prepared.base is not None
+    prepared.commit(store)
+    for _ in store.removal():
+        pass
+    assert () == tuple(replay(store.read(), base=store.base()).findings)
+    return store
+
+
+def adopting() -> Iterator[Builder]:
+    """A journal with an adopted agent and a deleted one, of which a base can be made."""
+    made = Builder()
+    made.start()
+    made.propose(ADOPTED, TURN, agent_created("gone"))
+    made.propose(ev.AgentDeleted(agent="gone", tenant=TENANT))
+    made.stop()
+    yield made
+
+
+def test_a_prune_keeps_what_was_adopted():
+    """The agent, its turn and its texts are in the base; that it was adopted is never forgotten."""
+    (made,) = adopting()
+    store = pruned(made.rows)
+    base = store.base()
+    agents = histories_of(base).fold()
+    (agent,) = agents.of(TENANT)
+    assert ("n1.notes", 1) == (agent.adopted_from, len(agents.history(agent)))
+    held = {row.position for row in histories_of(base).rows}
+    assert {agent.created, agents.history(agent)[0].stored} == held
+    state = replay(store.read(), base=base).state
+    assert {f"n1:9:{'ab' * 32}": COME} == dict(state.adopted.items())
+    found = released_agent(made_after(store, RELEASE), "n2", "n2.come", TENANT)
+    assert ["n1.r1"] == [getattr(turn.stored[1], "of_request", "") for turn in found.turns]
+
+
+def made_after(store: MemoryStore, *events: ev.Event) -> MemoryStore:
+    """The journal with more events."""
+    report = replay(store.read(), base=store.base())
+    outcome = Ledger(clock(), state=report.state, head=report.head).propose(events)
+    assert outcome.bug is None, outcome.bug
+    store.append(outcome.rows)
+    return store
+
+
+def test_a_prune_keeps_what_was_released():
+    """The other node may not have adopted it yet. The name stays taken after it is forgotten."""
+    store = pruned(releasing().rows)
+    base = store.base()
+    assert () == histories_of(base).fold().of(TENANT)
+    found = released_agent(store, "n1", "notes", TENANT)
+    assert 3 == len(found.turns)
+    made_after(store, ev.AgentDeleted(agent="notes", tenant=TENANT))
+    with pytest.raises(NoSuchAgent):
+        released_agent(store, "n1", "notes", TENANT)
+    assert {NOTES: "n2.come"} == dict(replay(store.read(), base=store.base()).state.released)
+
+
+def test_a_base_of_other_rows_is_found():
+    """Agents and turns of a base are those of its rows, also of those that were handed over."""
+    for rows, changes in (
+        (next(adopting()).rows, {"adopted_from": "n1.other"}),
+        (releasing().rows, {"released_to": "n2.other"}),
+    ):
+        held = histories_of(pruned(rows).base())
+        held.check(10**6)
+        (agent,) = held.agents
+        with pytest.raises(ValueError, match="did not"):
+            attrs.evolve(held, agents=(attrs.evolve(agent, **changes),)).check(10**6)
+    (request,) = next(adopting()).ledger.state.turns
+    held = histories_of(pruned(next(adopting()).rows).base())
+    place = attrs.evolve(held.places[request], previous="n2.r0")
+    with pytest.raises(ValueError, match="are not a turn"):
+        attrs.evolve(held, places=held.places.set(request, place)).check(10**6)
+
+
+def test_a_released_agent_is_forgotten():
+    """Its session is that of an agent still, which has to be named, and its texts are found."""
+    rows = releasing().rows
+    found = find(NOTES, rows, rows, None)
+    assert found.agent is not None
+    assert "n2.come" == found.agent.released_to
+    (made,) = adopting()
+    found = find(COME, made.rows, made.rows, None)
+    assert (2, "n1.notes") == (found.plain, found.agent and found.agent.adopted_from)
