@@ -252,8 +252,6 @@ def test_a_handover_that_was_cut_short(fleet: Fleet):
         assert 200 == gone.status_code
         code, out = move(fleet, "n1.notes", "n2", nodes, "--api-key", ALICES)
         assert (2, True) == (code, "was adopted before, and deleted since" in out), out
-        one.wait_idle()
-        two.wait_idle()
         assert (0, 0) == (one.stop(), two.stop())
     fleet.assert_valid("n1", "n2")
     assert 0 == fleet.audit()[0]

@@ -12,7 +12,7 @@ import pytest
 from cairn.journal import events as ev
 from cairn.journal.agents import Agents
 from cairn.journal.errors import StoreError
-from cairn.journal.forgetting import find
+from cairn.journal.forgetting import find, lost_with
 from cairn.journal.handover import NoSuchAgent, NotReleased, Released, released_agent
 from cairn.journal.ledger import Clock, Ledger
 from cairn.journal.pruning import PruneOptions, prepare_prune
@@ -21,6 +21,7 @@ from cairn.journal.rows.base import histories_of
 from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.sealing import SERVER, subject_of
 from cairn.journal.rows.store import MemoryStore
+from cairn.journal.state import EMPTY
 from cairn.journal.turns import Turns
 from tests.support.journals import NOTES, TENANT, Builder, agent_created, handed_over, speaking
 
@@ -368,7 +369,11 @@ def test_a_released_agent_is_forgotten():
     rows = releasing().rows
     found = find(NOTES, rows, rows, None)
     assert found.agent is not None
-    assert "n2.come" == found.agent.released_to
+    assert ", which is lost if 'n2.come' is not adopted yet" == lost_with(found.agent)
+    assert "as agent n2.come on another node" in found.traces.still_readable(EMPTY, "-")
     (made,) = adopting()
     found = find(COME, made.rows, made.rows, None)
-    assert (2, "n1.notes") == (found.plain, found.agent and found.agent.adopted_from)
+    assert found.agent is not None
+    assert (2, "n1.notes") == (found.plain, found.agent.adopted_from)
+    assert "as agent n1.notes on another node" in found.traces.still_readable(EMPTY, "-")
+    assert "" == lost_with(found.agent)

@@ -10,6 +10,8 @@ from __future__ import annotations
 _CLOCK = "read from a clock, for people; no decision depends on it"
 _RATE = "read from a clock; only `adoption_declined` depends on it"
 _OTHER_NODE = "bound by the journal of that node"
+_FLEET = "what another journal has; `ops verify --fleet` compares it"
+_HANDED = "a copy of what another journal has, whose row is named"
 _WORDS = "a sentence for people; the act itself is bound"
 _REPORTED = "what disk, memory or system said, which nothing else measures"
 _OPERATOR = "chosen by the operator; its effects are checked where they show"
@@ -36,8 +38,8 @@ UNBOUND: dict[str, dict[str, str]] = {
     "node_taken_over": {"token": "any that no earlier lease had", "by": _OPERATOR},
     "heads_seen": {"heads": "what other journals have; `ops verify --fleet` compares them"},
     "loss_seen": {
-        "position": "what another journal has; `ops verify --fleet` compares it",
-        "row_hash": "what another journal has; `ops verify --fleet` compares it",
+        "position": _FLEET,
+        "row_hash": _FLEET,
     },
     "model_loaded": {
         "grain": _LATER,
@@ -203,6 +205,35 @@ UNBOUND: dict[str, dict[str, str]] = {
         "created_s": _CLOCK,
         "system": _CLIENT,
         "tools": _CLIENT,
+    },
+    "session_released": {"to": _FLEET, "to_node": _FLEET},
+    "session_adopted": {
+        "model": _CLIENT,
+        "max_context": _CLIENT,
+        "created_s": _CLOCK,
+        "of_agent": _HANDED,
+        "node": _FLEET,
+        "position": _FLEET,
+        "row_hash": _FLEET,
+        "system": _HANDED,
+        "tools": _HANDED,
+    },
+    "turn_adopted": {
+        "request": _LATER,
+        "of_request": _HANDED,
+        "created_s": _CLOCK,
+        "finish_reason": _HANDED,
+        "prompt_tokens": _HANDED,
+        "cached_tokens": _HANDED,
+        "completion_tokens": _HANDED,
+        "answer_tokens": _HANDED,
+        "node": _FLEET,
+        "position": _FLEET,
+        "row_hash": _FLEET,
+        "end_position": _FLEET,
+        "end_hash": _FLEET,
+        "question": _HANDED,
+        "answer": _HANDED,
     },
     "request_finished": {"finish_reason": "`stop` in the place of `length`: the longest answer"},
     "request_cancelled": {"stage": "what ended the request, outside the journal"},

@@ -27,7 +27,10 @@ from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.sealing import key_id, subject_of
 from cairn.journal.runs import Runs
 from cairn.journal.state import Block, Session, State
-from cairn.journal.tenants import session_tenant
+from cairn.journal.tenants import agent_session, session_tenant
+
+OF_THE_SERVER = frozenset({ev.SessionForgotten.kind, ev.SessionReleased.kind})
+"""The kinds of rows without texts on the server's stream that say something of a session."""
 
 OF_OTHERS = NAMING | {ev.SessionForgotten.kind}
 """The kinds of rows by which it is known which other sessions have the same text."""
@@ -144,6 +147,11 @@ def agent_with(agents: Agents, session: str) -> Agent | None:
     return next((one for one in every if one.session == session), None)
 
 
+def lost_with(agent: Agent) -> str:
+    """What forgetting an agent may do besides, as the end of a sentence."""
+    return f", which is lost if {agent.released_to!r} is not adopted yet" if agent.released else ""
+
+
 def needing(agents: Agents, session: str) -> tuple[Agent, ...]:
     """The agents whose histories begin with turns of a session that is not their own."""
     return tuple(
@@ -175,6 +183,7 @@ class Traces:
         self._in_base = False
         self._base_blocks: set[str] = set()
         self._others: dict[str, set[str]] = {}
+        self._copies: set[str] = set()
 
     def see_state(self, state: State) -> None:
         """Take in a fold, by which blocks are known whose rows were pruned."""
@@ -203,6 +212,13 @@ class Traces:
             self.key_ids.update([named] if named is not None else [])
         if isinstance(event, ev.SessionForgotten) and event.of_session == self._session:
             self.forgotten.update(event.key_ids)
+        match event:
+            case ev.SessionReleased(to=copy) | ev.SessionAdopted(of_agent=copy) if (
+                agent_session(event.tenant, event.agent) == self._session
+            ):
+                self._copies.add(copy)
+            case _:
+                pass
 
     def see_other(self, event: ev.Event) -> None:
         """
@@ -266,6 +282,7 @@ class Traces:
             found.append("its token ids in the base of a prune, and in copies of that")
         if self.same_text:
             found.append("the same beginning, or words that they quote, in the sessions named")
+        found += [f"as agent {copy} on another node" for copy in sorted(self._copies)]
         if any(self._session != one.event.session for one in state.faults.values()):
             found.append("what bugs of the server or of other sessions quote of it")
         return (*found, *elsewhere)

@@ -24,7 +24,7 @@ from cairn.actors.clock import clock
 from cairn.actors.journal_keys import JournalKeys, open_keys
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
-from cairn.journal.forgetting import Found, find
+from cairn.journal.forgetting import Found, find, lost_with
 from cairn.journal.ledger import Ledger
 from cairn.journal.replay import Report, replay
 from cairn.journal.rows.sealing import SERVER
@@ -283,7 +283,7 @@ def _require_possible(found: Found, *, with_agent: bool) -> None:
     if found.agent is not None and not with_agent:
         raise StoreError(
             f"{found.session} is the session of agent {found.agent.name}. Add --agent to delete "
-            "the agent too."
+            f"the agent too{lost_with(found.agent)}."
         )
     if found.needed_by:
         names = ", ".join(agent.name for agent in found.needed_by)

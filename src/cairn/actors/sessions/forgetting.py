@@ -32,7 +32,14 @@ from cairn.actors.requests.messages import ForgottenSession
 from cairn.actors.threads.writer import WriterDied
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
-from cairn.journal.forgetting import OF_OTHERS, Traces, agent_with, needing
+from cairn.journal.forgetting import (
+    OF_OTHERS,
+    OF_THE_SERVER,
+    Traces,
+    agent_with,
+    lost_with,
+    needing,
+)
 from cairn.journal.rows.base import histories_of, state_of
 from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.sealing import SERVER, subject_of
@@ -52,7 +59,6 @@ FORGET = "forget"
 _SERVERS = "server"
 """The stream of rows of no session."""
 
-_FORGOTTEN = ev.SessionForgotten.kind
 _ROWS_A_LOOK = 200
 _REST_S = 0.02
 """How long the reading rests after so many rows while requests are in flight."""
@@ -200,7 +206,7 @@ class Forgetting:
         if agent is not None and not with_agent:
             raise CannotForget(
                 f"session {name!r} is that of agent {agent.name!r}; send agent=true to delete the "
-                "agent too"
+                f"agent too{lost_with(agent)}"
             )
         if needed := needing(agents, session):
             names = ", ".join(one.name for one in needed)
@@ -386,7 +392,7 @@ def _own_rows(session: str, store: Store, rest: Callable[[], None]) -> Traces:
         traces.see_own(row, decode(row))
     for stream in (f"session/{session}", _SERVERS):
         for row in _watched(store.read(stream=stream), rest):
-            if stream != _SERVERS or row.private is not None or row.kind == _FORGOTTEN:
+            if stream != _SERVERS or row.private is not None or row.kind in OF_THE_SERVER:
                 traces.see_own(row, decode(row))
     return traces
 
