@@ -94,15 +94,6 @@ class JournalKeys(abc.ABC):
     def close(self) -> None:
         """Close the database."""
 
-    def of_other(self, url: str) -> JournalKeys:
-        """
-        The keys of another node, for a reader: the nodes of a fleet have one journal key.
-
-        Args:
-            url: of that node's journal.
-        """
-        raise NotImplementedError("only nodes have keys beside each other")
-
     def get(self, key_id: str) -> Key | None:
         """See ``sealing.Keys``."""
         with self._lock:
@@ -456,7 +447,12 @@ class KeyTable(JournalKeys):
         return cls(url, name, secret, None, is_new=False)
 
     def of_other(self, url: str) -> KeyTable:
-        """See ``JournalKeys.of_other``."""
+        """
+        The keys of another node, for a reader: the nodes of a fleet have one journal key.
+
+        Args:
+            url: of that node's journal.
+        """
         from cairn.journal.rows.store_sql import place_of
 
         name = f"the journal {place_of(url)}"

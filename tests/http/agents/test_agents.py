@@ -425,3 +425,61 @@ async def test_any_body_makes_an_agent_or_a_refusal(body: Any):
         read_new_agent(data, Ignored())
     with contextlib.suppress(ClientError):
         read_fork(data)
+
+
+async def test_an_agent_is_handed_over():
+    """Its old name answers 410 with the new one, whatever is asked; that is done once."""
+    service = FakeService()
+    service.agents.have("n1.notes", TURN)
+    service.agents.elsewhere["local", "n2.come"] = service.agents.held["local", "n1.notes"]
+    service.facts = attrs.evolve(service.facts, node="n1")
+    due = {"object": "agent", "agent_id": "n1.notes", "released_to": "n2.notes"}
+    for _ in range(2):
+        assert (200, due) == await call(service, "POST", "/n1.notes/release", {"to": "n2.notes"})
+    for method, path, body in (
+        ("GET", "/n1.notes", None),
+        ("GET", "/n1.notes/turns", None),
+        ("DELETE", "/n1.notes", None),
+        ("POST", "/n1.notes/fork", {}),
+        ("POST", "/n1.notes/generate", {"messages": HELLO}),
+        ("POST", "/n1.notes/release", {"to": "n3.notes"}),
+    ):
+        found = await call(service, method, path, body)
+        assert (410, "agent_released", None) == refused(found), (method, path)
+        assert "'n2.notes'; use that name" in found[1]["error"]["message"]
+    answer = await create_app(service).test_client().get("/v1/agents/n1.notes")
+    assert "n2.notes" == answer.headers["x-cairn-agent"]
+
+    status, made = await call(service, "POST", "/n1.here/adopt", {"from": "n2.come"})
+    assert (200, "n1.here", "n2.come", 1) == (
+        status,
+        made["agent_id"],
+        made["adopted_from"],
+        made["turns"],
+    )
+    found = refused(await call(service, "POST", "/n1.more/adopt", {"from": "n2.none"}))
+    assert (404, "agent_not_found", "from") == found
+    assert 404 == (await call(service, "POST", "/n1.none/release", {"to": "n2.notes"}))[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("n1.notes/release", {}),
+        ("n1.notes/release", {"to": "notes"}),
+        ("n1.notes/release", {"to": "N2.notes"}),
+        ("n1.notes/release", {"to": "n2."}),
+        ("n1.notes/release", {"to": "n2.a b"}),
+        ("n1.notes/release", {"to": "n2.notes", "turn": 1}),
+        ("n1.notes/adopt", {"from": 1}),
+        ("n1.notes/adopt", {"from": "n2.notes", "to": "n1.notes"}),
+        ("notes/adopt", {"from": "n2.notes"}),
+    ],
+)
+async def test_a_body_that_hands_nothing_over(path: str, body: Any):
+    """It is refused, and nothing is changed."""
+    service = FakeService()
+    service.agents.have("n1.notes", TURN)
+    service.facts = attrs.evolve(service.facts, node="n1")
+    assert 400 == (await call(service, "POST", f"/{path}", body))[0]
+    assert [("local", "n1.notes")] == list(service.agents.held)

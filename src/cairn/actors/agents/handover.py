@@ -10,7 +10,7 @@ import contextlib
 
 import attrs
 
-from cairn.actors.journal_keys import JournalKeys
+from cairn.actors.journal_keys import KeyTable
 from cairn.journal.errors import JournalError, StoreError
 from cairn.journal.handover import Released, released_agent
 from cairn.journal.rows.store_sql import SqlStore, fleet_url, node_url, nodes_of
@@ -27,7 +27,7 @@ class FleetJournals:
 
     _url: str = attrs.field(repr=False)
     node: str
-    _keys: JournalKeys | None = attrs.field(repr=False)
+    _keys: KeyTable | None = attrs.field(repr=False)
 
     def has(self, node: str) -> bool:
         """

@@ -30,7 +30,7 @@ from cairn.actors.boot import (
     booted,
     booted_models,
 )
-from cairn.actors.journal_keys import JournalKeys, open_keys
+from cairn.actors.journal_keys import JournalKeys, KeyTable, open_keys
 from cairn.actors.models.choice import Choice
 from cairn.actors.requests.limits import Limits
 from cairn.actors.server import Server
@@ -465,7 +465,11 @@ def settings_of(
         elsewhere=partial(places_elsewhere, url_of(data_dir, options["journal"]), options["node"])
         if options["node"] is not None
         else None,
-        fleet=FleetJournals(url_of(data_dir, options["journal"]), options["node"], sealed)
+        fleet=FleetJournals(
+            url_of(data_dir, options["journal"]),
+            options["node"],
+            sealed if isinstance(sealed, KeyTable) else None,
+        )
         if options["node"] is not None
         else None,
         heads_s=options["see_heads"],
