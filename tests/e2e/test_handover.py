@@ -215,7 +215,7 @@ def test_a_handover_that_was_cut_short(fleet: Fleet):
         httpx.post(agents[one], json={"agent_id": "notes"}, headers=alice, timeout=60)
         say(one, "n1.notes", "Hello! My name is Jordis.", ALICES)
         release = (f"{agents[one]}/n1.notes/release", {"to": "n2.notes"})
-        adopt = (f"{agents[two]}/n2.notes/adopt", {"from": "n1.notes"})
+        adopt = (f"{agents[two]}/n2.notes/adopt", {"source": "n1.notes"})
 
         def sent(call: tuple[str, Any], headers: Any, **body: str) -> tuple[int, str]:
             answer = httpx.post(call[0], json={**call[1], **body}, headers=headers, timeout=60)

@@ -76,6 +76,7 @@ async def test_an_agent_is_created_listed_and_deleted():
         "max_context": 1000,
         "persist": False,
         "forked_from": None,
+        "adopted_from": None,
         "created": "2023-11-14T22:13:20Z",
         "last_accessed": "2023-11-14T22:15:00Z",
     }
@@ -450,15 +451,15 @@ async def test_an_agent_is_handed_over():
     answer = await create_app(service).test_client().get("/v1/agents/n1.notes")
     assert "n2.notes" == answer.headers["x-cairn-agent"]
 
-    status, made = await call(service, "POST", "/n1.here/adopt", {"from": "n2.come"})
+    status, made = await call(service, "POST", "/n1.here/adopt", {"source": "n2.come"})
     assert (200, "n1.here", "n2.come", 1) == (
         status,
         made["agent_id"],
         made["adopted_from"],
         made["turns"],
     )
-    found = refused(await call(service, "POST", "/n1.more/adopt", {"from": "n2.none"}))
-    assert (404, "agent_not_found", "from") == found
+    found = refused(await call(service, "POST", "/n1.more/adopt", {"source": "n2.none"}))
+    assert (404, "agent_not_found", "source") == found
     assert 404 == (await call(service, "POST", "/n1.none/release", {"to": "n2.notes"}))[0]
 
 
@@ -471,9 +472,9 @@ async def test_an_agent_is_handed_over():
         ("n1.notes/release", {"to": "n2."}),
         ("n1.notes/release", {"to": "n2.a b"}),
         ("n1.notes/release", {"to": "n2.notes", "turn": 1}),
-        ("n1.notes/adopt", {"from": 1}),
-        ("n1.notes/adopt", {"from": "n2.notes", "to": "n1.notes"}),
-        ("notes/adopt", {"from": "n2.notes"}),
+        ("n1.notes/adopt", {"source": 1}),
+        ("n1.notes/adopt", {"source": "n2.notes", "to": "n1.notes"}),
+        ("notes/adopt", {"source": "n2.notes"}),
     ],
 )
 async def test_a_body_that_hands_nothing_over(path: str, body: Any):

@@ -26,7 +26,7 @@ class AgentObject(Sent, kw_only=True):
     max_context: int | None
     persist: bool
     forked_from: str | None
-    adopted_from: str | UnsetType = UNSET
+    adopted_from: str | None
     created: str
     last_accessed: str
     system_prompt: str | UnsetType | None = UNSET

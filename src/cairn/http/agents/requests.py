@@ -74,7 +74,7 @@ class ReleaseBody(msgspec.Struct):
 
 
 class AdoptBody(msgspec.Struct):
-    of: str = msgspec.field(name="from")
+    source: str
 
 
 GenerateRequest = msgspec.defstruct(
@@ -164,12 +164,12 @@ def read_handover(body: bytes, kind: type[ReleaseBody] | type[AdoptBody]) -> tup
     Raises:
         ClientError: the body cannot be used.
     """
-    field, fields = msgspec.structs.fields(kind)[0].encode_name, decode_object(body)
+    field, fields = msgspec.structs.fields(kind)[0].name, decode_object(body)
     wire = to_struct(fields, kind)
     if others := parameters.unknown(fields, (field,)):
         other = min(others)[:100]
         raise ClientError(f"unknown field {other}: only {field} is accepted here", param=other)
-    name = wire.to if isinstance(wire, ReleaseBody) else wire.of
+    name = wire.to if isinstance(wire, ReleaseBody) else wire.source
     node = node_named(name)
     if node is None or not is_agent_name(name):
         raise ClientError(
@@ -354,7 +354,7 @@ async def adopt(name: str, body: bytes, service: Service) -> AgentFacts:
             f"agent {of!r} not found on {node}: it was never created, or was deleted or forgotten",
             code="agent_not_found",
             status=404,
-            param="from",
+            param="source",
         )
     return found
 
@@ -424,7 +424,7 @@ def agent_object(
         max_context=agent.max_context,
         persist=agent.persist,
         forked_from=agent.forked_from,
-        adopted_from=UNSET if agent.adopted_from is None else agent.adopted_from,
+        adopted_from=agent.adopted_from,
         created=_time(agent.created_s),
         last_accessed=_time(agent.used_us // 1_000_000),
         ignored=list(ignored) or UNSET,

@@ -271,7 +271,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", f"{_AGENT}/adopt"): Operation(
         summary="Adopt an agent that another node of the fleet handed over.",
         body=agents.AdoptBody,
-        example={"from": "n1.notes"},
+        example={"source": "n1.notes"},
         answer=AgentObject,
         statuses=(404, 409, 410, 503),
     ),

@@ -53,8 +53,9 @@ SENTENCES: dict[str, tuple[str, Scope]] = {
     "INV-8": ("the hash chain holds", "server"),
     "INV-9": (
         (
-            "what people read is what was computed: a stored turn is that of its request, and a "
-            "model is the one that its fingerprint names"
+            "what people read is what was computed: a stored turn is that of its request, a "
+            "model is the one that its fingerprint names, and an agent that was handed over is not "
+            "served"
         ),
         "session",
     ),

@@ -120,7 +120,7 @@ def move(
                 f"There is no node {node} in {place_of(url)}; the nodes are {', '.join(known)}."
             )
     places = _places(servers)
-    adopt = f"/v1/agents/{quote(to)}/adopt", {"from": name}
+    adopt = f"/v1/agents/{quote(to)}/adopt", {"source": name}
     answer = _ask(places, to_node, api_key, *adopt)
     if answer.error is None:
         click.echo(f"{name} was released before: it is {to} now, with {answer.turns} turns.")
