@@ -58,7 +58,7 @@ def keys(fleet: Fleet, postgres: Postgres, node: str, subject: str) -> int:
     """How many keys a node has of a session."""
     query = f"SELECT count(*) FROM node_{node}.keys WHERE subject = '{subject}'"
     with postgres.connect(fleet.name) as connection:
-        (found,) = connection.execute(query).fetchone()
+        ((found,),) = connection.execute(query).fetchall()
     return int(found)
 
 

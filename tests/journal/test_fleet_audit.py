@@ -398,7 +398,7 @@ def taking(rows: Sequence[Row], *, name: str = "n2.come", turn: Row | None = Non
     if turn is not None:
         row = {"position": turn.position, "row_hash": turn.hash}
         end = {"end_position": rows[-1].position, "end_hash": "ab" * 32}
-        made.propose(attrs.evolve(came, **row, **end))  # type: ignore[call-arg]
+        made.propose(attrs.evolve(came, **row, **end))
     assert made.bug is None
     return made
 

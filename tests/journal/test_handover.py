@@ -177,7 +177,7 @@ def test_a_release_during_a_request_has_no_effect():
 def test_a_journal_that_was_changed_is_not_read(at: str):
     """Whatever row it is: nothing of the agent is taken."""
     rows = list(releasing().rows)
-    changes: dict[str, Any] = {"hash": {"time_us": 1}, "private": {"private": b"{}"}}[at]
+    changes: dict[str, Any] = {"time_us": 1} if at == "hash" else {"private": b"{}"}
     place = next(at for at, row in enumerate(rows) if row.private is not None)
     rows[place] = attrs.evolve(rows[place], **changes)
     with pytest.raises(StoreError, match="The journal of n1 is not sound"):
@@ -348,10 +348,11 @@ def test_a_prune_keeps_what_was_released():
 
 def test_a_base_of_other_rows_is_found():
     """Agents and turns of a base are those of its rows, also of those that were handed over."""
-    for rows, changes in (
+    wrong: tuple[tuple[list[Row], dict[str, Any]], ...] = (
         (next(adopting()).rows, {"adopted_from": "n1.other"}),
         (releasing().rows, {"released_to": "n2.other"}),
-    ):
+    )
+    for rows, changes in wrong:
         held = histories_of(pruned(rows).base())
         held.check(10**6)
         (agent,) = held.agents

@@ -145,8 +145,8 @@ class Builder:
         self.rows.extend(outcome.rows)
         self.bug = outcome.bug or self.bug
 
-    def crash(self, session: str) -> None:
-        """A session failed because of an error in its own code."""
+    def crash(self, session: str | None) -> None:
+        """A session, or work of none, failed because of an error in its own code."""
         outcome = self.ledger.record_crash(
             session=session, message="ZeroDivisionError", trace="Traceback: here\n"
         )

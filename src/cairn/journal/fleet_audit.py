@@ -88,10 +88,10 @@ def references(node: str, base: Base | None, rows: Iterable[Row]) -> Iterator[Re
                 head = Head(at, row_hash)
                 kind = ev.HeadsSeen.kind
                 yield Reference(node, base.position, kind, other, head, of_base=True)
-            for release, agent in held.adopted.items():
+            for release, session in held.adopted.items():
                 other, _, text = release.partition(":")
                 head, kind = Head.parse(text), ev.SessionAdopted.kind
-                yield Reference(node, base.position, kind, other, head, None, agent, of_base=True)
+                yield Reference(node, base.position, kind, other, head, None, session, of_base=True)
     for row in rows:
         fields = _fields(row)
         with contextlib.suppress(LookupError, TypeError, ValueError):
@@ -101,7 +101,8 @@ def references(node: str, base: Base | None, rows: Iterable[Row]) -> Iterator[Re
                     yield Reference(node, row.position, row.kind, str(other), head)
             elif row.kind in NAMING:
                 head = Head(int(fields["position"]), str(fields["row_hash"]))
-                of, agent = str(fields["node"]), None
+                of = str(fields["node"])
+                agent: str | None = None
                 if row.kind == ev.SessionAdopted.kind:
                     agent = agent_session(str(fields["tenant"]), str(fields["agent"]))
                 key = fields.get("key")

@@ -79,11 +79,12 @@ async def test_an_agent_moves_with_its_turns(model_directory: Path):
         late = await command(server, "n1.notes", "Late")
         assert await agents.release("n1.notes", "n2.notes", "n2")
         assert agents.one("n1.notes") is None
-        for call in (
+        calls: tuple[Any, ...] = (
             agents.release("n1.notes", "n2.notes", "n2"),
             agents.create(NewAgent(name="n1.notes")),
             agents.fork("n1.copy", "n1.notes", None),
-        ):
+        )
+        for call in calls:
             assert "'n2.notes'" in await refused(AgentReleased, call)
         await refused(AgentBusy, ask(server, late))
         due = await go_on(server, "n1.copy", "Bye")
@@ -133,8 +134,8 @@ async def test_what_is_not_handed_over():
         words = await refused(CannotHandOver, agents.release("n1.short", "n2.short", "n2"))
         assert "ends with its server" in words
         one.fault = "The database is down."
-        call = agents.release("n1.notes", "n2.notes", "n2")
-        assert "The database is down" == await refused(JournalUnread, call)
+        words = await refused(JournalUnread, agents.release("n1.notes", "n2.notes", "n2"))
+        assert "The database is down" == words
         one.fault = None
         assert rows == one.stores["n1"].head()
     async with serving_fake(two.stores["n2"], fleet=two) as server:
@@ -153,8 +154,8 @@ async def test_what_is_not_handed_over():
     async with serving_fake(two.stores["n2"], fleet=two) as server:
         agents = local(server).agents
         rows = two.stores["n2"].head()
-        call = agents.adopt("n2.notes", "n1.notes", "n1")
-        assert "'n2.other'" in await refused(AgentReleased, call)
+        words = await refused(AgentReleased, agents.adopt("n2.notes", "n1.notes", "n1"))
+        assert "'n2.other'" in words
         assert rows == two.stores["n2"].head()
 
 
