@@ -191,7 +191,8 @@ def _by_training(
     verdicts: dict[str, str],
     trained: Container[str],
 ) -> str:
-    known, new = [], []
+    known: list[bool] = []
+    new: list[bool] = []
     for one in some:
         opening = openings[_opening(one.id)]
         (known if opening.id in trained else new).append(_passes(opening, verdicts[one.id]))
