@@ -451,7 +451,7 @@ class KeyTable(JournalKeys):
         Args:
             url: of that node's journal.
         """
-        from cairn.journal.rows.store_sql import place_of
+        from cairn.journal.rows.database.urls import place_of
 
         name = f"the journal {place_of(url)}"
         return KeyTable(url, name, self._journal_key, None, is_new=False)

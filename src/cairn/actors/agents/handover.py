@@ -13,7 +13,9 @@ import attrs
 from cairn.actors.journal_keys import KeyTable
 from cairn.journal.errors import JournalError, StoreError
 from cairn.journal.handover import Released, released_agent
-from cairn.journal.rows.store_sql import SqlStore, fleet_url, node_url, nodes_of
+from cairn.journal.rows.database.fleet import nodes_of
+from cairn.journal.rows.database.urls import fleet_url, node_url
+from cairn.journal.rows.store_sql import SqlStore
 
 
 @attrs.frozen

@@ -101,7 +101,8 @@ def move(
       0  done, or was done before
       2  refused, or not finished; the output says which
     """
-    from cairn.journal.rows.store_sql import nodes_of, place_of, running_nodes
+    from cairn.journal.rows.database.fleet import nodes_of, running_nodes
+    from cairn.journal.rows.database.urls import place_of
 
     source = node_named(name)
     if source is None:
@@ -202,8 +203,9 @@ def _release(url: str, source: str, name: str, tenant: str | None, to: str, to_n
     Raises:
         StoreError: the journal is in use or not sound, or the agent is not there.
     """
+    from cairn.journal.rows.database.urls import node_url
     from cairn.journal.rows.heads import lost_words
-    from cairn.journal.rows.store_sql import SqlStore, node_url
+    from cairn.journal.rows.store_sql import SqlStore
     from cairn.ops.fleet.witnesses import seen_by_others
 
     def warn(node: str, fact: str) -> None:
