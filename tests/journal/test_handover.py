@@ -173,6 +173,44 @@ def test_a_release_during_a_request_has_no_effect():
         read(made.rows)
 
 
+UNDONE: dict[str, tuple[ev.Event, ...]] = {
+    "a release adopted twice": (ADOPTED, TURN, attrs.evolve(ADOPTED, agent="n2.two")),  # type: ignore[call-arg]
+    "a name that is there": (agent_created("n2.come"), ADOPTED),
+    "a released name": (ADOPTED, TURN, RELEASE, attrs.evolve(ADOPTED, position=10)),  # type: ignore[call-arg]
+    "a turn more": (ADOPTED, TURN, attrs.evolve(TURN, request="n2.r2", previous="n2.r1")),  # type: ignore[call-arg]
+    "an id twice": (
+        attrs.evolve(ADOPTED, turns=2),  # type: ignore[call-arg]
+        TURN,
+        attrs.evolve(TURN, previous="n2.r1"),  # type: ignore[call-arg]
+    ),
+    "created twice": (ADOPTED, agent_created("n2.come")),
+}
+
+
+@pytest.mark.parametrize("name", UNDONE)
+def test_a_wrong_step_has_no_effect(name: str):
+    """The folds of agents and turns are as they were before it, and so is each history."""
+    made = Builder()
+    *events, last = UNDONE[name]
+    made.propose(*events)
+    assert made.bug is None, made.bug
+    before = folded(made.rows)
+    made.propose(last)
+    assert made.bug is not None
+    after = folded(made.rows)
+    assert before.contents().agents == after.contents().agents
+    assert before.turns.contents().places == after.turns.contents().places
+
+
+def test_an_unrelated_bug_after_a_release():
+    """A number that is taken is recorded at the last row, which it does not take back."""
+    made = releasing()
+    outcome = made.ledger.propose([ev.SessionClosed(session=NOTES, reason="x")], expected_seq=1)
+    assert outcome.bug is not None
+    assert "INV-6" == outcome.bug.invariant
+    assert "n2.come" == read([*made.rows, *outcome.rows]).event.to
+
+
 @pytest.mark.parametrize("at", ["private", "hash"])
 def test_a_journal_that_was_changed_is_not_read(at: str):
     """Whatever row it is: nothing of the agent is taken."""
@@ -216,6 +254,10 @@ WRONG: dict[str, tuple[tuple[ev.Event, ...], str]] = {
     "adopted again once deleted": (
         (ADOPTED, ev.AgentDeleted(agent="n2.come", tenant=TENANT), ADOPTED),
         "a release was adopted twice",
+    ),
+    "deleted twice": (
+        (agent_created(), OUT, *[ev.AgentDeleted(agent="notes", tenant=TENANT)] * 2),
+        "an agent was deleted that does not exist",
     ),
     "a turn of none": ((TURN,), "a turn was adopted that no agent awaits"),
     "a turn more": (
