@@ -420,3 +420,45 @@ def test_a_released_agent_is_forgotten():
     assert (2, "n1.notes") == (found.plain, found.agent.adopted_from)
     assert "as agent n1.notes on another node" in found.traces.still_readable(EMPTY, "-")
     assert "" == lost_with(found.agent)
+
+
+def same_text(session: str, *events: ev.Event) -> tuple[str, ...]:
+    """The sessions with the same text, in the journal and once it was pruned."""
+    made = Builder()
+    made.start()
+    made.propose(*events, agent_created("gone"), ev.AgentDeleted(agent="gone", tenant=TENANT))
+    made.stop()
+    assert made.bug is None, made.bug
+    found = find(session, made.rows, made.rows, None)
+    store = pruned(made.rows)
+    assert found.same_text == find(session, store.rows, store.rows, store.base()).same_text
+    forgotten = found.event(())
+    assert found.same_text == forgotten.same_text
+    made.propose(forgotten)
+    assert made.bug is None, made.bug
+    return found.same_text
+
+
+def test_copies_of_a_turn_have_the_same_text():
+    """Two forks that were both adopted: neither names the other, and their ids are new."""
+    early: dict[str, Any] = {"agent": "n2.early", "of_agent": "n1.early"}
+    adopted = attrs.evolve(ADOPTED, **early, position=10)
+    turn = attrs.evolve(TURN, agent="n2.early", request="n2.q1")  # type: ignore[call-arg]
+    both = (ADOPTED, TURN, adopted, turn)
+    assert (f"@{TENANT}/agent/n2.early",) == same_text(COME, *both)
+    other = attrs.evolve(turn, answer="[]")  # type: ignore[call-arg]
+    assert () == same_text(COME, ADOPTED, TURN, adopted, other)
+
+
+def test_an_agent_that_came_back_has_the_same_text():
+    """Also by way of other nodes; each is named where the other one is forgotten."""
+    made = releasing()
+    _, turn, *_ = read(made.rows).adoption(ids())
+    assert isinstance(turn, ev.TurnAdopted)
+    back: dict[str, Any] = {"agent": "n1.back", "of_agent": "n3.x", "node": "n3"}
+    made.propose(attrs.evolve(ADOPTED, **back))
+    made.propose(attrs.evolve(turn, agent="n1.back", request="n1.b1", node="n3", position=5))
+    assert made.bug is None, made.bug
+    of = f"@{TENANT}/agent/n1.back"
+    assert of in find(NOTES, made.rows, made.rows, None).same_text
+    assert NOTES in find(of, made.rows, made.rows, None).same_text

@@ -1332,6 +1332,11 @@ def _turn_stored(state: State, event: ev.TurnStored) -> State:
     return _stepped(state, session, event, request=request, texts_at=texts_at)
 
 
+def is_known(state: State, session: str) -> bool:
+    """Whether the journal has rows of a session, or has adopted its agent, which perhaps has none."""
+    return f"session/{session}" in state.streams or session in state.adopted.values()
+
+
 def release_name(event: ev.SessionAdopted) -> str:
     """How ``State.adopted`` names the release of an agent that was adopted."""
     return f"{event.node}:{event.position}:{event.row_hash}"
