@@ -88,7 +88,8 @@ def roomy(tmp_path_factory: pytest.TempPathFactory, other_directory: Path) -> It
 
 def test_a_clock(roomy: Serving) -> None:
     """The time in the system prompt."""
-    person = Person(roomy).begins("14:05")
+    # Words of its own: what other people say too may be meant to continue their conversations.
+    person = Person(roomy).begins("14:05", "How far is it to the last cairn from here today?")
     person.said[0] = {"role": "system", "content": SYSTEM.format("14:06")}
     found = person.says("And then?").reads()
     assert found.startswith("clock ")
