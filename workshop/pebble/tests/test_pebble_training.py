@@ -279,7 +279,7 @@ def test_an_answer_is_next_to_what_it_answers(renderer: Renderer, tokenizer: Tok
     begins = {tokenizer.decode([sequence.ids[turn + 1]]) for turn in sequence.turns}
     assert "user" in begins
     assert begins <= {"user", "system"}
-    assert f"{TURN_START}assistant" in tokenizer.decode(sequence.ids, skip_special_tokens=False)
+    assert f"{TURN_START}assistant" in tokenizer.decode(sequence.ids.tolist(), skip_special_tokens=False)
 
 
 def test_the_exported_model_is_the_trained_one(
