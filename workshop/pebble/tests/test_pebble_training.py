@@ -82,6 +82,7 @@ def test_no_dialogue_is_left_out_of_the_batches(renderer: Renderer, monkeypatch:
     assert all(rows == max(1, 4096 // width) for rows, width in shapes)
 
 
+@pytest.mark.long
 def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
     renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -297,6 +298,7 @@ def test_the_exported_model_is_the_trained_one(
     assert template() == read.chat_template
 
 
+@pytest.mark.long
 def test_pools_are_the_same_from_other_processes(renderer: Renderer, tmp_path: Path):
     """Weights do not depend on which process draws the dialogues."""
 
