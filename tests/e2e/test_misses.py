@@ -115,6 +115,7 @@ def test_an_edit(roomy: Serving) -> None:
     assert "red became blue . That is usual after an edit" in found
 
 
+@pytest.mark.long
 def test_another_model(roomy: Serving) -> None:
     """In the same conversation."""
     person = Person(roomy).begins("twelve")
@@ -184,6 +185,7 @@ def test_a_disabled_cache(roomy: Serving) -> None:
     assert "The request disabled the cache ( cache_prompt: false )." in found
 
 
+@pytest.mark.long
 def test_eviction(tmp_path: Path) -> None:
     """Others took the room."""
     options = ("--disk-mb", "0", "--blocks-max", "8", "--pool-slabs", "1", "--block-tokens", "16")
@@ -196,6 +198,7 @@ def test_eviction(tmp_path: Path) -> None:
         assert "whose blocks were evicted to make room" in found
 
 
+@pytest.mark.long
 def test_too_short(tmp_path: Path) -> None:
     """A prompt below the least that is cached."""
     options = ("--disk-mb", "0", "--min-cache-tokens", "500", "--pool-slabs", "1")
@@ -217,10 +220,12 @@ DROPPED = (
 @pytest.mark.parametrize(
     ("thought", "sent", "starts", "says"),
     [
-        ("I look at the map.", {}, "dropped thinking", "have the client send it back"),
+        pytest.param("I look at the map.", {}, "dropped thinking", "have the client send it back",
+                     marks=pytest.mark.long),
         ("I look at the map.", {"reasoning_content": "I look at the map."}, "continued",
          "The client sent thinking back, and the model's chat template leaves out"),
-        ("", {}, "continued", "begins an answer with an empty thinking block"),
+        pytest.param("", {}, "continued", "begins an answer with an empty thinking block",
+                     marks=pytest.mark.long),
     ],
 )  # fmt: skip
 def test_thinking_that_is_gone(

@@ -161,6 +161,7 @@ def test_no_messages(shared: Serving):
     assert "messages" == refused.value.param
 
 
+@pytest.mark.long
 def test_characters_of_several_tokens(shared: Serving):
     """However its bytes are split into tokens, half a character is never sent."""
     body = {"messages": [user("Any bytes.")], "temperature": 20.0, "seed": 3, "max_tokens": 300}
