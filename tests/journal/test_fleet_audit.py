@@ -381,7 +381,7 @@ def released(**fields: Any) -> list[Row]:
     """The journal of a node that releases the agent ``n1.notes``, and of what it does besides."""
     made = Builder()
     made.start()
-    made.propose(agent_created("n1.notes"))
+    made.propose(agent_created("n1.notes", tenant=fields.get("tenant", TENANT)))
     out = ev.SessionReleased(agent="n1.notes", tenant=TENANT, to="n2.come", to_node="n2")
     made.propose(attrs.evolve(out, **fields))
     assert made.bug is None
@@ -418,7 +418,9 @@ def test_an_agent_that_was_handed_over():
 
 def test_a_release_to_another():
     """To another node, agent or tenant; and a row that releases nothing."""
-    for fields in ({"to_node": "n3"}, {"to": "n2.other"}):
+    rows = released(to="n2.other")  # of which the target may choose another name
+    assert [] == found(audited({"n1": rows, "n2": taking(rows).rows}))
+    for fields in ({"to_node": "n3"}, {"tenant": "bob"}):
         rows = released(**fields)
         audit = audited({"n1": rows, "n2": taking(rows).rows})
         assert ["INV-9"] == [one for one, _ in found(audit)]

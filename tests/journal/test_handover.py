@@ -78,7 +78,7 @@ def test_what_is_read_is_what_is_adopted():
     """All turns, in order, with their texts and numbers, and the rows that they are in."""
     rows = releasing().rows
     found = read(rows)
-    adopted, *turns = found.adoption(ids())
+    adopted, *turns = found.adoption(found.event.to, ids())
     assert isinstance(adopted, ev.SessionAdopted)
     assert ("n1", rows[-1].position, rows[-1].hash) == (
         adopted.node,
@@ -128,7 +128,7 @@ def test_an_adopted_agent_is_handed_on():
     target = Builder()
     target.propose(ADOPTED, TURN, RELEASE)
     found = read(target.rows, "n2.come")
-    adopted, turn = found.adoption(ids())
+    adopted, turn = found.adoption(found.event.to, ids())
     assert isinstance(adopted, ev.SessionAdopted)
     assert isinstance(turn, ev.TurnAdopted)
     assert ("n3.come", "n2.come", "Be brief.") == (

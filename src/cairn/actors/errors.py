@@ -174,7 +174,16 @@ class CannotHandOver(RefusalError):
 
 
 class NotReleasedYet(CannotHandOver):
-    """The agent cannot be adopted before its own node has released it. Nothing was changed."""
+    """
+    The agent cannot be adopted before its own node has released it. Nothing was changed.
+
+    Attributes:
+        tenant: whose agent it is.
+    """
+
+    def __init__(self, name: str, node: str, tenant: str) -> None:
+        super().__init__(f"agent {name!r} is served by {node}, which has to release it first")
+        self.tenant = tenant
 
 
 class TooManyAgents(RefusalError):

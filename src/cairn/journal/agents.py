@@ -188,10 +188,15 @@ class Agents:
         """All that it holds now, without the turns."""
         return AgentsContents(agents=tuple(self._agents.values()), last=self._last)
 
-    def find(self, name: str, tenant: str) -> Agent | None:
-        """A tenant's agent by its name, or None. One that was released is not found."""
+    def find(self, name: str, tenant: str, *, released: bool = False) -> Agent | None:
+        """
+        A tenant's agent by its name, or None.
+
+        Args:
+            released: find also one that was released, whose history is still here.
+        """
         found = self._agents.get((tenant, name))
-        return found if found is not None and not found.released else None
+        return found if found is not None and (released or not found.released) else None
 
     def of(self, tenant: str | None, *, released: bool = False) -> tuple[Agent, ...]:
         """

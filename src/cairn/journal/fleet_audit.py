@@ -33,7 +33,7 @@ from cairn.journal.rows.base import Base, state_of
 from cairn.journal.rows.codec import Row
 from cairn.journal.rows.heads import Head
 from cairn.journal.rows.verification import Verification
-from cairn.journal.tenants import agent_session
+from cairn.journal.tenants import agent_session, session_tenant
 
 _NAMESPACE = uuid.UUID("3a0b1f7e-5f7f-5b3e-9a53-6f0c9b2a7d11")
 _NAMES_A_ROW = {"node", "position", "row_hash"}
@@ -146,7 +146,7 @@ class FleetAudit:
         self._found: list[Finding] = []
         self._quarantined: set[str] = set()
         self._conflicts: dict[str, str] = {}  # bug id to key
-        self._releases: dict[int, tuple[str, str]] = {}  # row to the node and session of the target
+        self._releases: dict[int, tuple[str, str]] = {}  # row to the node and tenant of the target
         self._node = ""
 
     @property
@@ -199,8 +199,7 @@ class FleetAudit:
         elif row.kind == ev.SessionReleased.kind:
             with contextlib.suppress(LookupError):
                 fields = _fields(row)
-                named = agent_session(str(fields["tenant"]), str(fields["to"]))
-                self._releases[row.position] = str(fields["to_node"]), named
+                self._releases[row.position] = str(fields["to_node"]), str(fields["tenant"])
         elif row.kind == ev.BlocksQuarantined.kind:
             with contextlib.suppress(LookupError, TypeError):
                 self._quarantined.update(map(str, _fields(row)["keys"]))
@@ -287,10 +286,12 @@ class FleetAudit:
                 if one.key is not None and self._keys[at] != one.key:
                     words = f"{named} does not seal the block that was adopted"
                     self._add("INV-3", one.by, one.row, words, one.key, self._keys[at] or "none")
-                if one.agent is not None and self._releases.get(at) != (one.by, one.agent):
+                # The target may choose another name than that of the release.
+                to = (one.by, session_tenant(one.agent)) if one.agent is not None else None
+                if to is not None and self._releases.get(at) != to:
                     words = f"{named} does not release the agent that was adopted"
                     found = ", ".join(self._releases.get(at, ("none",)))
-                    self._add("INV-9", one.by, one.row, words, f"{one.by}, {one.agent}", found)
+                    self._add("INV-9", one.by, one.row, words, ", ".join(to), found)
             case "pruned":
                 self.pruned += 1
             case "accepted":

@@ -66,17 +66,18 @@ class Released:
     created: ev.AgentCreated | ev.SessionAdopted
     turns: tuple[AdoptableTurn, ...]
 
-    def adoption(self, new_id: Callable[[], str]) -> tuple[ev.Event, ...]:
+    def adoption(self, name: str, new_id: Callable[[], str]) -> tuple[ev.Event, ...]:
         """
         The events by which the node that it was released to adopts it. They are appended together.
 
         Args:
+            name: of the agent there. If that of the release is taken, another one.
             new_id: makes ids for its turns.
         """
         to, created = self.event, self.created
         events: list[ev.Event] = [
             ev.SessionAdopted(
-                agent=to.to,
+                agent=name,
                 tenant=to.tenant,
                 model=created.model,
                 max_context=created.max_context,
@@ -96,7 +97,7 @@ class Released:
             request = on_node(to.to_node, new_id())
             events.append(
                 ev.TurnAdopted(
-                    agent=to.to,
+                    agent=name,
                     tenant=to.tenant,
                     request=request,
                     of_request=stored.request,

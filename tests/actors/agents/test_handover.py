@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import trio
+import trio.testing
 
 from cairn.actors.agents.messages import NewAgent
 from cairn.actors.errors import (
@@ -14,6 +17,7 @@ from cairn.actors.errors import (
     AgentExists,
     AgentReleased,
     CannotHandOver,
+    CannotRecord,
     JournalUnread,
     NotReleasedYet,
     RefusalError,
@@ -24,7 +28,9 @@ from cairn.journal.handover import Released, released_agent
 from cairn.journal.replay import replay
 from cairn.journal.rows.codec import decode
 from cairn.journal.rows.store import MemoryStore
+from cairn.journal.tenants import LOCAL
 from tests.actors.agents.test_agents import command, go_on, history
+from tests.support.full_disk import FullDisk
 from tests.support.in_process_server import ask, local, serving, serving_fake, wait_idle
 
 pytestmark = pytest.mark.trio
@@ -37,9 +43,15 @@ class OtherJournals:
     node: str
     stores: dict[str, MemoryStore]
     fault: str | None = None
+    most: int = 0  # how many calls of ``has`` were in progress at once
+    _now: int = 0
 
     def has(self, node: str) -> bool:
         """Whether there is a node of this name."""
+        self._now += 1
+        self.most = max(self.most, self._now)
+        time.sleep(0.01)  # long enough that calls in other threads would begin
+        self._now -= 1
         if self.fault is not None:
             raise StoreError(self.fault)
         return node in self.stores
@@ -135,7 +147,8 @@ async def test_what_is_not_handed_over():
         assert "ends with its server" in words
         one.fault = "The database is down."
         words = await refused(JournalUnread, agents.release("n1.notes", "n2.notes", "n2"))
-        assert "The database is down" == words
+        assert "the database cannot be read now" in words
+        assert "down" not in words  # an error may have the address and the user
         one.fault = None
         assert rows == one.stores["n1"].head()
     async with serving_fake(two.stores["n2"], fleet=two) as server:
@@ -144,6 +157,9 @@ async def test_what_is_not_handed_over():
         rows = two.stores["n2"].head()
         words = await refused(NotReleasedYet, agents.adopt("n2.notes", "n1.notes", "n1"))
         assert "served by n1" in words
+        with pytest.raises(NotReleasedYet) as caught:
+            await agents.adopt("n2.notes", "n1.notes", "n1")
+        assert LOCAL == caught.value.tenant
         await refused(AgentExists, agents.adopt("n2.mine", "n1.notes", "n1"))
         assert await agents.adopt("n2.notes", "n1.none", "n1") is None
         assert await server.for_tenant("bob").agents.adopt("n2.notes", "n1.notes", "n1") is None
@@ -153,10 +169,67 @@ async def test_what_is_not_handed_over():
         assert await local(server).agents.release("n1.notes", "n2.other", "n2")
     async with serving_fake(two.stores["n2"], fleet=two) as server:
         agents = local(server).agents
+        await agents.create(NewAgent(name="n2.other"))
         rows = two.stores["n2"].head()
-        words = await refused(AgentReleased, agents.adopt("n2.notes", "n1.notes", "n1"))
-        assert "'n2.other'" in words
+        await refused(AgentExists, agents.adopt("n2.other", "n1.notes", "n1"))
         assert rows == two.stores["n2"].head()
+        made = await agents.adopt("n2.notes", "n1.notes", "n1")  # which is free
+        assert made is not None
+        assert "n1.notes" == made.adopted_from
+        words = await refused(CannotHandOver, agents.adopt("n2.more", "n1.notes", "n1"))
+        assert "adopted before: it is 'n2.notes' here" in words
+    one.stores["n3"] = MemoryStore()
+    async with serving_fake(one.stores["n3"], fleet=OtherJournals("n3", one.stores)) as server:
+        words = await refused(
+            AgentReleased, local(server).agents.adopt("n3.notes", "n1.notes", "n1")
+        )
+        assert "'n2.other'" in words
+
+
+async def test_what_is_left_of_a_released_agent_is_deleted():
+    """Once. Its name stays taken, and what begins with its turns no longer needs them."""
+    one, _ = fleet()
+    async with serving_fake(one.stores["n1"], fleet=one) as server:
+        agents = local(server).agents
+        await agents.create(NewAgent(name="n1.notes"))
+        assert await agents.release("n1.notes", "n2.notes", "n2")
+        assert await agents.delete("n1.notes")
+        assert not await agents.delete("n1.notes")
+        await refused(AgentReleased, agents.create(NewAgent(name="n1.notes")))
+        assert not server.loaded.agents.agents.of(None, released=True)
+    events = [decode(row).event for row in one.stores["n1"].read()]
+    assert 1 == sum(isinstance(one, ev.AgentDeleted) for one in events)
+    assert () == tuple(replay(one.stores["n1"].read()).findings)
+
+
+async def test_other_journals_are_read_one_at_a_time():
+    """However many requests a tenant sends, they take one thread and one connection."""
+    one, _ = fleet()
+    async with serving_fake(one.stores["n1"], fleet=one) as server, trio.open_nursery() as nursery:
+        agents = local(server).agents
+        await agents.create(NewAgent(name="n1.notes"))
+        for _ in range(8):
+            nursery.start_soon(refused, CannotHandOver, agents.release("n1.notes", "n9.a", "n9"))
+    assert 1 == one.most
+
+
+async def test_an_adoption_that_waits_for_the_disk():
+    """A second request of the same waits for the first one's rows, and finds the agent."""
+    stores: dict[str, MemoryStore] = {"n1": MemoryStore(), "n2": (disk := FullDisk())}
+    async with serving_fake(stores["n1"], fleet=OtherJournals("n1", stores)) as server:
+        await local(server).agents.create(NewAgent(name="n1.notes"))
+        assert await local(server).agents.release("n1.notes", "n2.notes", "n2")
+    async with serving_fake(disk, fleet=OtherJournals("n2", stores)) as server:
+        agents = local(server).agents
+        disk.full = True
+        for _ in range(2):
+            await refused(CannotRecord, agents.adopt("n2.notes", "n1.notes", "n1"))
+        disk.full = False
+        while server.loaded.agents.writer.stalled:
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        assert await agents.adopt("n2.notes", "n1.notes", "n1") is not None
+    adopted = [row for row in disk.read() if row.kind == ev.SessionAdopted.kind]
+    assert 1 == len(adopted)
 
 
 async def test_a_server_in_no_fleet():

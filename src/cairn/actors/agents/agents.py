@@ -42,7 +42,7 @@ from cairn.journal.errors import DamagedRow, StoreError
 from cairn.journal.handover import NoSuchAgent, NotReleased
 from cairn.journal.rows.codec import decode
 from cairn.journal.state import release_name
-from cairn.journal.tenants import agent_session, session_id
+from cairn.journal.tenants import agent_of, agent_session, session_id
 
 if TYPE_CHECKING:
     from cairn.actors.agents.handover import FleetJournals
@@ -88,6 +88,10 @@ class StoredAgents:
     fleet: FleetJournals | None = None
     _busy: dict[_Key, str] = attrs.field(factory=dict, init=False)
     _requests: dict[str, _Key] = attrs.field(factory=dict, init=False)
+    # Each reading of another journal takes a connection to the database and a thread.
+    _reading: trio.CapacityLimiter = attrs.field(
+        factory=lambda: trio.CapacityLimiter(1), init=False
+    )
 
     # --- which agents are busy --------------------------------------------------------------------
 
@@ -222,14 +226,41 @@ class StoredAgents:
             case _:
                 pass
 
+    async def settle(self) -> None:
+        """Wait until all that was appended is committed, so that the fold has it."""
+        try:
+            await self.writer.wait_all_committed()
+        except WriterDied as died:
+            raise stopping() from died
+
     async def commit(self, *events: ev.Event) -> None:
         """Commit events together, so that the fold has them."""
+        if self.writer.stalled:
+            await self.settle()
         try:
-            if self.writer.stalled:
-                await self.writer.wait_all_committed()
             await self.writer.wait_committed(self.sequencer.append(*events))
         except WriterDied as died:
             raise stopping() from died
+
+    async def read_others(self, what: str, read: Callable[..., T], *args: str) -> T:
+        """
+        Read journals of other nodes in a thread, one at a time. Leaving early gives the reading up.
+
+        Args:
+            what: is read, as the beginning of a sentence.
+
+        Raises:
+            JournalUnread: it cannot be read. Why may name addresses, so only the log has it.
+        """
+        try:
+            return await trio.to_thread.run_sync(
+                read, *args, abandon_on_cancel=True, limiter=self._reading
+            )
+        except StoreError as error:
+            log.warning("journals of other nodes cannot be read", what=what, fact=str(error))
+            raise JournalUnread(
+                f"{what} cannot be read now, or is not sound; the log of this server says why"
+            ) from error
 
     async def created(self, agent: Agent) -> NewAgent | None:
         """An agent as it was created; None if its text was pruned."""
@@ -343,7 +374,7 @@ class TenantAgents:
 
     async def delete(self, name: str) -> bool:
         """See ``AgentService.delete``."""
-        agent = self._find(name)
+        agent = self._stored.agents.find(name, self._tenant, released=True)
         if agent is None:
             return False
         with self._stored.ending(agent, _DELETED):
@@ -358,8 +389,7 @@ class TenantAgents:
             stored.require_here(name, self._tenant)
             return False
         fleet = self._fleet()
-        if node == fleet.node or not await self._in_thread(fleet.has, node):
-            raise CannotHandOver(f"there is no other node {node!r} in this fleet")
+        await self._require_other(fleet, node)
         if not agent.persist:
             raise CannotHandOver(f"agent {name!r} ends with its server (persist: false)")
         agent = self._find(name)  # a thread was waited for
@@ -375,28 +405,36 @@ class TenantAgents:
     async def adopt(self, name: str, of: str, node: str) -> AgentFacts | None:
         """See ``AgentService.adopt``."""
         stored, tenant, fleet = self._stored, self._tenant, self._fleet()
-        if node == fleet.node or not await self._in_thread(fleet.has, node):
-            raise CannotHandOver(f"there is no other node {node!r} in this fleet")
+        await self._require_other(fleet, node)
         if (known := self._find(name)) is not None and known.adopted_from == of:
             return self._facts(known)
         with stored.creating(name, tenant):
             try:
-                found = await self._in_thread(fleet.released, node, of, tenant)
+                found = await stored.read_others(
+                    f"the journal of {node}", fleet.released, node, of, tenant
+                )
             except NoSuchAgent:
                 return None
             except NotReleased as error:
-                raise NotReleasedYet(
-                    f"agent {of!r} is served by {node}, which has to release it first"
-                ) from error
-            if (found.event.to, found.event.to_node) != (name, fleet.node):
+                raise NotReleasedYet(of, node, tenant) from error
+            if found.event.to_node != fleet.node:
                 raise AgentReleased(of, found.event.to)
             session = session_id(tenant, session_of(name))
             await self._close_session(session, "its agent is adopted")
-            adopted, *turns = found.adoption(lambda: str(uuid.uuid4()))
+            adopted, *turns = found.adoption(name, lambda: str(uuid.uuid4()))
             assert isinstance(adopted, ev.SessionAdopted)
-            if release_name(adopted) in stored.sequencer.state.adopted:
-                raise CannotHandOver(f"agent {name!r} was adopted before, and deleted since")
-            await stored.commit(adopted, *turns)
+            state = stored.sequencer.state
+            before = state.adopted.get(release_name(adopted))
+            if before is None:
+                await stored.commit(adopted, *turns)
+            elif before not in state.agents:
+                raise CannotHandOver(f"agent {of!r} was adopted before, and deleted since")
+            elif before != session:
+                raise CannotHandOver(
+                    f"agent {of!r} was adopted before: it is {agent_of(before)!r} here"
+                )
+            else:  # by a request that was cancelled while the journal was stalled
+                await stored.settle()
         return self.one(name)
 
     def _fleet(self) -> FleetJournals:
@@ -404,13 +442,15 @@ class TenantAgents:
             raise CannotHandOver("this server is in no fleet, so it has no node to hand over to")
         return self._stored.fleet
 
-    @staticmethod
-    async def _in_thread(read: Callable[..., T], *args: str) -> T:
-        """Read the journals of other nodes. Leaving early gives the reading up."""
-        try:
-            return await trio.to_thread.run_sync(read, *args, abandon_on_cancel=True)
-        except StoreError as error:
-            raise JournalUnread(str(error).rstrip(".")) from error
+    async def _require_other(self, fleet: FleetJournals, node: str) -> None:
+        """
+        Raises:
+            CannotHandOver: there is no other node of this name.
+            JournalUnread: that cannot be known now.
+        """
+        other = node != fleet.node
+        if not other or not await self._stored.read_others("the database", fleet.has, node):
+            raise CannotHandOver(f"there is no other node {node!r} in this fleet")
 
     async def _create(
         self, new: NewAgent, *, origin: Agent | None = None, head: str | None = None

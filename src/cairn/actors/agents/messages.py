@@ -150,7 +150,7 @@ class AgentService(Protocol):
 
     async def delete(self, name: str) -> bool:
         """
-        Delete an agent. False if there is none.
+        Delete an agent, or what is still here of one that was released. False if there is none.
 
         Raises:
             AgentBusy: the agent is busy.
@@ -177,14 +177,15 @@ class AgentService(Protocol):
         if the tenant has no such agent there.
 
         Args:
-            name: of the agent from then on.
+            name: of the agent from then on; that of the release, or another one.
             of: its name there.
 
         Raises:
             AgentExists, TooManyAgents: as ``create``.
-            AgentReleased: it was released to another name, or this name was.
+            AgentReleased: it was released to another node, or this name was.
             NotReleasedYet: it was not released.
-            CannotHandOver: it was adopted and deleted since, or there is no such node.
+            CannotHandOver: it was adopted before, under another name or as one that was deleted
+                since; or there is no such node.
             JournalUnread: the other journal cannot be read, or is not sound.
             RefusalError: that cannot be recorded now.
         """

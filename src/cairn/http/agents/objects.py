@@ -50,11 +50,15 @@ class ReleasedAgent(Sent, kw_only=True):
 
 
 class DeletedAgent(Sent, kw_only=True):
-    """The name of an agent that was deleted."""
+    """
+    The name of an agent that was deleted; if another node has it now, its name there, where it is
+    not deleted.
+    """
 
     object: Literal["agent"] = "agent"
     agent_id: str
     deleted: Literal[True] = True
+    released_to: str | UnsetType = UNSET
 
 
 class AgentMessage(Sent, kw_only=True):

@@ -305,14 +305,18 @@ async def look_up_last_turns(
 
 async def delete(name: str, service: Service) -> DeletedAgent:
     """
-    Delete an agent.
+    Delete an agent. Of one that was released, what is still here is deleted.
 
     Raises:
         ClientError: there is no such agent.
-        RefusalError: it cannot be deleted now.
+        RefusalError: it cannot be deleted now, or all that is here of it was.
     """
     if not await service.agents.delete(name):
         raise not_found(name, service)
+    try:
+        service.agents.require_here(name)
+    except AgentReleased as released:
+        return DeletedAgent(agent_id=name, released_to=released.to)
     return DeletedAgent(agent_id=name)
 
 

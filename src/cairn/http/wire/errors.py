@@ -216,6 +216,8 @@ def _refusal(error: RefusalError, places: FormatPlaces) -> ErrorAnswer:
     )
     if isinstance(error, AgentReleased):
         answer = attrs.evolve(answer, headers={**answer.headers, "x-cairn-agent": error.to})
+    if isinstance(error, NotReleasedYet):
+        answer = attrs.evolve(answer, headers={**answer.headers, "x-cairn-tenant": error.tenant})
     return _with_ids(answer, error)
 
 
