@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
@@ -19,7 +20,7 @@ from cairn.journal.pruning import PruneOptions, prepare_prune
 from cairn.journal.replay import replay
 from cairn.journal.rows.base import Base, histories_of
 from cairn.journal.rows.codec import Row, decode
-from cairn.journal.rows.sealing import SERVER, subject_of
+from cairn.journal.rows.sealing import SERVER, Key, subject_of
 from cairn.journal.rows.store import MemoryStore
 from cairn.journal.state import EMPTY
 from cairn.journal.turns import Turns
@@ -279,6 +280,59 @@ def test_texts_that_cannot_be_read():
         read(made.rows)
 
 
+def test_what_is_needed_is_read_before_the_release():
+    """So that an agent is released only if it can be adopted."""
+    store = Changing(releasing().rows[:-1])
+    with pytest.raises(NotReleased):
+        released_agent(store, "n1", "notes", TENANT)
+    store.change = lambda row: attrs.evolve(row, private=bytes([1]) + bytes(30))
+    with pytest.raises(StoreError, match="texts of agent notes cannot be read"):
+        released_agent(store, "n1", "notes", TENANT)
+
+
+def test_a_prune_is_no_damage():
+    """The first rows go while they are read."""
+    store = Changing(releasing().rows[3:])
+    store.now = pruned(releasing().rows).base()
+    with pytest.raises(StoreError, match="was pruned while it was read"):
+        released_agent(store, "n1", "notes", TENANT)
+
+
+def test_only_the_rows_of_the_agent_are_opened():
+    """The chain is read without keys, with a rest every so many rows."""
+    made, subjects = releasing(), dict[str, str]()
+
+    def key_of(subject: str) -> Key:
+        key = Key(hashlib.sha256(subject.encode()).digest())
+        subjects[key.id] = subject
+        return key
+
+    @attrs.frozen
+    class Opening:
+        """Notes which keys are used."""
+
+        used: set[str]
+
+        def get(self, key_id: str) -> Key:
+            """See ``sealing.Keys``."""
+            self.used.add(subjects[key_id])
+            return key_of(subjects[key_id])
+
+    events = [decode(row).event for row in made.rows]
+    events += [agent_created("gone"), ev.AgentDeleted(agent="gone", tenant=TENANT)]
+    sealed = Ledger(attrs.evolve(clock(), key_of=key_of)).propose(events)
+    assert sealed.bug is None
+    keys, rests = Opening(set()), []
+    store = MemoryStore([attrs.evolve(row, opened=None) for row in sealed.rows])
+    found = released_agent(store, "n1", "notes", TENANT, keys=keys, rest=lambda: rests.append(1))
+    assert "Be brief." == found.created.system
+    assert {NOTES} == keys.used
+    assert {NOTES} < set(subjects.values())
+    assert [1] == rests
+    with pytest.raises(StoreError, match="texts of agent notes cannot be read"):
+        released_agent(store, "n1", "notes", TENANT)
+
+
 def test_a_release_of_no_agent():
     """It broke an invariant, and has no effect."""
     made = Builder()
@@ -515,7 +569,7 @@ def test_copies_of_a_turn_have_the_same_text():
 def test_an_agent_that_came_back_has_the_same_text():
     """Also by way of other nodes; each is named where the other one is forgotten."""
     made = releasing()
-    _, turn, *_ = read(made.rows).adoption(ids())
+    _, turn, *_ = read(made.rows).adoption("n1.back", ids())
     assert isinstance(turn, ev.TurnAdopted)
     back: dict[str, Any] = {"agent": "n1.back", "of_agent": "n3.x", "node": "n3"}
     made.propose(attrs.evolve(ADOPTED, **back))

@@ -283,9 +283,7 @@ class Agents:
         agent = self._agents.get((place.tenant, place.agent))
         if agent is None or agent.head != place.previous:
             return
-        further = attrs.evolve(
-            agent, head=request, turns=agent.turns + 1, used_us=recorded.time_us
-        )
+        further = attrs.evolve(agent, head=request, turns=agent.turns + 1, used_us=recorded.time_us)
         self._set(further, (recorded.position, request))
 
     def _set(self, agent: Agent, by: tuple[int, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,9 @@ class OtherJournals:
             raise StoreError(self.fault)
         return node in self.stores
 
-    def released(self, node: str, agent: str, tenant: str) -> Released:
+    def released(self, node: str, agent: str, tenant: str, rest: Callable[[], None]) -> Released:
         """An agent that another node released."""
-        return released_agent(self.stores[node], node, agent, tenant)
+        return released_agent(self.stores[node], node, agent, tenant, rest=rest)
 
 
 def fleet() -> tuple[OtherJournals, OtherJournals]:
