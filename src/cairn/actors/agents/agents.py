@@ -53,7 +53,7 @@ T = TypeVar("T")
 log = structlog.get_logger("cairn")
 
 AGENTS_MAX = 1000
-"""How many agents a tenant may have."""
+"""How many agents a tenant may have, with those that were released, whose histories are here."""
 
 _REST_S = 0.02
 
@@ -173,7 +173,7 @@ class StoredAgents:
         self.require_here(name, tenant)
         if self.agents.find(name, tenant) is not None:
             raise AgentExists(name)
-        if len(self.agents.of(tenant)) >= AGENTS_MAX:
+        if len(self.agents.of(tenant, released=True)) >= AGENTS_MAX:
             raise TooManyAgents(AGENTS_MAX)
         if key in self._busy:
             raise AgentExists(name)
