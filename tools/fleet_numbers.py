@@ -20,7 +20,6 @@ import re
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,8 +31,9 @@ import attrs
 import httpx
 from tqdm import tqdm
 
+from cairn.actors.journal_keys import open_keys
 from cairn.engine.model.builtin import builtin_directory
-from cairn.journal.rows.store_sql import node_url
+from cairn.journal.rows.store_sql import migrate, node_url
 from cairn.ops.common.locations import snapshot_path
 from tests.support import subprocess_server
 from tests.support.dtype_models import HALF, make_model
@@ -51,6 +51,7 @@ from tests.support.subprocess_server import (
     together,
     user,
 )
+from tools.long_journal import make
 
 NODES = ("n1", "n2")
 SYSTEM = "You are brief and answer in one sentence. " * 8
@@ -467,9 +468,9 @@ def takeover(place: Place) -> Iterator[Figure]:
     """From the begin of `ops takeover` to the first answer of the new server."""
     fleet = place.fleet("takeover")
     url = node_url(fleet.url, "n1")
-    tool = Path(__file__).with_name("long_journal.py")
-    make = [tool, "--step", "make", "--rows", ROWS, "--journal", url, fleet.folder / "made"]
-    subprocess.run([sys.executable, "-P", *map(str, make)], check=True)
+    migrate(url)
+    with contextlib.closing(open_keys(fleet.home("n1") / "keys.db", url)) as keys:
+        make(fleet.folder / "made", ROWS, 200, 100, journal=url, keys=keys)
     for snapshot in (True, False):
         steps: list[tuple[float, ...]] = []
         for number in tqdm(range(REPEATS), "takeovers", disable=None):

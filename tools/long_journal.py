@@ -23,12 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from tqdm import tqdm
 
+from cairn.actors.journal_keys import JournalKeys
 from cairn.actors.journal_start import start_journal
 from cairn.actors.settings import no_progress
 from cairn.actors.snapshots import SnapshotFile
 from cairn.journal import events as ev
 from cairn.journal.keys import fingerprint_of
+from cairn.journal.ledger import Ledger
 from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
 from cairn.ops.common.locations import snapshot_path
 from tests.support import journals
@@ -42,6 +45,11 @@ BATCH_ROWS = 5000
 
 class LongBuilder(journals.Builder):
     """Turns whose answers are drawn token by token, with the rows that a server writes."""
+
+    def __init__(self, keys: JournalKeys | None = None) -> None:
+        super().__init__()
+        if keys is not None:
+            self.ledger = Ledger(attrs.evolve(self.ledger.clock, key_of=keys.key_of))
 
     def decoded(
         self, name: str, request: str, prompt: Sequence[int], answer: Sequence[int]
@@ -97,12 +105,14 @@ def make(
     turns: int = TURNS,
     stays: bool = False,
     journal: str | None = None,
+    keys: JournalKeys | None = None,
 ) -> None:
     """
     Write a journal of at least this many rows.
 
     Args:
         journal: its URL; None for a file in the directory.
+        keys: seal the private fields; None to store them plain.
     """
     blocks = turns * (prompt_tokens + answer_tokens) // block_tokens + 1
     journals.CHUNK, journals.CONTEXT = block_tokens, blocks * block_tokens
@@ -112,11 +122,12 @@ def make(
     directory.mkdir(parents=True, exist_ok=True)
     url = journal or journal_url(directory)
     migrate(url)
-    store = SqlStore.open(url)
-    builder, drawn = LongBuilder(), random.Random(1)
+    store = SqlStore.open(url, keys=keys)
+    builder, drawn = LongBuilder(keys), random.Random(1)
     builder.start()
     number = 0
     talks: list[tuple[str, list[str], list[int]]] = []
+    bar = tqdm(total=rows, desc="making rows", disable=None)
     while builder.ledger.state.position < rows:
         if not talks:  # all of the last ones are closed, so that a prune may cut here
             talks = [(f"session-{number + n}", [], []) for n in range(1, AT_ONCE + 1)]
@@ -136,7 +147,9 @@ def make(
             talks.append((name, messages, ids))
         if len(builder.rows) >= BATCH_ROWS:
             store.append(builder.rows)
+            bar.update(len(builder.rows))
             builder.rows.clear()
+    bar.close()
     for name, messages, _ in talks:
         if messages:
             builder.close(name, stays=stays)
