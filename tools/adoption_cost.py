@@ -17,9 +17,9 @@ from pathlib import Path
 import click
 import mlx.core as mx
 
-from cairn.engine.mlx.block_files import BlockFiles
 from cairn.engine.mlx.blocks import SealedBlock, digest
-from cairn.engine.mlx.shared_files import SharedFiles
+from cairn.engine.mlx.files.block_files import BlockFiles
+from cairn.engine.mlx.files.shared_files import SharedFiles
 from cairn.ops.common.output import progress
 
 FINGERPRINT = "f" * 16

@@ -33,7 +33,8 @@ from tqdm import tqdm
 
 from cairn.actors.journal_keys import open_keys
 from cairn.engine.model.builtin import builtin_directory
-from cairn.journal.rows.store_sql import migrate, node_url
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import node_url
 from cairn.ops.common.locations import snapshot_path
 from tests.support import subprocess_server
 from tests.support.dtype_models import HALF, make_model

@@ -31,8 +31,11 @@ from cairn.actors.server import Server
 from cairn.engine.contract import StartedEngine
 from cairn.engine.reports import DecodeRow, RowReport
 from cairn.journal.rows.codec import Row
+from cairn.journal.rows.database.connections import Sync
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import sqlite_url
 from cairn.journal.rows.store import MemoryStore, Store
-from cairn.journal.rows.store_sql import SqlStore, Sync, migrate, sqlite_url
+from cairn.journal.rows.store_sql import SqlStore
 from tests.support import fake_engine
 from tests.support.in_process_server import (
     SECRET,

@@ -32,7 +32,9 @@ from cairn.actors.snapshots import SnapshotFile
 from cairn.journal import events as ev
 from cairn.journal.keys import fingerprint_of
 from cairn.journal.ledger import Ledger
-from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops.common.locations import snapshot_path
 from tests.support import journals
 

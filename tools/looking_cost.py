@@ -28,8 +28,9 @@ from cairn.actors.threads.writer import JournalWriter
 from cairn.http.app import create_app
 from cairn.journal.replay import Replay
 from cairn.journal.rows.codec import decode
+from cairn.journal.rows.database.urls import journal_url
 from cairn.journal.rows.snapshots import Folds, pieces
-from cairn.journal.rows.store_sql import SqlStore, journal_url
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.journal.state import State
 from cairn.journal.summaries import Summaries
 from cairn.journal.tenants import LOCAL

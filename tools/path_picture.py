@@ -32,8 +32,9 @@ from cairn.journal import events as ev
 from cairn.journal.paths import common_length
 from cairn.journal.replay import replay
 from cairn.journal.rows.codec import Row
+from cairn.journal.rows.database.urls import sqlite_url
 from cairn.journal.rows.export import read_export
-from cairn.journal.rows.store_sql import SqlStore, sqlite_url
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.journal.state import State
 
 THE_PICTURE = Path("docs/pictures/paths.svg")

@@ -14,7 +14,8 @@ from contextlib import closing
 import attrs
 
 from cairn.journal.rows.codec import GENESIS, Row
-from cairn.journal.rows.store_sql import SqlStore, migrate
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.store_sql import SqlStore
 from tests.support.journals import healthy
 from tests.support.postgres import DURABLE, running_postgres
 

@@ -27,7 +27,8 @@ from cairn.journal import events as ev
 from cairn.journal.ledger import Ledger
 from cairn.journal.pruning import PruneOptions, prepare_prune
 from cairn.journal.replay import replay
-from cairn.journal.rows.store_sql import SqlStore, journal_url
+from cairn.journal.rows.database.urls import journal_url
+from cairn.journal.rows.store_sql import SqlStore
 
 EVERY_S = 0.02
 

@@ -45,8 +45,10 @@ from cairn.journal.lifecycle import SessionState
 from cairn.journal.replay import replay
 from cairn.journal.rows.base import Base, base_of, loaded_of, state_of
 from cairn.journal.rows.codec import GENESIS, Row, decode, encode
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url
 from cairn.journal.rows.export import base_to_line, read_export, to_line
-from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops.drills.faults.damage import Damage
 from cairn.ops.drills.faults.engine import pass_raises
 from cairn.ops.drills.faults.journal import row_changed, row_removed, tail_rewritten

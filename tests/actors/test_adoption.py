@@ -17,7 +17,7 @@ from cairn.actors.errors import Broken
 from cairn.actors.other_blocks import OtherBlocks
 from cairn.actors.server import Server
 from cairn.engine.mlx.blocks import SealedBlock, digest
-from cairn.engine.mlx.shared_files import SharedFiles
+from cairn.engine.mlx.files.shared_files import SharedFiles
 from cairn.engine.prompt.template import Conversation, Message
 from cairn.journal import events as ev
 from cairn.journal.cache import adoption

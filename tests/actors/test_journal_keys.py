@@ -17,8 +17,10 @@ from cairn.actors.journal_keys import KeyFile, overwrite
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError, StoreLocked, StoreStarved
 from cairn.journal.ledger import Ledger
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url
 from cairn.journal.rows.sealing import SERVER
-from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.store_sql import SqlStore
 
 
 @pytest.fixture

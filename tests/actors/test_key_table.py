@@ -19,15 +19,12 @@ from cairn.journal.errors import LeaseLost, StoreError
 from cairn.journal.ledger import Ledger
 from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.database import key_table
+from cairn.journal.rows.database.connections import in_database
+from cairn.journal.rows.database.fleet import take_over
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url, node_url
 from cairn.journal.rows.sealing import SERVER
-from cairn.journal.rows.store_sql import (
-    SqlStore,
-    in_database,
-    journal_url,
-    migrate,
-    node_url,
-    take_over,
-)
+from cairn.journal.rows.store_sql import SqlStore
 from tests.support.postgres import Postgres
 
 _WAITING = "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)"

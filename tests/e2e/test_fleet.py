@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from cairn.journal import events as ev
-from cairn.journal.rows.store_sql import node_url
+from cairn.journal.rows.database.urls import node_url
 from cairn.ops.common.heads import HeadFiles
 from tests.e2e.test_startup import refusal
 from tests.support.fleet import Fleet

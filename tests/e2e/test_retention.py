@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from cairn.actors.clock import clock
 from cairn.journal import events as ev
 from cairn.journal.pruning import PruneOptions, prepare_prune
-from cairn.journal.rows.store_sql import SqlStore, journal_url
+from cairn.journal.rows.database.urls import journal_url
+from cairn.journal.rows.store_sql import SqlStore
 from tests.e2e.conftest import Start
 from tests.support.subprocess_server import (
     Serving,

@@ -32,7 +32,9 @@ from cairn.actors.server import Server
 from cairn.http.app import create_app
 from cairn.http.server.listen import bind_socket, serve_http
 from cairn.journal.replay import Replay
-from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url
+from cairn.journal.rows.store_sql import SqlStore
 from tests.http.wire.bad_bodies import IMAGE, nested
 from tests.support import in_process_server as running
 

@@ -7,7 +7,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cairn.journal.rows.codec import Row
-from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops.cli import ops
 
 

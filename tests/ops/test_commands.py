@@ -29,9 +29,11 @@ from click.testing import CliRunner
 from cairn.engine.model.builtin import builtin_directory
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url
 from cairn.journal.rows.export import read_export
 from cairn.journal.rows.heads import Head
-from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops import doctor
 from cairn.ops.cli import COMMANDS, called_by, ops
 from cairn.ops.common.heads import HeadFiles

@@ -18,8 +18,9 @@ from cairn.actors.settings import JournalBroken, no_progress
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
 from cairn.journal.rows.codec import GENESIS, Row, decode, encode
+from cairn.journal.rows.database.urls import journal_url
 from cairn.journal.rows.sealing import subject_of
-from cairn.journal.rows.store_sql import SqlStore, journal_url
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.journal.tenants import agent_session
 from cairn.ops import forget as ops_forget
 from tests.support.forgetting_killed import PLACES as KILLED

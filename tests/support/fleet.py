@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import attrs
 
 from cairn.journal import events as ev
-from cairn.journal.rows.store_sql import node_url
+from cairn.journal.rows.database.urls import node_url
 from tests.support.subprocess_server import Serving, recorded, run_ops, started
 
 E = TypeVar("E", bound=ev.Event)

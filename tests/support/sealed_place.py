@@ -16,7 +16,9 @@ from cairn.actors.server import Server
 from cairn.journal import events as ev
 from cairn.journal.replay import Report, replay
 from cairn.journal.rows.codec import Row, decode
-from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url
+from cairn.journal.rows.store_sql import SqlStore
 from tests.support.in_process_server import (
     ask,
     chat,

@@ -32,7 +32,8 @@ from click.testing import CliRunner
 from cairn.actors.journal_keys import read_keys
 from cairn.journal import events as ev
 from cairn.journal.rows.codec import decode
-from cairn.journal.rows.store_sql import SqlStore, journal_url
+from cairn.journal.rows.database.urls import journal_url
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops.cli import ops
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import log_path

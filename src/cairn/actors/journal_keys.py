@@ -401,13 +401,12 @@ class KeyTable(JournalKeys):
             StoreError: the journal key is missing or another one, other nodes have another one or
                 another secret, or the database cannot be reached.
         """
-        from cairn.journal.rows import store_sql
-        from cairn.journal.rows.database import key_table
+        from cairn.journal.rows.database import connections, key_table, urls
 
-        name = f"the journal {store_sql.place_of(url)}"
-        known = store_sql.in_database(url, "read", key_table.entry)
+        name = f"the journal {urls.place_of(url)}"
+        known = connections.in_database(url, "read", key_table.entry)
         place = cls._place(path, known, journal_key)
-        others = store_sql.in_database(url, "read", key_table.of_other_nodes)
+        others = connections.in_database(url, "read", key_table.of_other_nodes)
         own = _Secret(path.parent / "secret", _mac(secret)) if secret is not None else None
         if known is None:
             if others and not place.exists():
@@ -432,15 +431,14 @@ class KeyTable(JournalKeys):
             StoreError: the journal key is missing or another one, or the database cannot be
                 reached.
         """
-        from cairn.journal.rows import store_sql
-        from cairn.journal.rows.database import key_table
+        from cairn.journal.rows.database import connections, key_table, schema, tables, urls
 
-        if store_sql.schema_revision(url) != store_sql.REVISION:
+        if schema.schema_revision(url) != tables.REVISION:
             return None  # which opening the journal reports
-        known = store_sql.in_database(url, "read", key_table.entry)
+        known = connections.in_database(url, "read", key_table.entry)
         if known is None:
             return None
-        name = f"the journal {store_sql.place_of(url)}"
+        name = f"the journal {urls.place_of(url)}"
         place = cls._place(path, known, None)
         secret = _secret_of(place, name, may_make=False)
         _require(secret, known.known, place, name)
@@ -461,11 +459,11 @@ class KeyTable(JournalKeys):
             StoreError: another server made this node's journal key meanwhile, or another node that
                 of the fleet, or has another secret.
         """
-        from cairn.journal.rows import store_sql
+        from cairn.journal.rows.database import connections
 
         with self._lock:
             self._load()
-        store_sql.in_database(self._url, "write to", self._enter)
+        connections.in_database(self._url, "write to", self._enter)
         self._named = None
 
     def _enter(self, connection: Any) -> None:
@@ -524,14 +522,13 @@ class KeyTable(JournalKeys):
 
     def remove(self, subject: str, key_ids: Iterable[str]) -> int:
         """See ``JournalKeys.remove``. Needs no lease: a committed row says that they go."""
-        from cairn.journal.rows import store_sql
-        from cairn.journal.rows.database import key_table
+        from cairn.journal.rows.database import connections, key_table
 
         with self._lock:
             held = {*self._stored(subject), *self._new_of(subject)}
         if not (gone := held.intersection(key_ids)):
             return 0
-        removed = store_sql.in_database(
+        removed = connections.in_database(
             self._url, "write to", lambda connection: key_table.remove(connection, gone)
         )
         with self._lock:
@@ -547,12 +544,11 @@ class KeyTable(JournalKeys):
         return {*self._ids.get(subject, ())}
 
     def _wrapped_of(self, key_id: str) -> bytes | None:
-        from cairn.journal.rows import store_sql
-        from cairn.journal.rows.database import key_table
+        from cairn.journal.rows.database import connections, key_table
 
         found = self._all().get(key_id)
         if found is None and self._follows:
-            later = store_sql.in_database(
+            later = connections.in_database(
                 self._url, "read", lambda connection: key_table.one(connection, key_id)
             )
             found = self._hold(*later) if later is not None else None
@@ -580,10 +576,9 @@ class KeyTable(JournalKeys):
         """
         if self._wrapped is not None:
             return
-        from cairn.journal.rows import store_sql
-        from cairn.journal.rows.database import key_table
+        from cairn.journal.rows.database import connections, key_table
 
-        entry, keys = store_sql.in_database(
+        entry, keys = connections.in_database(
             self._url, "read", lambda found: (key_table.entry(found), key_table.read(found))
         )
         if entry is not None:
@@ -609,7 +604,7 @@ def open_keys(
     Raises:
         StoreError: they cannot be used, or the secret is not that of the other nodes.
     """
-    from cairn.journal.rows.store_sql import node_of
+    from cairn.journal.rows.database.urls import node_of
 
     node = node_of(url)
     if node is None:
@@ -631,7 +626,7 @@ def read_keys(path: Path, url: str) -> JournalKeys | None:
     Raises:
         StoreError: they cannot be used.
     """
-    from cairn.journal.rows.store_sql import node_of
+    from cairn.journal.rows.database.urls import node_of
 
     return KeyFile.read(path) if node_of(url) is None else KeyTable.read(url, path)
 

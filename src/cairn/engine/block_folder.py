@@ -63,7 +63,7 @@ def files_in(folder: Path) -> tuple[list[Named], list[Path]]:
     The files in the folder: those with names of Cairn's form, and the others. A directory that is
     not Cairn's, or cannot be read, counts as one file. Hidden files are ignored.
     """
-    named: list[Named] = []
+    ours: list[Named] = []
     others: list[Path] = []
     for above in _entries(folder, others):
         if not (_FINGERPRINT.fullmatch(above.name) and above.is_dir(follow_symlinks=False)):
@@ -74,12 +74,27 @@ def files_in(folder: Path) -> tuple[list[Named], list[Path]]:
                 others.append(Path(shelf.path))
                 continue
             for entry in _entries(Path(shelf.path), others):
-                found = _named(entry, above.name, shelf.name)
-                if found is None:
-                    others.append(Path(entry.path))
+                path = Path(entry.path)
+                found = named(path)
+                if found is None or not is_file(path):
+                    others.append(path)
                 else:
-                    named.append(found)
-    return named, others
+                    ours.append(found)
+    return ours, others
+
+
+def named(path: Path) -> Named | None:
+    """What a path says; None if it has not the form of Cairn's. Does not look at the file."""
+    fingerprint, shelf = path.parts[-3:-1]
+    name = _NAMES.fullmatch(path.name)
+    if name is None or not name["key"].startswith(shelf) or not _FINGERPRINT.fullmatch(fingerprint):
+        return None
+    kind: Literal["block", "draft", "aside"] = "block"
+    if name["run"] is not None:
+        kind = "draft"
+    elif name["aside"] is not None:
+        kind = "aside"
+    return Named(path=path, kind=kind, fingerprint=fingerprint, key=name["key"], run=name["run"])
 
 
 def is_file(path: Path) -> bool:
@@ -94,7 +109,11 @@ def run_of(path: Path, fingerprint: str, key: str) -> str | None:
     """
     The run that wrote a block's file, by its metadata; None if they do not name this block.
     """
-    metadata = _metadata(path)
+    return run_in(_metadata(path), fingerprint, key)
+
+
+def run_in(metadata: dict[str, Any], fingerprint: str, key: str) -> str | None:
+    """The run that wrote a block's file of this metadata; None if they do not name this block."""
     run = metadata.get("run")
     if (metadata.get("key"), metadata.get("fingerprint")) != (key, fingerprint):
         return None
@@ -111,24 +130,6 @@ def _entries(folder: Path, others: list[Path]) -> Iterator[os.DirEntry[str]]:
         others.append(folder)
         return
     yield from (entry for entry in entries if not entry.name.startswith("."))
-
-
-def _named(entry: os.DirEntry[str], fingerprint: str, shelf: str) -> Named | None:
-    name = _NAMES.fullmatch(entry.name)
-    if name is None or not name["key"].startswith(shelf) or not is_file(Path(entry.path)):
-        return None
-    kind: Literal["block", "draft", "aside"] = "block"
-    if name["run"] is not None:
-        kind = "draft"
-    elif name["aside"] is not None:
-        kind = "aside"
-    return Named(
-        path=Path(entry.path),
-        kind=kind,
-        fingerprint=fingerprint,
-        key=name["key"],
-        run=name["run"],
-    )
 
 
 def metadata_of(begin: bytes) -> dict[str, Any]:

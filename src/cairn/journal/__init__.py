@@ -8,5 +8,6 @@ read again), ``verification`` and ``stories`` (what can be learned from them), `
 ``retention`` and ``pruning`` (how old ones are removed). In ``cache``, ``eviction`` decides what
 leaves memory, in the order that ``eviction_order`` keeps; ``windows`` and ``checkpoints`` say what
 slabs and blocks contain for layers with a window or with recurrent states. ``keys`` and ``tenants``
-give names to blocks, messages and sessions. Only ``store_sql`` and ``postgres`` know a database.
+give names to blocks, messages and sessions. Only ``rows.store_sql`` and ``rows.database`` know a
+database.
 """

@@ -310,13 +310,13 @@ def check_sqlite(url: str, version: tuple[int, ...]) -> Found:
 
 def _nodes_in(url: str) -> list[str]:
     """The nodes of a database that has no other journal; none of an SQLite file."""
-    from cairn.journal.rows.store_sql import nodes_of
+    from cairn.journal.rows.database.fleet import nodes_of
 
     return nodes_of(url) if url.startswith("postgresql") else []
 
 
 def _sqlite_path(url: str) -> Path:
-    from cairn.journal.rows.store_sql import sqlite_path
+    from cairn.journal.rows.database.urls import sqlite_path
 
     return sqlite_path(url)
 
@@ -330,7 +330,8 @@ def check_journal(url: str, options: str = "", elsewhere: bool = False) -> Found
         elsewhere: whether the server named another one.
     """
     verify = f"run `ops verify{options}`"
-    from cairn.journal.rows.store_sql import SqlStore, schema_revision
+    from cairn.journal.rows.database.schema import schema_revision
+    from cairn.journal.rows.store_sql import SqlStore
 
     try:
         if schema_revision(url) is None:
@@ -368,8 +369,9 @@ def check_heads(data_dir: Path, journal: str | None, options: str = "") -> Found
     Args:
         options: with which `ops verify` finds the journal.
     """
+    from cairn.journal.rows.database.schema import schema_revision
     from cairn.journal.rows.heads import lost_words
-    from cairn.journal.rows.store_sql import SqlStore, schema_revision
+    from cairn.journal.rows.store_sql import SqlStore
 
     files, url = HeadFiles.of(data_dir, journal), url_of(data_dir, journal)
     try:
@@ -390,7 +392,8 @@ def check_heads(data_dir: Path, journal: str | None, options: str = "") -> Found
 
 def check_bits(url: str) -> Found:
     """What the last self-test in the journal found about the passes on this device."""
-    from cairn.journal.rows.store_sql import SqlStore, schema_revision
+    from cairn.journal.rows.database.schema import schema_revision
+    from cairn.journal.rows.store_sql import SqlStore
 
     tested: SelfTestFinished | None = None
     try:
@@ -428,7 +431,7 @@ def check_fleet(url: str) -> Found:
     Whether the nodes that share a database have one fingerprint, and in which fields not. Fails for
     those that run; what another node had last is a warning.
     """
-    from cairn.journal.rows.store_sql import running_nodes
+    from cairn.journal.rows.database.fleet import running_nodes
 
     try:
         nodes, running = loaded_models(url), running_nodes(url)

@@ -232,7 +232,7 @@ def _forget(
     with_agent: bool,
 ) -> None:
     from cairn.journal.rows.database.same_blocks import places_elsewhere
-    from cairn.journal.rows.store_sql import node_of
+    from cairn.journal.rows.database.urls import node_of
 
     node = node_of(url)
     base = store.base()

@@ -202,7 +202,7 @@ async def test_a_file_that_cannot_be_removed_delays_no_other(
     filed: Journaled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files that the disk does not remove stay on record; files that expire later are removed."""
-    from cairn.engine.mlx.block_files import BlockFiles  # the other tests need no MLX
+    from cairn.engine.mlx.files.block_files import BlockFiles  # the other tests need no MLX
 
     monkeypatch.setattr(memory, "BATCH", 2)
     async with filed.serving(blocks_folder=tmp_path, disk_bytes=64 * MIB) as server:

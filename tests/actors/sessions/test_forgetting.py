@@ -20,7 +20,7 @@ from cairn.actors.snapshots import SnapshotFile
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreFull
 from cairn.journal.rows.codec import decode
-from cairn.journal.rows.store_sql import node_url
+from cairn.journal.rows.database.urls import node_url
 from cairn.journal.tenants import LOCAL, agent_session
 from tests.support.held_engine import Hold
 from tests.support.in_process_server import (

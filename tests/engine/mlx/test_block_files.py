@@ -14,9 +14,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cairn.engine.mlx import block_files as mlx_files
-from cairn.engine.mlx.block_files import ASIDE_MOST, BlockFiles, NoRoom, Rejected
 from cairn.engine.mlx.blocks import SealedBlock, digest
+from cairn.engine.mlx.files import block_files as mlx_files
+from cairn.engine.mlx.files.block_files import BlockFiles
+from cairn.engine.mlx.files.counted import ASIDE_MOST, NoRoom, Rejected
 
 FINGERPRINT = "0123456789abcdef"
 RUN = "5f0c0000-run"

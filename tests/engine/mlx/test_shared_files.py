@@ -13,9 +13,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cairn.engine.mlx.block_files import Rejected
 from cairn.engine.mlx.blocks import SealedBlock, digest
-from cairn.engine.mlx.shared_files import SharedFiles
+from cairn.engine.mlx.files.counted import Rejected
+from cairn.engine.mlx.files.shared_files import SharedFiles
 from tests.engine.mlx.test_block_files import FINGERPRINT, KEYS, MOST, block_of
 
 KEY = KEYS[1]

@@ -15,8 +15,9 @@ from mlx_lm.models.cache import CacheList
 
 from cairn.engine.errors import CannotTrim, EngineFault
 from cairn.engine.mlx import blocks as mlx_blocks
-from cairn.engine.mlx.block_files import BlockFiles, Rejected
 from cairn.engine.mlx.cache import HeldSlab, LayerShape, SlabCache, SlabPool
+from cairn.engine.mlx.files.block_files import BlockFiles
+from cairn.engine.mlx.files.counted import Rejected
 from cairn.engine.mlx.state import StateCache, StateShape
 from cairn.journal.cache.eviction import file_bytes_at_most
 from cairn.journal.state import State

@@ -18,7 +18,9 @@ from cairn.http.access.keys import Keys
 from cairn.http.app import create_app
 from cairn.journal import events as ev
 from cairn.journal.rows.codec import decode
-from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.journal.tenants import LOCAL
 from tests.http.sessions.test_sessions import KEYS, LONG, PLAN, Site, served, talked
 from tests.support.held_engine import Hold

@@ -8,8 +8,10 @@ import sqlalchemy as sa
 from cairn.journal.errors import StoreError, StoreLost
 from cairn.journal.nodes import node_in
 from cairn.journal.rows.database import key_table
+from cairn.journal.rows.database.connections import in_database
 from cairn.journal.rows.database.key_table import Entry, OtherNode
-from cairn.journal.rows.store_sql import in_database, journal_url, migrate, node_of, node_url
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url, node_of, node_url
 from tests.support.postgres import Postgres
 
 KEYS = [("a", "s1", b"one"), ("b", "s2", b"two")]

@@ -12,10 +12,12 @@ import sqlalchemy as sa
 
 from cairn.journal.errors import LeaseLost, StoreError, StoreLocked
 from cairn.journal.nodes import is_node_name, on_node, schema_of
-from cairn.journal.rows import store_sql
-from cairn.journal.rows.database import key_table
+from cairn.journal.rows.database import fleet, key_table, tables
 from cairn.journal.rows.database import postgres as postgres_store
-from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate, node_url, take_over
+from cairn.journal.rows.database.fleet import take_over
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url, node_url
+from cairn.journal.rows.store_sql import SqlStore
 from tests.support.journals import conversation
 from tests.support.postgres import Postgres
 
@@ -77,7 +79,7 @@ def test_a_migration_makes_the_schema_of_a_node(postgres: Postgres):
         look = sa.inspect(connection)
         assert {"node_n1", "public"} <= set(look.get_schema_names())
         of_keys = {*key_table.metadata.tables}
-        assert {"events", "bases", "lease", store_sql.VERSION_TABLE} | of_keys == {
+        assert {"events", "bases", "lease", tables.VERSION_TABLE} | of_keys == {
             *look.get_table_names("node_n1")
         }
         assert [] == look.get_table_names("public")
@@ -172,7 +174,7 @@ def test_a_takeover_waits_for_a_commit(url: str, monkeypatch: pytest.MonkeyPatch
     A commit that has read the token is finished before the token changes: a takeover that cannot
     wait for it says so, and changes nothing.
     """
-    monkeypatch.setattr(store_sql, "BUSY_S", 0.2)
+    monkeypatch.setattr(fleet, "BUSY_S", 0.2)
     SqlStore.open(url).close()
     with connected(url) as connection:
         connection.exec_driver_sql("SELECT token FROM lease FOR SHARE")

@@ -18,7 +18,9 @@ from cairn.journal.errors import StoreError
 from cairn.journal.rows.codec import GENESIS, Row, encode, row_hash
 from cairn.journal.rows.database import other_nodes, postgres
 from cairn.journal.rows.database.other_nodes import OtherNodes
-from cairn.journal.rows.store_sql import SqlStore, migrate, node_url
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import node_url
+from cairn.journal.rows.store_sql import SqlStore
 from tests.support.postgres import Postgres
 
 SEALED = ev.BlockSealed(

@@ -7,7 +7,9 @@ import pytest
 from cairn.journal import events as ev
 from cairn.journal.rows.codec import decode
 from cairn.journal.rows.database import same_blocks
-from cairn.journal.rows.store_sql import SqlStore, migrate, node_url
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import node_url
+from cairn.journal.rows.store_sql import SqlStore
 from tests.support.journals import Builder, healthy
 from tests.support.postgres import Postgres
 

@@ -29,11 +29,14 @@ from cairn.journal.replay import replay
 from cairn.journal.rows import store_sql
 from cairn.journal.rows.base import Base, base_of
 from cairn.journal.rows.codec import GENESIS, Row
-from cairn.journal.rows.database import key_table, lease
+from cairn.journal.rows.database import connections, key_table, lease, tables, urls
 from cairn.journal.rows.database import postgres as postgres_store
+from cairn.journal.rows.database.connections import Sync
+from cairn.journal.rows.database.schema import migrate, schema_revision
+from cairn.journal.rows.database.urls import journal_url
+from cairn.journal.rows.database.urls import sqlite_url as url_of_file
 from cairn.journal.rows.store import MemoryStore, Store
-from cairn.journal.rows.store_sql import SqlStore, Sync, journal_url, migrate, schema_revision
-from cairn.journal.rows.store_sql import sqlite_url as url_of_file
+from cairn.journal.rows.store_sql import SqlStore
 from tests.support.journals import healthy, unrecorded
 from tests.support.postgres import Postgres, lossy_proxy
 
@@ -803,7 +806,7 @@ def test_space_that_is_left(url: str):
 
 def test_a_reader_keeps_space(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The log cannot be emptied while another program reads it; then it can."""
-    monkeypatch.setattr(store_sql, "BUSY_S", 0.05)
+    monkeypatch.setattr(connections, "BUSY_S", 0.05)
     with closing(SqlStore.open(sqlite_url)) as store:
         store.append(ROWS)
         with closing(sqlite3.connect(tmp_path / "journal.db", isolation_level=None)) as reader:
@@ -897,7 +900,7 @@ def test_what_is_cut_is_wiped(sqlite_url: str, monkeypatch: pytest.MonkeyPatch):
 
 def test_a_locked_database(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A writer that cannot get the lock says so."""
-    monkeypatch.setattr(store_sql, "BUSY_S", 0.05)
+    monkeypatch.setattr(connections, "BUSY_S", 0.05)
     store = SqlStore.open(sqlite_url)
     with closing(sqlite3.connect(tmp_path / "journal.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -910,7 +913,7 @@ def test_a_locked_database(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_locked_table(postgresql_url: str, monkeypatch: pytest.MonkeyPatch):
     """So does a writer on PostgreSQL, and what it holds can be stored later."""
-    monkeypatch.setattr(store_sql, "BUSY_S", 0.05)
+    monkeypatch.setattr(connections, "BUSY_S", 0.05)
     with closing(SqlStore.open(postgresql_url)) as store:
         with changing(postgresql_url) as other:
             other.execute(sa.text("LOCK TABLE events IN ACCESS EXCLUSIVE MODE"))
@@ -925,7 +928,7 @@ def test_sqlite_is_set_for_durability(sqlite_url: str):
     with connected(sqlite_url) as (_, raw):
         assert [("wal",)] == raw.execute("PRAGMA journal_mode").fetchall()
         assert [(2,)] == raw.execute("PRAGMA synchronous").fetchall()
-        assert [(store_sql.PAGE_BYTES,)] == raw.execute("PRAGMA page_size").fetchall()
+        assert [(connections.PAGE_BYTES,)] == raw.execute("PRAGMA page_size").fetchall()
 
 
 def test_a_commit_that_the_operating_system_has(sqlite_url: str):
@@ -963,10 +966,10 @@ def test_the_log_is_cut_back(sqlite_url: str, monkeypatch: pytest.MonkeyPatch):
     The log grows while a program reads in one transaction. After that it is cut back to its limit
     by the next appends.
     """
-    monkeypatch.setattr(store_sql, "LOG_BYTES", limit := 64 * 1024)
+    monkeypatch.setattr(connections, "LOG_BYTES", limit := 64 * 1024)
     big = [attrs.evolve(row, public=b"x" * 40_000) for row in ROWS]
     with closing(SqlStore.open(sqlite_url)) as store:
-        path = store_sql.sqlite_path(sqlite_url)
+        path = urls.sqlite_path(sqlite_url)
         store.append(big[:1])
         with closing(sqlite3.connect(path)) as reader:
             reader.execute("BEGIN").execute("SELECT count(*) FROM events").fetchall()
@@ -1026,12 +1029,12 @@ def test_migrations_make_the_table_that_the_store_knows(
         declared = request.getfixturevalue("postgres").new_database()
         declared = declared.replace("postgresql:", "postgresql+psycopg:")
     other = sa.create_engine(declared)
-    store_sql.metadata.create_all(other)
-    tables = 2
+    tables.metadata.create_all(other)
+    due = 2
     if not url.startswith("sqlite"):
         lease.table.metadata.create_all(other)
         key_table.metadata.create_all(other)
-        tables = 5
+        due = 5
     made = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
 
     def described(engine: sa.Engine) -> list[object]:
@@ -1043,13 +1046,13 @@ def test_migrations_make_the_table_that_the_store_knows(
                 sorted(look.get_unique_constraints(table), key=str),
                 sorted(look.get_indexes(table), key=str),
             ]
-            for table in sorted(set(look.get_table_names()) - {store_sql.VERSION_TABLE})
+            for table in sorted(set(look.get_table_names()) - {tables.VERSION_TABLE})
         ]
 
     def names_in(table: str) -> list[str]:
-        return [column.name for column in store_sql.metadata.tables[table].c]
+        return [column.name for column in tables.metadata.tables[table].c]
 
-    assert tables == len(described(made))
+    assert due == len(described(made))
     assert described(other) == described(made)
     assert [field.name for field in attrs.fields(Base)] == names_in("bases")
     assert [field.name for field in attrs.fields(Row) if field.eq] == names_in("events")
@@ -1060,7 +1063,7 @@ def test_the_revision_known_is_the_head_of_the_migrations():
     config = Config()
     config.set_main_option("script_location", "cairn:migrations")
     config.set_main_option("path_separator", "os")
-    assert store_sql.REVISION == ScriptDirectory.from_config(config).get_current_head()
+    assert tables.REVISION == ScriptDirectory.from_config(config).get_current_head()
 
 
 def test_migrate_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
@@ -1068,8 +1071,8 @@ def test_migrate_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     url = journal_url(tmp_path / "new" / "folder")
     assert schema_revision(url) is None
     assert migrate(url) is None
-    assert store_sql.REVISION == schema_revision(url)
-    assert store_sql.REVISION == migrate(url)
+    assert tables.REVISION == schema_revision(url)
+    assert tables.REVISION == migrate(url)
     assert ("", "") == tuple(capfd.readouterr())
 
 
@@ -1258,9 +1261,9 @@ def test_the_last_rows(url: str):
 def test_the_file_of_a_url(tmp_path: Path):
     """Only an SQLite database is a file."""
     path = tmp_path / "a journal.db"
-    assert path == store_sql.sqlite_path(url_of_file(path))
+    assert path == urls.sqlite_path(url_of_file(path))
     with pytest.raises(StoreError, match=r"postgresql.*host/name is not a file"):
-        store_sql.sqlite_path("postgresql://host/name")
+        urls.sqlite_path("postgresql://host/name")
 
 
 def test_a_journal_of_a_newer_schema(sqlite_url: str):

@@ -21,7 +21,7 @@ import pytest
 from cairn.actors.errors import Broken, CannotRecord, QueueFull, Stopping
 from cairn.actors.requests.messages import Delta
 from cairn.engine.answer.parts import Said, Thought
-from cairn.journal.rows.store_sql import journal_url
+from cairn.journal.rows.database.urls import journal_url
 from cairn.ops.chat import server as chat_server
 from cairn.ops.chat.client import StillStarting, Stream, look, read_url
 from cairn.ops.chat.replies import Cairn, Chunk, Error, Health, Usage

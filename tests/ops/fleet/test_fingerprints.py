@@ -12,7 +12,9 @@ import pytest
 from cairn.journal import events as ev
 from cairn.journal.keys import fingerprint_of
 from cairn.journal.rows.base import base_of
-from cairn.journal.rows.store_sql import SqlStore, fleet_url, migrate, node_url
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import fleet_url, node_url
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.journal.state import EMPTY
 from cairn.ops.doctor import check_bits, check_fleet, check_journal
 from cairn.ops.fleet.fingerprints import Difference, differences

@@ -15,7 +15,9 @@ from cairn.actors.settings import JournalBroken, no_progress
 from cairn.journal import events as ev
 from cairn.journal.errors import LeaseLost
 from cairn.journal.rows.codec import decode
-from cairn.journal.rows.store_sql import SqlStore, migrate, node_url
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import node_url
+from cairn.journal.rows.store_sql import SqlStore
 from tests.support.journals import conversation, in_mid_request, unrecorded
 from tests.support.postgres import Postgres
 

@@ -16,7 +16,10 @@ from click.testing import Result
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreLost
 from cairn.journal.nodes import NodeHead
-from cairn.journal.rows.store_sql import SqlStore, heads_of_others, migrate, node_url, nodes_of
+from cairn.journal.rows.database.fleet import heads_of_others, nodes_of
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import node_url
+from cairn.journal.rows.store_sql import SqlStore
 from tests.journal.test_fleet_audit import conflicting, quarantining
 from tests.support.journals import Builder, healthy
 from tests.support.postgres import Postgres

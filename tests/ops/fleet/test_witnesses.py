@@ -10,7 +10,9 @@ import pytest
 
 from cairn.journal import events as ev
 from cairn.journal.rows.codec import Row
-from cairn.journal.rows.store_sql import SqlStore, migrate, node_url
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import node_url
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.serve.recorded_heads import require_known_head

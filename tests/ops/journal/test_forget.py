@@ -18,7 +18,8 @@ from cairn.journal.keys import block_keys, ids_hash
 from cairn.journal.ledger import Ledger
 from cairn.journal.replay import Replay
 from cairn.journal.rows.codec import decode
-from cairn.journal.rows.store_sql import SqlStore, journal_url
+from cairn.journal.rows.database.urls import journal_url
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops.serve.data_dir import hold
 from tests.support.journals import (
     BLOCK_BYTES,

@@ -23,10 +23,12 @@ from cairn.journal import pruning
 from cairn.journal.errors import StoreError, StoreFull
 from cairn.journal.replay import replay
 from cairn.journal.retention import NeededIds, Survey
-from cairn.journal.rows import store_sql
 from cairn.journal.rows.base import VERSION, forgotten, loaded_of
 from cairn.journal.rows.codec import Row, decode
+from cairn.journal.rows.database import connections
 from cairn.journal.rows.database import postgres as postgres_store
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url
 from cairn.journal.rows.export import (
     base_from_line,
     excerpt_from_line,
@@ -35,7 +37,7 @@ from cairn.journal.rows.export import (
     read_excerpt,
     read_export,
 )
-from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops import doctor
 from cairn.ops.common.locations import bytes_on_disk
 from cairn.ops.common.output import size_text
@@ -464,7 +466,7 @@ def test_a_prune_beside_an_open_reader(run, stored, monkeypatch: pytest.MonkeyPa
     """
     The removed rows stay in the file until no reader is left; that is reported, and done later.
     """
-    monkeypatch.setattr(store_sql, "BUSY_S", 0.05)
+    monkeypatch.setattr(connections, "BUSY_S", 0.05)
     folder = stored(in_mid_request().rows)
     run("journal", "prune", *BEFORE, "--close-idle")
     with closing(sqlite3.connect(folder / "journal.db", isolation_level=None)) as reader:

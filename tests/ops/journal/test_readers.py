@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops import doctor
 from cairn.ops.journal.readers import blocks_warning, readers_warning, secret_warning
 from cairn.ops.serve import run as serve_run

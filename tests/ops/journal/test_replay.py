@@ -10,8 +10,8 @@ from types import ModuleType
 import attrs
 import pytest
 
+from cairn.journal.rows.database.urls import journal_url, sqlite_path
 from cairn.journal.rows.export import to_line
-from cairn.journal.rows.store_sql import journal_url, sqlite_path
 from tests.journal.model import Driver, Talk, Violated
 from tests.support.journals import BREAKABLE, FINGERPRINT, broken, healthy, tampered, unrecorded
 

@@ -19,8 +19,10 @@ from cairn.actors.boot import read_journal
 from cairn.actors.settings import JournalBroken
 from cairn.journal.errors import StoreError
 from cairn.journal.rows.codec import GENESIS, Row, row_hash
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url
 from cairn.journal.rows.export import from_line, read_export, to_line
-from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.journal.rows.verification import Verification
 from tests.support.journals import healthy
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from cairn.journal import events as ev
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import node_url
 from cairn.journal.rows.export import to_line
-from cairn.journal.rows.store_sql import SqlStore, migrate, node_url
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops.journal.tail import Log, show_pretty
 from tests.ops.test_commands import on_a_terminal
 from tests.support.journals import FINGERPRINT, TENANT, Builder, healthy

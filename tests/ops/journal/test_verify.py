@@ -10,8 +10,9 @@ import pytest
 
 from cairn.journal.rows.base import Base
 from cairn.journal.rows.codec import row_hash
+from cairn.journal.rows.database.urls import journal_url
 from cairn.journal.rows.export import Excerpt, base_to_line, excerpt_to_line, to_line
-from cairn.journal.rows.store_sql import SqlStore, journal_url
+from cairn.journal.rows.store_sql import SqlStore
 from tests.support.journals import BREAKABLE, Builder, broken, healthy, tampered, unrecorded
 
 

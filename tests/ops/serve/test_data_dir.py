@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.journal.rows.store_sql import journal_url, sqlite_url
+from cairn.journal.rows.database.urls import journal_url, sqlite_url
 from cairn.ops.cli import Unreadable
 from cairn.ops.serve.data_dir import (
     Holder,

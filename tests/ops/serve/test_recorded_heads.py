@@ -13,8 +13,10 @@ import pytest
 from cairn.actors.threads.heads import HeadKeeper
 from cairn.journal.errors import StoreError
 from cairn.journal.events import LossAccepted
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url
 from cairn.journal.rows.heads import Head
-from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.serve.recorded_heads import head_keeper, require_known_head

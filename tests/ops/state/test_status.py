@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 import pytest
 
-from cairn.journal.rows.store_sql import SqlStore, journal_url
+from cairn.journal.rows.database.urls import journal_url
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops.journal.growth import Growth
 from cairn.ops.serve.data_dir import hold_directory
 from cairn.ops.state.running import Running, health_of

@@ -68,7 +68,8 @@ HISTORY = 600
 # A fake in a process of its own, with an empty journal where a server has one.
 _SERVE = f"""
 import pathlib, sys, time
-from cairn.journal.rows.store_sql import journal_url, migrate
+from cairn.journal.rows.database.urls import journal_url
+from cairn.journal.rows.database.schema import migrate
 from workshop.bench.tests.fake_completions import Fake, serving
 port, data, fault = (*sys.argv[1:], "")[:3]
 pathlib.Path(data).mkdir(exist_ok=True)

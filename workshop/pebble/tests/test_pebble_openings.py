@@ -1,5 +1,6 @@
 """The 200 openings have their form, and loops are found by the rubric's rules."""
 
+import dataclasses
 import hashlib
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from cairn_pebble.first_chat.openings import (
     read_openings,
     read_rubric,
 )
+from cairn_pebble.first_chat.trained import trained_on
 from cairn_pebble.first_chat.verdicts import (
     LONGEST_ANSWER,
     Asked,
@@ -137,9 +139,19 @@ def test_the_worse_verdict_counts(tmp_path: Path) -> None:
         "knowledge-1": "honest",
         "greeting-2": "loop",
     }
-    page = report({"weights": "0"}, some, judges)
+    page = report({"weights": "0"}, some, judges, {"knowledge-1"})
     assert "| all | 0 | 2 | 0 | 1 | 1 | 3 |" in page
     assert "agree on 1 of 2" in page
+    assert "in the training, 1 of 1 passed; of the others, 0 of 2" in page
+
+
+def test_openings_that_are_messages_in_the_training_are_found() -> None:
+    """Case, spaces and punctuation make no difference."""
+    known, new = (
+        dataclasses.replace(read_openings()[0], id=text, text=text)
+        for text in ("HI  pebble!", "Is moss older than the stones it grows on?")
+    )
+    assert trained_on((known, new), draws=3000) == {known.id}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +177,7 @@ def test_the_recorded_verdicts_are_what_the_page_says() -> None:
     folder = Path(__file__).parents[1] / "judged" / "20261127-2m"
     facts, some = read_transcript(folder / "transcript.jsonl")
     assert 240 == len(some)
-    page = report(facts, some, [read_verdicts(folder / "judge-1.txt", some)])
+    page = report(facts, some, [read_verdicts(folder / "judge-1.txt", some)], ())
     assert "| all | 53 | 9 | 97 | 41 | 62 | 200 |" in page
     assert "45 of 113 are fitting" in page
     assert "| all | 13 | 3 | 23 | 1 | 15 | 40 |" in page

@@ -31,15 +31,16 @@ from cairn.engine.errors import EngineFault, GrammarDeadEnd, NotFinite
 from cairn.engine.growth import Growth
 from cairn.engine.machine.heap import give_back_free_memory
 from cairn.engine.mlx import blocks as mlx_blocks
-from cairn.engine.mlx.block_files import BlockFiles, NoRoom, Rejected
 from cairn.engine.mlx.blocks import BlockStore, SealedBlock
 from cairn.engine.mlx.cache import HeldSlab, SlabPool
+from cairn.engine.mlx.files.block_files import BlockFiles
+from cairn.engine.mlx.files.counted import NoRoom, Rejected
+from cairn.engine.mlx.files.shared_files import SharedFiles
 from cairn.engine.mlx.passes.head import heads, over
 from cairn.engine.mlx.passes.low_rank import low_rank_layers, padded
 from cairn.engine.mlx.passes.rows import row_caches
 from cairn.engine.mlx.passes.segments import Cut, segment_caches, unsupported
 from cairn.engine.mlx.sampling import adjusted, draw_token, likeliest, log_probabilities, only
-from cairn.engine.mlx.shared_files import SharedFiles
 from cairn.engine.reports import (
     NOT_COMPARED,
     DecodeRow,

@@ -72,7 +72,8 @@ def complete_session(context: click.Context, _: click.Parameter, incomplete: str
 
 
 def _last_sessions(context: click.Context) -> Iterator[str]:
-    from cairn.journal.rows.store_sql import SqlStore, schema_revision
+    from cairn.journal.rows.database.schema import schema_revision
+    from cairn.journal.rows.store_sql import SqlStore
     from cairn.journal.tenants import session_name
 
     given = context.params

@@ -36,7 +36,7 @@ class HeadFiles:
     @classmethod
     def of(cls, data_dir: Path, journal: str | None) -> HeadFiles:
         """The files of the journal that the options of a command name."""
-        from cairn.journal.rows.store_sql import place_of, sqlite_path
+        from cairn.journal.rows.database.urls import place_of, sqlite_path
 
         url = url_of(data_dir, journal)
         if not url.startswith("sqlite"):

@@ -204,7 +204,7 @@ def journal_of(journal: str | None, node: str | None) -> str | None:
             f"--node {node} needs the PostgreSQL database of the fleet: add --journal "
             "postgresql://user@host/name."
         )
-    from cairn.journal.rows.store_sql import node_url
+    from cairn.journal.rows.database.urls import node_url
 
     return node_url(journal, node)
 
@@ -217,7 +217,7 @@ def file_argument(command: Decorated) -> Decorated:
 
 def url_of(data_dir: Path, journal: str | None) -> str:
     """The database URL of a journal."""
-    from cairn.journal.rows.store_sql import journal_url, sqlite_url
+    from cairn.journal.rows.database.urls import journal_url, sqlite_url
 
     if journal is None:
         return journal_url(data_dir)
@@ -233,7 +233,7 @@ def options_of(data_dir: Path, journal: str | None = None) -> str:
 
 def bytes_on_disk(url: str) -> tuple[int, ...]:
     """The sizes of the journal's file and of its write-ahead log; empty for a database server."""
-    from cairn.journal.rows.store_sql import sqlite_path
+    from cairn.journal.rows.database.urls import sqlite_path
 
     if not url.startswith("sqlite"):
         return ()
@@ -560,7 +560,7 @@ def _lock_of(data_dir: Path, journal: str | None, url: str) -> Path | None:
     The file that the server of a journal locks: in the data directory if the journal is there, else
     beside the journal.
     """
-    from cairn.journal.rows.store_sql import sqlite_path
+    from cairn.journal.rows.database.urls import sqlite_path
 
     if journal is None:
         return data_dir / "lock"

@@ -70,7 +70,9 @@ def loaded_models(url: str) -> dict[str, Models]:
     Raises:
         StoreError: a journal cannot be read.
     """
-    from cairn.journal.rows.store_sql import SqlStore, fleet_url, is_empty, node_url, nodes_of
+    from cairn.journal.rows.database.fleet import nodes_of
+    from cairn.journal.rows.database.urls import fleet_url, node_url
+    from cairn.journal.rows.store_sql import SqlStore, is_empty
 
     found: dict[str, Models] = {}
     for node in nodes_of(url):

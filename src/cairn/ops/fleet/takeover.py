@@ -59,7 +59,9 @@ def takeover(node: str, journal: str, by: str | None, yes: bool) -> None:
       0  done
       2  refused, or not finished; the output says which
     """
-    from cairn.journal.rows.store_sql import SqlStore, nodes_of, place_of, take_over
+    from cairn.journal.rows.database.fleet import nodes_of, take_over
+    from cairn.journal.rows.database.urls import place_of
+    from cairn.journal.rows.store_sql import SqlStore
 
     url = journal_of(journal, node)
     assert url is not None

@@ -86,7 +86,9 @@ def verify_fleet(url: str, data_dir: Path) -> int:
         JournalError: the database cannot be reached.
         click.UsageError: it has no node.
     """
-    from cairn.journal.rows.store_sql import is_empty, node_url, nodes_of, place_of
+    from cairn.journal.rows.database.fleet import nodes_of
+    from cairn.journal.rows.database.urls import node_url, place_of
+    from cairn.journal.rows.store_sql import is_empty
 
     names = nodes_of(url)
     nodes, named = [], list[Reference]()

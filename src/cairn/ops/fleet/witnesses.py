@@ -10,8 +10,10 @@ from cairn.journal.errors import StoreError
 from cairn.journal.fleet_audit import NAMING, Reference, references
 from cairn.journal.rows.base import state_of
 from cairn.journal.rows.codec import decode
+from cairn.journal.rows.database.fleet import nodes_of
+from cairn.journal.rows.database.urls import fleet_url, node_of, node_url
 from cairn.journal.rows.heads import Head
-from cairn.journal.rows.store_sql import SqlStore, fleet_url, node_of, node_url, nodes_of
+from cairn.journal.rows.store_sql import SqlStore
 
 
 def seen_by_others(url: str, skipped: Callable[[str, str], None]) -> list[tuple[str, Head]]:

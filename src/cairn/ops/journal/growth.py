@@ -61,7 +61,8 @@ def growth(url: str) -> Growth:
     Args:
         url: of the journal; it is opened read-only.
     """
-    from cairn.journal.rows.store_sql import SqlStore, schema_revision
+    from cairn.journal.rows.database.schema import schema_revision
+    from cairn.journal.rows.store_sql import SqlStore
 
     try:
         if not sum(bytes_on_disk(url)) or schema_revision(url) is None:

@@ -17,16 +17,16 @@ def migrate(data_dir: Path, journal: str | None) -> None:
 
     Rows are never rewritten. Stop the server first.
     """
-    from cairn.journal.rows import store_sql
+    from cairn.journal.rows.database import schema
     from cairn.ops.serve.data_dir import hold_journal
 
     url = url_of(data_dir, journal)
-    if store_sql.schema_revision(url) is None:
-        before = store_sql.migrate(url)
+    if schema.schema_revision(url) is None:
+        before = schema.migrate(url)
     else:
         with hold_journal(url, who="migrate"):
-            before = store_sql.migrate(url)
-    after = store_sql.schema_revision(url)
+            before = schema.migrate(url)
+    after = schema.schema_revision(url)
     if before is None:
         click.echo(f"created: schema {after}")
     elif before == after:

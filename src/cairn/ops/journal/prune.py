@@ -121,7 +121,8 @@ def prune(
       2  refused: a server runs, the journal failed verification, or rows were lost since the last
          stop; nothing was changed
     """
-    from cairn.journal.rows.store_sql import SqlStore, node_of
+    from cairn.journal.rows.database.urls import node_of
+    from cairn.journal.rows.store_sql import SqlStore
     from cairn.ops.common.heads import HeadFiles
     from cairn.ops.serve.recorded_heads import require_known_head
 

@@ -126,14 +126,16 @@ def server_of(data_dir: Path, url: str) -> Holder | None:
 
 def _file_of(url: str) -> Path:
     """The file of an SQLite journal, by its own path."""
-    from cairn.journal.rows.store_sql import sqlite_path  # SQLAlchemy, which few commands need
+    from cairn.journal.rows.database.urls import (
+        sqlite_path,  # SQLAlchemy, which few commands need
+    )
 
     return Path(os.path.realpath(sqlite_path(url)))
 
 
 def _is_of_node(url: str) -> bool:
     """Whether a journal is a node's, which a server with another data directory cannot serve."""
-    from cairn.journal.rows.store_sql import node_of
+    from cairn.journal.rows.database.urls import node_of
 
     return node_of(url) is not None
 
@@ -151,7 +153,7 @@ def hold(data_dir: Path, url: str) -> Iterator[Held]:
 
     An SQLite journal is locked by a file beside it, because a server with another data directory
     may use the same journal. A journal on PostgreSQL is locked by the connection that writes
-    (``store_sql``).
+    (``database.postgres``).
 
     Raises:
         Unreadable: another process has one of the locks, or they cannot be written.

@@ -16,10 +16,11 @@ import click
 from cairn.actors.threads.heads import HeadKeeper
 from cairn.journal.errors import StoreError
 from cairn.journal.events import LossAccepted
+from cairn.journal.rows.database.schema import schema_revision
 from cairn.journal.rows.heads import Head, lost_words
 from cairn.journal.rows.signed_notes import Signer, last_of, signed_heads
 from cairn.journal.rows.store import MemoryStore, Store
-from cairn.journal.rows.store_sql import SqlStore, schema_revision
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.fleet.witnesses import seen_by_others

@@ -46,16 +46,13 @@ from cairn.http.access.keys import Keys
 from cairn.http.app import CairnApp, create_app
 from cairn.http.server.listen import bind_socket, is_loopback, serve_http
 from cairn.http.starting import StartingServer
+from cairn.journal.rows.database.fleet import heads_of_others
 from cairn.journal.rows.database.other_nodes import OtherNodes
 from cairn.journal.rows.database.same_blocks import places_elsewhere
+from cairn.journal.rows.database.schema import migrate, strange_words
+from cairn.journal.rows.database.urls import sqlite_path
 from cairn.journal.rows.store import Store
-from cairn.journal.rows.store_sql import (
-    SqlStore,
-    heads_of_others,
-    migrate,
-    sqlite_path,
-    strange_words,
-)
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import (

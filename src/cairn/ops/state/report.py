@@ -150,7 +150,8 @@ def _changes(progress: Progress) -> Progress:
 
 def _events(data_dir: Path) -> dict[str, Any]:
     """The public fields of the model's load and of the self-test, as journaled; None without."""
-    from cairn.journal.rows.store_sql import SqlStore, schema_revision
+    from cairn.journal.rows.database.schema import schema_revision
+    from cairn.journal.rows.store_sql import SqlStore
 
     kinds = (ModelLoaded.kind, SelfTestFinished.kind)
     found: dict[str, Any] = dict.fromkeys(kinds)

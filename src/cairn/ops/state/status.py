@@ -164,7 +164,8 @@ def status_of(data_dir: Path, key: str | None, journal: str | None = None) -> St
 
 def _journal_of(url: str) -> tuple[int | None, Reuse | None]:
     """The position of the last row, and what the last hour reused. Opens the journal read-only."""
-    from cairn.journal.rows.store_sql import SqlStore, schema_revision
+    from cairn.journal.rows.database.schema import schema_revision
+    from cairn.journal.rows.store_sql import SqlStore
 
     try:
         if schema_revision(url) is None:

@@ -132,7 +132,8 @@ def _before(server: Running, journal: str | None, key: str | None) -> _Before:
 
 def position_of(url: str) -> int | None:
     """The position of a journal's last row; None if that is not known."""
-    from cairn.journal.rows.store_sql import SqlStore, schema_revision
+    from cairn.journal.rows.database.schema import schema_revision
+    from cairn.journal.rows.store_sql import SqlStore
 
     try:
         if schema_revision(url) is None:

@@ -278,50 +278,40 @@ STAGES: Final = (
     ),
 )
 
-# First messages are three tokens of five; later half, because the old kinds were forgotten.
+# First messages are two tokens of five, and the old kinds keep their proportions: with three of
+# five the old skills were lost.
+_FIRST: Final = ((first_messages, 55), (partial(first_messages, most=40), 3))
 _MET: Final = (
-    (first_messages, 140),
-    (partial(first_messages, most=40), 8),
+    *_FIRST,
     *_MANY,
-    (dialogues.untold, 1.5),
+    (dialogues.untold, 3),
     (dialogues.talk, 1),
+    (dialogues.echo, 1),
 )
-_MET_AGAIN: Final = (
-    (first_messages, 100),
-    (partial(first_messages, most=40), 5),
-    *_MANY,
-    (dialogues.untold, 1),
-    (dialogues.talk, 1),
+_MET_FAR: Final = (
+    *_FIRST,
+    *_LONG,
+    (dialogues.untold, 3),
+    (dialogues.echo, 1),
 )
 MET_STAGES: Final = (
     *STAGES[:-4],  # up to "close"
     # Another fifth round, for first messages of a chat. Smaller batches give more steps.
     Stage(
         name="met",
-        tokens=240_000,
+        tokens=6_600_000,
         longest=2304,
         spread=5120,
         mix=_MET,
         batch_tokens=4096,
-        rates=(0.2, 0.2),
+        rates=(0.2, 0.03),
     ),
     Stage(
         name="known",
-        tokens=900_000,
-        longest=2304,
-        spread=5120,
-        mix=_MET,
-        batch_tokens=4096,
-        rates=(0.2, 0.0),
-    ),
-    Stage(
-        name="usual",
-        tokens=900_000,
-        longest=2304,
-        spread=5120,
-        mix=_MET_AGAIN,
-        batch_tokens=4096,
-        rates=(0.12, 0.0),
+        tokens=700_000,
+        longest=5120,
+        mix=_MET_FAR,
+        rates=(0.03, 0.0),
     ),
 )
 

@@ -34,7 +34,6 @@ from tokenizers import Tokenizer
 from cairn_pebble.attention import attention_in_blocks
 from cairn_pebble.dialogues import Dialogue
 from cairn_pebble.export import Exported
-from cairn_pebble.first_chat.openings import is_opening
 from cairn_pebble.positions import GivenRope, positions_from, spread_out
 from cairn_pebble.recipe import Shape, Stage
 from cairn_pebble.sequences import Renderer, Sequence
@@ -437,9 +436,6 @@ def pool(
     while drawn < POOL_TOKENS:
         draw = rng.choices(draws, shares)[0]
         dialogue = said(draw(rng, Split.TRAIN))
-        # Most kinds draw none; a text that is assembled from parts may be one by accident.
-        if any(one["role"] == "user" and is_opening(one["content"]) for one in dialogue.messages):
-            continue
         sequence = renderer.sequence(dialogue, rng)
         length = len(sequence.ids) - 1
         if length > stage.longest:

@@ -1,1 +1,1 @@
-"""Journals in a PostgreSQL database: the lock, the lease, the keys, and the other nodes."""
+"""The database of a journal: URLs, connections, schema, errors; what a fleet has in it."""

@@ -19,6 +19,7 @@ from cairn.journal.nodes import SCHEMA_PREFIX
 
 metadata = sa.MetaData()
 """The tables, as the migrations make them on PostgreSQL."""
+
 _keys = sa.Table(
     "keys",
     metadata,
@@ -40,6 +41,7 @@ _OF_ENTRY = (_entry.c.known, _entry.c.place, _entry.c.made, _entry.c.removed)
 _NODE = sa.text("current_schema()")
 _FIRST_STARTS = 0x6361_6972_0000_0000
 """The advisory lock of first starts; one of the database, whatever the schema."""
+
 _WAIT_MS = 10_000
 _OTHERS = sa.text("""
 SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace

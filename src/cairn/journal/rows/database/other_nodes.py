@@ -23,7 +23,7 @@ from cairn.journal.errors import DamagedRow, StoreError, UnknownEvent
 from cairn.journal.nodes import schema_of
 from cairn.journal.rows.codec import COLUMNS, Row, decode, row_hash
 from cairn.journal.rows.database import postgres
-from cairn.journal.rows.store_sql import REVISION, VERSION_TABLE
+from cairn.journal.rows.database.tables import REVISION, VERSION_TABLE
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """
-What is PostgreSQL's alone in ``store_sql``: connections with the journal's lock, and what another
-program can add to a database.
+What is PostgreSQL's alone: connections with the journal's lock, and what another program can add to
+a database.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ EXISTS (SELECT 1 FROM {events} WHERE position > :since AND kind <> :itself),
 (SELECT hash FROM {events} WHERE position = :since), (SELECT version_num FROM {revision})
 FROM {events} ORDER BY position DESC LIMIT 1
 """
+
 _LOCKED = sa.text("""
 SELECT nspname FROM pg_locks JOIN pg_namespace ON pg_namespace.oid = objid
 WHERE locktype = 'advisory' AND granted AND classid = :upper

@@ -10,7 +10,7 @@ import attrs
 
 from cairn.journal import events as ev
 from cairn.journal.rows.codec import decode, encode
-from cairn.journal.rows.store_sql import journal_url, sqlite_path
+from cairn.journal.rows.database.urls import journal_url, sqlite_path
 from cairn.ops.drills.server.private_server import stored_rows
 
 

@@ -17,7 +17,9 @@ from cairn.actors.server import Server
 from cairn.http.app import create_app
 from cairn.http.server.listen import bind_socket, serve_http
 from cairn.journal.rows.codec import Row
-from cairn.journal.rows.store_sql import SqlStore, journal_url, migrate
+from cairn.journal.rows.database.schema import migrate
+from cairn.journal.rows.database.urls import journal_url
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops.common.locations import log_path, self_tests_folder
 from cairn.ops.common.logs import logs_in
 from cairn.ops.drills.server.client import Client

@@ -14,8 +14,9 @@ from cairn.journal import paths
 from cairn.journal.errors import StoreError
 from cairn.journal.events import PathSelected
 from cairn.journal.replay import Replay
+from cairn.journal.rows.database.urls import journal_url
 from cairn.journal.rows.store import Store
-from cairn.journal.rows.store_sql import SqlStore, journal_url
+from cairn.journal.rows.store_sql import SqlStore
 from cairn.journal.state import OpenRequest, Session, State
 from cairn_bench.parts.given_up import GIVEN_UP
 from cairn_bench.parts.stage import (

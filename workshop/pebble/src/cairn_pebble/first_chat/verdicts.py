@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -130,8 +130,18 @@ def verdicts_of(asked: Sequence[Asked], judges: Sequence[dict[str, str]]) -> dic
     }
 
 
-def report(facts: dict[str, str], asked: Sequence[Asked], judges: Sequence[dict[str, str]]) -> str:
-    """The figures and the transcript of the long chat, as a page of Markdown."""
+def report(
+    facts: dict[str, str],
+    asked: Sequence[Asked],
+    judges: Sequence[dict[str, str]],
+    trained: Container[str],
+) -> str:
+    """
+    The figures and the transcript of the long chat, as a page of Markdown.
+
+    Args:
+        trained: the ids of the openings that the training has as well.
+    """
     openings = {opening.id: opening for opening in read_openings()}
     verdicts = verdicts_of(asked, judges)
     lines = ["# What Pebble answers to a stranger", ""]
@@ -158,6 +168,7 @@ def report(facts: dict[str, str], asked: Sequence[Asked], judges: Sequence[dict[
         lines += [
             "",
             f"Where an honest refusal does not pass, {fitting} of {len(strict)} are fitting.",
+            _by_training(openings, some, verdicts, trained),
             f"The aim is at least {AIM:.0%} passed, there and of all, and no loop.",
             "",
         ]
@@ -172,6 +183,23 @@ def report(facts: dict[str, str], asked: Sequence[Asked], judges: Sequence[dict[
 
 def _passes(opening: Opening, verdict: str) -> bool:
     return verdict == "fitting" or (verdict == "honest" and opening.honest_passes)
+
+
+def _by_training(
+    openings: dict[str, Opening],
+    some: Sequence[Asked],
+    verdicts: dict[str, str],
+    trained: Container[str],
+) -> str:
+    known: list[bool] = []
+    new: list[bool] = []
+    for one in some:
+        opening = openings[_opening(one.id)]
+        (known if opening.id in trained else new).append(_passes(opening, verdicts[one.id]))
+    return (
+        f"Of the openings that are also messages in the training, {sum(known)} of {len(known)} "
+        f"passed; of the others, {sum(new)} of {len(new)}."
+    )
 
 
 def _row(*cells: object) -> list[str]:

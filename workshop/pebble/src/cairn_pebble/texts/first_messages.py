@@ -22,7 +22,6 @@ import attrs
 
 from cairn_pebble import dialogues
 from cairn_pebble.dialogues import THINKING_SHARE, Dialogue
-from cairn_pebble.first_chat.openings import is_opening
 from cairn_pebble.texts import words
 from cairn_pebble.texts.small_talk import TOPICS
 from cairn_pebble.texts.typed import typed
@@ -78,6 +77,7 @@ _TEXTS: Final = tomllib.loads(
 OPENINGS: Final = tuple(map(_read, _TEXTS["opening"]))
 _ASKED_SHARE: Final = 0.4
 """Of the messages after a fact that may be asked for."""
+_FRAMED_SHARE: Final = 0.35
 _BEFORE: Final = (
     *("", "", "", "", "", "", "", "", "", "hi, ", "hey, ", "hello, ", "hello! ", "hi! ", "so, "),
     *("ok, ", "pebble, ", "hey pebble, ", "well, ", "umm ", "quick question: ", "hey there, "),
@@ -213,17 +213,17 @@ def _typed(
     Args:
         slots: None to draw them.
     """
-    while True:
-        # Without a frame there are too few combinations to hold some of them out; values are.
-        form = pick(rng, wordings)
-        if framed:
-            form = phrase(rng, split, _BEFORE, (form,), _AFTER)
-        # A mark inside a sentence, as in "joke? please", is rarely typed.
-        form = form.replace("? ", " ").replace("?,", ",")
-        filled = _slots(rng, split, form) if slots is None else slots
-        text = typed(rng, form, filled)
-        if not is_opening(text):
-            return text, filled
+    # Without a frame there are too few combinations to hold some of them out; values are. A wording
+    # without a frame is a part, which the training sees.
+    form = pick(rng, wordings)
+    if framed and (split is Split.HELD_OUT or rng.random() < _FRAMED_SHARE):
+        bare = form
+        while form == bare:
+            form = phrase(rng, split, _BEFORE, (bare,), _AFTER)
+    # A mark inside a sentence, as in "joke? please", is rarely typed.
+    form = form.replace("? ", " ").replace("?,", ",")
+    filled = _slots(rng, split, form) if slots is None else slots
+    return typed(rng, form, filled), filled
 
 
 def first_messages(

@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final, TypeVar
 
-from cairn_pebble.first_chat.openings import is_opening
-
 T = TypeVar("T")
 
 
@@ -200,15 +198,15 @@ def phrase(rng: random.Random, split: Split, *parts: Sequence[str]) -> str:
     A wording: one of each part, in order.
 
     The training sees every part, but one combination in eight is held out, ignoring case and final
-    punctuation, and so are the openings by which strangers judge. The evaluation draws held-out
-    combinations, except those that the shipped weights have read before wordings were combinations.
+    punctuation. The evaluation draws held-out combinations, except those that the shipped weights
+    have read before wordings were combinations.
     """
 
     while True:
         chosen = [pick(rng, part) for part in parts]
         text = "".join(chosen)
         held_out = is_held_out_wording(text)
-        if split is Split.TRAIN and not held_out and not is_opening(text):
+        if split is Split.TRAIN and not held_out:
             return text
         if split is Split.HELD_OUT and held_out and not _read_before(chosen):
             return text

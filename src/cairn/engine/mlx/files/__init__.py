@@ -1,0 +1,1 @@
+"""Sealed blocks in files: in a folder of one server, or in the folder of a fleet."""
