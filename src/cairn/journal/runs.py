@@ -67,7 +67,6 @@ def lease_at_end(base: Base | None, rows: Iterable[Row]) -> State:
     for row in rows:
         if (fault := chain_fault(row, row.previous_hash)) is not None:
             raise DamagedRow(row.position, fault[0])
-        if row.position > state.position:
-            fold = apply if row.kind in LEASE_KINDS else lengthened
-            state = fold(state, decode(row))
+        fold = apply if row.kind in LEASE_KINDS else lengthened
+        state = fold(state, decode(row))
     return state
