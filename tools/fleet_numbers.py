@@ -20,6 +20,7 @@ import re
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,9 +32,7 @@ import attrs
 import httpx
 from tqdm import tqdm
 
-from cairn.actors.journal_keys import open_keys
 from cairn.engine.model.builtin import builtin_directory
-from cairn.journal.rows.database.schema import migrate
 from cairn.journal.rows.database.urls import node_url
 from cairn.ops.common.locations import snapshot_path
 from tests.support import subprocess_server
@@ -52,7 +51,6 @@ from tests.support.subprocess_server import (
     together,
     user,
 )
-from tools.long_journal import make
 
 NODES = ("n1", "n2")
 SYSTEM = "You are brief and answer in one sentence. " * 8
@@ -469,9 +467,10 @@ def takeover(place: Place) -> Iterator[Figure]:
     """From the begin of `ops takeover` to the first answer of the new server."""
     fleet = place.fleet("takeover")
     url = node_url(fleet.url, "n1")
-    migrate(url)
-    with contextlib.closing(open_keys(fleet.home("n1") / "keys.db", url)) as keys:
-        make(fleet.folder / "made", ROWS, 200, 100, journal=url, keys=keys)
+    tool, home = Path(__file__).with_name("long_journal.py"), fleet.home("n1")
+    where = ["--journal", url, "--sealed", home, fleet.folder / "made"]
+    make = [tool, "--step", "make", "--rows", ROWS, *where]
+    subprocess.run([sys.executable, "-P", *map(str, make)], check=True)
     for snapshot in (True, False):
         steps: list[tuple[float, ...]] = []
         for number in tqdm(range(REPEATS), "takeovers", disable=None):

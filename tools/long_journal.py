@@ -25,7 +25,7 @@ from typing import Any
 import attrs
 from tqdm import tqdm
 
-from cairn.actors.journal_keys import JournalKeys
+from cairn.actors.journal_keys import JournalKeys, open_keys
 from cairn.actors.journal_start import start_journal
 from cairn.actors.settings import no_progress
 from cairn.actors.snapshots import SnapshotFile
@@ -107,14 +107,15 @@ def make(
     turns: int = TURNS,
     stays: bool = False,
     journal: str | None = None,
-    keys: JournalKeys | None = None,
+    sealed: Path | None = None,
 ) -> None:
     """
     Write a journal of at least this many rows.
 
     Args:
         journal: its URL; None for a file in the directory.
-        keys: seal the private fields; None to store them plain.
+        sealed: the data directory with the journal key of the keys that seal private fields; None
+            to store these plain.
     """
     blocks = turns * (prompt_tokens + answer_tokens) // block_tokens + 1
     journals.CHUNK, journals.CONTEXT = block_tokens, blocks * block_tokens
@@ -124,6 +125,7 @@ def make(
     directory.mkdir(parents=True, exist_ok=True)
     url = journal or journal_url(directory)
     migrate(url)
+    keys = open_keys(sealed / "keys.db", url) if sealed is not None else None
     store = SqlStore.open(url, keys=keys)
     builder, drawn = LongBuilder(keys), random.Random(1)
     builder.start()
@@ -158,6 +160,8 @@ def make(
     builder.stop()
     store.append(builder.rows)
     store.close()
+    if keys is not None:
+        keys.close()
 
 
 def start(directory: Path, *, snapshot: bool, write: bool) -> None:
@@ -207,6 +211,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=TURNS, help="of each session")
     parser.add_argument("--open", action="store_true", help="close no session; for --step make")
     parser.add_argument("--journal", metavar="URL", help="where to make it; for --step make")
+    parser.add_argument(
+        "--sealed", type=Path, metavar="DATA_DIR", help="seal the rows; for --step make"
+    )
     parser.add_argument("--step", choices=["make", "all", "write", "snapshot"], default=None)
     options = parser.parse_args()
     directory: Path = options.directory
@@ -221,6 +228,7 @@ def main() -> None:
                 turns=options.turns,
                 stays=options.open,
                 journal=options.journal,
+                sealed=options.sealed,
             )
         case "all" | "write" | "snapshot":
             start(directory, snapshot=options.step == "snapshot", write=options.step == "write")
