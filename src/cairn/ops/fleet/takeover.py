@@ -50,7 +50,7 @@ def takeover(node: str, journal: str, by: str | None, yes: bool) -> None:
     From then on that server can commit nothing, and no client gets another token from it: it stops
     when it next writes. Its connection to the database is ended, and `node_taken_over` is appended
     to the journal of NODE. Then start the node elsewhere, with the fleet's `secret` and journal
-    key: it continues from what was committed, and its agents go on.
+    key: it checks the journal and continues from what was committed, and its agents go on.
 
     A server that can be stopped needs no takeover. Nothing takes a node over by itself.
 
@@ -88,7 +88,7 @@ def takeover(node: str, journal: str, by: str | None, yes: bool) -> None:
 def _record(store: SqlStore, node: str, by: str) -> None:
     """
     Append the takeover, and the end of the run that was under way. Reads only the rows on which
-    these two depend: the next start checks all of them, while clients wait once.
+    these two depend, because the next start checks the whole journal, and clients wait for both.
     """
     rows = (*store.read(kinds=LEASE_KINDS), *store.last(1, stream="server"), *store.last(1))
     try:
