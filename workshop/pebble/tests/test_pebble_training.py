@@ -24,7 +24,8 @@ from cairn_pebble.dialogues import Dialogue
 from cairn_pebble.export import OtherModel, export, read_exported
 from cairn_pebble.positions import GivenRope, spread_out
 from cairn_pebble.recipe import RECIPES, SHIPPED, STAGES, Shape, Stage
-from cairn_pebble.sequences import Renderer, Sequence, template
+from cairn_pebble.sequences import TURN_START, Renderer, Sequence, template
+from cairn_pebble.texts.words import Split
 from cairn_pebble.training import (
     OtherTraining,
     Progress,
@@ -270,6 +271,15 @@ def test_turns_are_spread_and_left_whole():
         assert steps.sum() < 500
         spread += steps.sum() > 59
     assert 100 < spread < 200
+
+
+def test_an_answer_is_next_to_what_it_answers(renderer: Renderer, tokenizer: Tokenizer):
+    """Positions jump before turns of others, and never before a turn of Pebble's own."""
+    sequence = renderer.sequence(dialogues.recall(Random(1), Split.TRAIN), Random(1))
+    begins = {tokenizer.decode([sequence.ids[turn + 1]]) for turn in sequence.turns}
+    assert "user" in begins
+    assert begins <= {"user", "system"}
+    assert f"{TURN_START}assistant" in tokenizer.decode(sequence.ids, skip_special_tokens=False)
 
 
 def test_the_exported_model_is_the_trained_one(

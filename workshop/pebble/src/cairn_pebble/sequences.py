@@ -102,7 +102,8 @@ class Sequence:
     Attributes:
         ids: (T,), int32.
         answers: (T,), bool: the tokens to learn, each from those before it.
-        turns: where a turn begins, or the line of a tool.
+        turns: where a turn begins, or the line of a tool. Without Pebble's own turns, because in
+            use an answer is next to what it answers.
     """
 
     ids: npt.NDArray[np.int32]
@@ -130,6 +131,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self.template = template
         self._tool: list[int] = tokenizer.encode('{"type').ids
+        self._own_turn = (tokenizer.encode(_OPENING).ids or [0, 0])[1]
 
     def prompt(self, dialogue: Dialogue) -> str:
         """Everything before the last answer."""
@@ -184,6 +186,7 @@ class Renderer:
                 answers[-len(one.ids)] = False
         found = np.array(ids, np.int32)
         begins = found == self.tokenizer.token_to_id(TURN_START)
+        begins[:-1] &= found[1:] != self._own_turn
         begins[:-1] |= (found[:-1] == self._tool[0]) & (found[1:] == self._tool[1])
         return Sequence(found, np.array(answers), np.flatnonzero(begins))
 
