@@ -290,6 +290,7 @@ def forgotten_faults(faults: Map[str, Fault], position: int) -> Map[str, Fault]:
 
 def _encoded(value: _Snapshot | Contents) -> bytes:
     """Encode as JSON; the same value gives the same bytes in every process."""
+    # Fields of classes too: msgspec sorts those of a class with slots alone without that.
     return msgspec.json.encode(value, enc_hook=_plain, order="sorted")
 
 
