@@ -304,12 +304,12 @@ MET_STAGES: Final = (
     # were moved as well, so that it read each question from afar, and short ones badly.
     Stage(
         name="near",
-        tokens=3_600_000,
+        tokens=2_300_000,
         longest=2304,
         spread=5120,
         mix=_MET,
         batch_tokens=4096,
-        rates=(0.15, 0.0),
+        rates=(0.12, 0.0),
     ),
 )
 
