@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes; without .pyc files each would compile src/cairn again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate tamper mutants audit soak fleet-numbers oldest schema shots monitoring clients lint format lock release clean FORCE
+.PHONY: help env serve test quick coverage fuzz jitter gate-matrix simulate tamper mutants audit soak long fleet-numbers oldest schema shots monitoring clients lint format lock release clean FORCE
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -95,7 +95,7 @@ test: env ## run the tests on all cores, on Linux with OpenBLAS preloaded; ARGS=
 # Its tests seldom wait, and each worker takes seconds to collect them: one worker a core.
 quick: env ## test journal, http and actors in 30 seconds, on the fake engine, with few random examples
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -P -m pytest -q $(ALL_CORES) -n auto --hypothesis-profile=quick \
-		-m 'not slow and not soak and not model and not unmeasured' tests/journal tests/http tests/actors $(ARGS)
+		-m 'not slow and not soak and not long and not model and not unmeasured' tests/journal tests/http tests/actors $(ARGS)
 
 # Every line and branch of these has to be run: the journal, the adapters of the protocols, and what
 # is pure in the engine. All of src/cairn has to reach the second bound. pyproject.toml says what is
@@ -150,6 +150,13 @@ tamper: env ## change every field of every event of the recorded journals in eve
 
 mutants: env ## show that simulations find each of a list of faults; ARGS="--only slab" to select some
 	@PYTHONPATH=. $(BIN)/python -P -m tests.simulation.mutants $(ARGS)
+
+# The tests of `make test` with random examples run again, with four times as many.
+long: env ## run further cases and larger sizes of what `make test` shows; ARGS="tests/gate" to select some
+	@$(with_blas); \
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -P -m pytest -q $(ALL_CORES) -m 'long or hypothesis' \
+		--hypothesis-profile=long --durations=20 $(ARGS); \
+	status=$$?; gate; exit $$status
 
 # Tests too slow for every change: repeated kills, and the memory of many long sessions.
 soak: env ## run the tests that take minutes each; ARGS="-k memory" to select some

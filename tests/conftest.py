@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,9 @@ for _number, _usual in (
 # For `make quick`. Tests that set their own number of examples check for this profile by name.
 settings.register_profile("quick", max_examples=10, deadline=None)
 # No deadline, because the duration of an example depends on how busy the machine is.
-settings.register_profile("default", deadline=None)
+settings.register_profile("default", max_examples=25, deadline=None)
+# For `make long`.
+settings.register_profile("long", max_examples=100, deadline=None)
 settings.load_profile("default")
 
 _NO_GATE = "gate not run: "
@@ -106,8 +108,38 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return bool(_IMPORTS_MLX.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
+def mark_long_cases(items: Iterable[pytest.Item]) -> None:
+    """
+    Mark the cases of tests with ``long_but`` as ``long``, besides those that it names by their ids.
+
+    Raises:
+        pytest.UsageError: a test that was collected with several cases has none of a named id.
+    """
+    named: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {}
+    for item in items:
+        marker = item.get_closest_marker("long_but")
+        if marker is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        case = getattr(item, "callspec").id  # noqa: B009  # an item without cases has none
+        named[test] = set(marker.args)
+        found.setdefault(test, set()).add(case)
+        if case not in marker.args:
+            item.add_marker(pytest.mark.long)
+    for test, cases in found.items():
+        # A single case may have been selected on the command line.
+        if len(cases) > 1 and (none := named[test] - cases):
+            raise pytest.UsageError(f"{test} has no case {', '.join(sorted(none))}")
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that compute with a model, and those on PostgreSQL, by their fixtures."""
+    """
+    Mark the tests that compute with a model, and those on PostgreSQL, by their fixtures, and the
+    cases that are left to `make long`.
+    """
+    mark_long_cases(items)
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if {"model_directory", "other_directory"} & fixtures:
@@ -146,7 +178,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Do not measure the coverage of tests with random examples, of the gate's, and of others."""
+    """
+    Do not measure the coverage of tests with random examples, of the gate's, and of others, nor of
+    the processes that they start.
+    """
     # With random examples the figure would change from run to run. The gate compares bits in long
     # runs of lines that other tests run too, and so do those with the marker. All of them take two
     # to three times as long if they are measured.
@@ -155,11 +190,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
         {"hypothesis", "gate", "unmeasured"} & {m.name for m in item.iter_markers()}
     ):
         return (yield)
+    started = os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
     measured.stop()
     try:
         return (yield)
     finally:
         measured.start()
+        if started is not None:
+            os.environ["COVERAGE_PROCESS_CONFIG"] = started
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

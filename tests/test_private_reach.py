@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -77,12 +78,14 @@ def reached(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 pass
 
 
-def all_reached() -> Iterator[tuple[str, int, str]]:
+@cache
+def all_reached() -> tuple[tuple[str, int, str], ...]:
     """The private names that all tests use, with their files and lines."""
-    for path in TESTS:
-        place = str(path.relative_to(ROOT))
-        for line, name in reached(ast.parse(path.read_text(encoding="utf-8"))):
-            yield place, line, name
+    return tuple(
+        (str(path.relative_to(ROOT)), line, name)
+        for path in TESTS
+        for line, name in reached(ast.parse(path.read_text(encoding="utf-8")))
+    )
 
 
 def test_no_test_reaches_into_private_state():

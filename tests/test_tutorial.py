@@ -207,6 +207,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
         made.kill()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="there are no pseudo-terminals here")
 def test_the_tutorial_does_what_it_says(terminal: Terminal):
     """Every command succeeds and prints what the page shows."""

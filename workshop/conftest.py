@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import (
+    mark_long_cases,
     model_directory,
     other_directory,
     pytest_runtest_call,
@@ -24,8 +25,10 @@ __all__ = [
 ]
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Do not measure these tests either."""
+    """Do not measure these tests either, and mark the cases that are left to `make long`."""
+    mark_long_cases(items)
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here):

@@ -387,6 +387,7 @@ async def test_a_wrong_digest_is_never_used(setup: Setup, monkeypatch: pytest.Mo
     assert ("INV-3", True, True) == (found.invariant, found.recorded, found.reproduced)
 
 
+@pytest.mark.long
 async def test_many_conversations_over_little_memory(setup: Setup):
     """
     Eight conversations evict each other's blocks, load and seal at the same time. The budgets hold,

@@ -118,6 +118,7 @@ def test_keys_are_new_until_they_fit(path: Path):
         assert (0, 0) == keys.counts()
 
 
+@pytest.mark.long
 def test_many_keys(path: Path):
     """More keys than the cache holds are found again, and none is lost before it is stored."""
     with closing(KeyFile.open(path)) as keys:

@@ -47,7 +47,8 @@ def small(tmp_path_factory: pytest.TempPathFactory, raising: Path) -> Iterator[S
     and holds no more files.
     """
     with servers(tmp_path_factory.mktemp("small"), raising) as start:
-        server = start("--pool-mb", 1, "--max-tokens", 8)
+        # No idle session gives up its slab by itself: `unchanged` would take that for a change.
+        server = start("--pool-mb", 1, "--max-tokens", 8, "--slab-idle", 86_400)
         before = ask(server, user("Before and after."), cache_prompt=False)
         server.settled()
         files = server.open_files()

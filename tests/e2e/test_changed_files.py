@@ -54,6 +54,7 @@ def change_a_weight(model: Path) -> None:
         file.write(bytes([last ^ 0x80]))
 
 
+@pytest.mark.long
 def test_a_weight_that_changed_between_two_runs(start: Start, cold: Serving, model: Path):
     """
     The changed model has another fingerprint and reuses nothing of the first one, whose files stay;
@@ -107,6 +108,7 @@ def cut_the_weights(model: Path) -> None:
     os.truncate(model / "model.safetensors", (model / "model.safetensors").stat().st_size // 2)
 
 
+@pytest.mark.long
 def test_a_model_that_changes_while_it_is_served(start: Start, cold: Serving, model: Path):
     """
     The server no longer reads its files: answers stay the same even when the whole directory is
@@ -260,6 +262,7 @@ def test_a_row_that_is_edited_while_a_server_writes(start: Start, model_director
     assert f"first broken: row {position}" in out
 
 
+@pytest.mark.long
 def test_a_row_that_is_removed_while_a_server_writes(start: Start):
     """A journal that lost its last row cannot be continued: the server says so and stops."""
     server = start()
@@ -292,6 +295,7 @@ def test_a_journal_that_is_removed_while_a_server_writes(start: Start):
     assert "was removed, moved or replaced" in server.stderr().strip().splitlines()[-1]
 
 
+@pytest.mark.long
 def test_clients_in_hand_when_the_journal_goes(start: Start, lengthy: Any):
     """A stream and a request that waits for a row end with the error, not with a reset."""
     server = start("--decode-rows", 1)
@@ -323,6 +327,7 @@ def test_logs_that_are_a_file(tmp_path: Path):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("named", [False, True], ids=["by content", "by name"])
 def test_another_secret(start: Start, cold: Serving, named: bool):
     """
@@ -353,6 +358,7 @@ def test_another_secret(start: Start, cold: Serving, named: bool):
     assert len(sealed) == len({event.key for event in sealed})
 
 
+@pytest.mark.long
 def test_a_secret_of_another_length(start: Start, model_directory: Path):
     """An invalid secret is refused with what to do, before anything else is read."""
     server = start()

@@ -122,6 +122,7 @@ def test_a_full_queue(busy: Serving, lengthy: Any):
     assert ["request refused", "request rejected"] == sorted(line["event"] for line in logged)
 
 
+@pytest.mark.long
 def test_without_a_queue(start: Start, lengthy: Any):
     """
     Without a queue there is room for one request per row, also for those that arrive together.

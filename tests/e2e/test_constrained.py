@@ -109,6 +109,7 @@ def check_stone(text: str) -> None:
         assert mark["of"] in ("rain", "lichen", None)
 
 
+@pytest.mark.long_but("0")
 @pytest.mark.parametrize("temperature", [0, 1, 3])
 def test_every_answer_is_json_of_the_schema(client: openai.OpenAI, temperature: float):
     """Whatever is sampled, four answers at a time: JSON of the schema, and each ends by itself."""
@@ -129,6 +130,7 @@ def test_without_the_format_the_answer_is_no_json(client: openai.OpenAI):
         json.loads(choice.message.content)
 
 
+@pytest.mark.long
 def test_a_stream_and_a_cold_path_give_the_same_answer(client: openai.OpenAI):
     """Streamed, and without any reuse, the answer is the same to the last log-probability."""
     body: dict[str, Any] = {"response_format": FORMAT, "logprobs": True, "seed": 5}
@@ -155,6 +157,7 @@ def test_log_probabilities_are_not_affected(client: openai.OpenAI):
     assert held.logprob < free.top_logprobs[0].logprob
 
 
+@pytest.mark.long
 def test_any_object(client: openai.OpenAI):
     """A complete answer is an object, and one that was cut off says so."""
     for seed in range(4):
@@ -175,6 +178,7 @@ def test_an_answer_that_is_cut_off_says_so(client: openai.OpenAI):
         json.loads(choice.message.content)
 
 
+@pytest.mark.long
 def test_thoughts_come_first(client: openai.OpenAI):
     """Reasoning is unconstrained, and the format applies after it."""
 
@@ -192,6 +196,7 @@ def test_thoughts_come_first(client: openai.OpenAI):
     assert found
 
 
+@pytest.mark.long_but("required-False", "required-True")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", GO])
 def test_a_required_call(client: openai.OpenAI, choice: Any, stream: bool):
@@ -219,6 +224,7 @@ def test_a_required_call(client: openai.OpenAI, choice: Any, stream: bool):
         assert answer.finish_reason == "tool_calls" or len(calls) > 1
 
 
+@pytest.mark.long
 def test_a_call_that_is_sent_back_is_reused(server: Serving, client: openai.OpenAI):
     """Calls are written as the template renders them, so the next turn reuses all of them."""
     first = create(client, tools=TOOLS, tool_choice=GO, seed=3)
@@ -276,6 +282,7 @@ def test_an_impossible_format_is_refused(
     assert [] == server.requests(after=before)
 
 
+@pytest.mark.long
 def test_the_journal_has_the_grammar_and_a_replay_needs_it(server: Serving, client: openai.OpenAI):
     """A session with constrained answers replays to the same tokens."""
     body = {**NO_THOUGHTS, "session_id": "held"}
@@ -311,6 +318,7 @@ def message(server: Serving, **fields: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_message_of_a_schema(server: Serving):
     """Under either name of the format: JSON of the schema, and each answer ends by itself."""
     kind = {"type": "json_schema", "schema": STONE}
@@ -329,6 +337,7 @@ LOOK, GO_THERE = (
 )
 
 
+@pytest.mark.long_but("choice0-names0")
 @pytest.mark.parametrize(
     ("choice", "names"),
     [

@@ -43,6 +43,7 @@ def call(server: Serving, method: str, path: str, **body: object) -> httpx.Respo
 # --- names ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long_but("", "n\\xf6")
 @pytest.mark.parametrize("name", ["", "N1", "1n", "n-1", "n1;", "a" * 17, "nö"])
 def test_a_name_that_no_node_may_have(name: str, tmp_path: Path):
     """It is refused by the server and by other commands, with an example of one that it may."""

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from cairn.journal import events as ev
 from tests.support.subprocess_server import (
     ask,
@@ -59,6 +61,7 @@ def test_a_conversation_is_forgotten(tmp_path: Path, model_directory: Path):
 KEY, ALICES = "operator-key-0123", "alices-key-456789"
 
 
+@pytest.mark.long
 def test_a_running_server_is_asked(tmp_path: Path, model_directory: Path):
     """
     `ops forget` has the running server forget a session, with the operator's key: its texts and its

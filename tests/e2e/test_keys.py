@@ -114,6 +114,7 @@ def test_without_keys_only_this_machine_is_served(tmp_path: Path):
     assert not (home / "journal.db").exists()
 
 
+@pytest.mark.long
 def test_the_chat_has_its_key(start: Start):
     """`ops chat` reads its key from the environment; without one it says what to do."""
     server = start(env={KEYS_VARIABLE: f"alice={ALICE}"})
@@ -132,6 +133,7 @@ def test_the_chat_has_its_key(start: Start):
     assert "Chatting with" in err
 
 
+@pytest.mark.long
 def test_a_request_times_out(start: Start, lengthy: tuple[dict[str, object], dict[str, object]]):
     """An answer that takes longer than the operator allows ends, and the journal has the reason."""
     server = start("--request-timeout", 0.5)

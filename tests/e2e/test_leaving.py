@@ -24,7 +24,10 @@ PATH = "The stone lies on the path, and the path goes over the hill. "
 def single(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Iterator[Serving]:
     """A server that answers one request at a time, and often sends keep-alives."""
     with servers(tmp_path_factory.mktemp("single"), model_directory) as start:
-        yield start("--decode-rows", 1, "--heartbeat", 0.05)
+        # No idle session gives up its slab by itself: one test compares the server's health.
+        server = start("--decode-rows", 1, "--heartbeat", 0.05, "--slab-idle", 86_400)
+        ask(server, user("Hello"), max_tokens=2)  # each test finds an idle session, also the first
+        yield server
 
 
 def assert_served(server: Serving) -> None:

@@ -9,6 +9,8 @@ import socket
 import struct
 from pathlib import Path
 
+import pytest
+
 from cairn.journal import events as ev
 from cairn.ops.models.fitting import suggestion, this_machine
 from tests.e2e.conftest import Start
@@ -19,6 +21,7 @@ from tests.support.subprocess_server import started, user
 HELLO = [user("Hello")]
 
 
+@pytest.mark.long
 def test_requested_and_served_model_are_reported(start: Start):
     """
     A request for another model is served, and journal and answer name the model; with strict names
@@ -38,6 +41,7 @@ def test_requested_and_served_model_are_reported(start: Start):
     assert ["stones", ""] == [one.requested_model for one in strict.events(ev.RequestReceived)]
 
 
+@pytest.mark.long
 def test_the_defaults_of_the_model_apply(tmp_path: Path, model_directory: Path):
     """
     The journal has the settings of each request: the model's recommended ones for fields that were
@@ -80,6 +84,7 @@ def test_a_model_that_does_not_fit(tmp_path: Path, model_directory: Path):
     )
 
 
+@pytest.mark.long
 def test_an_adapter_is_reported_and_a_broken_one_refused(
     start: Start, tmp_path: Path, model_directory: Path
 ):

@@ -88,7 +88,8 @@ def roomy(tmp_path_factory: pytest.TempPathFactory, other_directory: Path) -> It
 
 def test_a_clock(roomy: Serving) -> None:
     """The time in the system prompt."""
-    person = Person(roomy).begins("14:05")
+    # Words of its own: what other people say too may be meant to continue their conversations.
+    person = Person(roomy).begins("14:05", "How far is it to the last cairn from here today?")
     person.said[0] = {"role": "system", "content": SYSTEM.format("14:06")}
     found = person.says("And then?").reads()
     assert found.startswith("clock ")
@@ -114,6 +115,7 @@ def test_an_edit(roomy: Serving) -> None:
     assert "red became blue . That is usual after an edit" in found
 
 
+@pytest.mark.long
 def test_another_model(roomy: Serving) -> None:
     """In the same conversation."""
     person = Person(roomy).begins("twelve")
@@ -183,6 +185,7 @@ def test_a_disabled_cache(roomy: Serving) -> None:
     assert "The request disabled the cache ( cache_prompt: false )." in found
 
 
+@pytest.mark.long
 def test_eviction(tmp_path: Path) -> None:
     """Others took the room."""
     options = ("--disk-mb", "0", "--blocks-max", "8", "--pool-slabs", "1", "--block-tokens", "16")
@@ -195,6 +198,7 @@ def test_eviction(tmp_path: Path) -> None:
         assert "whose blocks were evicted to make room" in found
 
 
+@pytest.mark.long
 def test_too_short(tmp_path: Path) -> None:
     """A prompt below the least that is cached."""
     options = ("--disk-mb", "0", "--min-cache-tokens", "500", "--pool-slabs", "1")
@@ -216,10 +220,12 @@ DROPPED = (
 @pytest.mark.parametrize(
     ("thought", "sent", "starts", "says"),
     [
-        ("I look at the map.", {}, "dropped thinking", "have the client send it back"),
+        pytest.param("I look at the map.", {}, "dropped thinking", "have the client send it back",
+                     marks=pytest.mark.long),
         ("I look at the map.", {"reasoning_content": "I look at the map."}, "continued",
          "The client sent thinking back, and the model's chat template leaves out"),
-        ("", {}, "continued", "begins an answer with an empty thinking block"),
+        pytest.param("", {}, "continued", "begins an answer with an empty thinking block",
+                     marks=pytest.mark.long),
     ],
 )  # fmt: skip
 def test_thinking_that_is_gone(

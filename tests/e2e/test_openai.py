@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from cairn.journal import events as ev
+from tests.e2e.conftest import Start
 from tests.support.subprocess_server import (
     PLAIN,
     Answer,
@@ -48,13 +49,16 @@ def test_whole_and_streamed(shared: Serving, lengthy: Any):
     assert whole.completion_tokens == len(whole.tokens) == 120
 
 
-def test_twelve_turns(shared: Serving, cold: Serving):
+def test_twelve_turns(start: Start, cold: Serving):
     """A long conversation is one session; reuse grows with it, and no answer changes."""
+    # On the shared server, the first turn reuses what it has in common with any conversation of
+    # another test: at least the template's words before the system message.
+    server = start()
     talk = [{"role": "system", "content": f"You keep the path. {STORY * 6}"}]
     answers: list[Answer] = []
     for turn in range(12):
         talk.append(user(f"Turn {turn}: and what lies behind the next hill? {STORY}"))
-        answer = ask(shared, *talk)
+        answer = ask(server, *talk)
         talk.append(assistant(answer.text))
         answers.append(answer)
     first, *later = answers
@@ -157,6 +161,7 @@ def test_no_messages(shared: Serving):
     assert "messages" == refused.value.param
 
 
+@pytest.mark.long
 def test_characters_of_several_tokens(shared: Serving):
     """However its bytes are split into tokens, half a character is never sent."""
     body = {"messages": [user("Any bytes.")], "temperature": 20.0, "seed": 3, "max_tokens": 300}

@@ -82,6 +82,7 @@ def test_killed_in_mid_stream_and_started_again(
     assert isinstance(events[-1], ev.ServerStopped)
 
 
+@pytest.mark.long
 def test_a_second_server_on_its_journal(tmp_path: Path, model_directory: Path, url: str):
     """It refuses to start, with who has the journal, and writes nothing; the first one goes on."""
     with started(tmp_path / "one", "--model", model_directory, "--journal", url) as server:

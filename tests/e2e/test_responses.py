@@ -90,6 +90,7 @@ def test_a_named_response_continues_after_a_restart(start: Start):
     assert stored[0].request == forgotten.of_request
 
 
+@pytest.mark.long
 def test_a_prune_keeps_the_texts_of_later_responses(start: Start):
     """
     Texts that come with every turn are stored once per session. If the session of an earlier

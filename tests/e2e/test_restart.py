@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
 from tests.support.subprocess_server import Serving, ask, assistant, eventually, run_ops, user
@@ -38,6 +40,7 @@ def test_a_conversation_continues_after_a_restart(start: Start, cold: Serving):
     assert out.splitlines()[-1].startswith("same: ")
 
 
+@pytest.mark.long
 def test_a_damaged_file_is_reported_and_not_used(start: Start, cold: Serving):
     """A flipped bit in a file is a line in the log and an event, and clients are not affected."""
     server = start()
@@ -63,6 +66,7 @@ def test_a_damaged_file_is_reported_and_not_used(start: Start, cold: Serving):
     assert 0 == again.health()["bugs"]
 
 
+@pytest.mark.long
 def test_without_a_disk_budget_there_are_no_files(start: Start):
     """`--disk-mb 0` is journaled, removes the existing files, and the next start is cold."""
     server = start()

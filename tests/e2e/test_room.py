@@ -40,6 +40,7 @@ def waiters(lock: trio.Lock) -> int:
     return lock.statistics().tasks_waiting
 
 
+@pytest.mark.long
 async def test_a_session_that_waits_for_a_slab_does_not_wait_for_its_holder(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -46,6 +46,7 @@ def say(server: Serving, talk: list[dict[str, str]], text: str, **body: Any) -> 
     return answer
 
 
+@pytest.mark.long
 def test_a_name_is_recalled_after_twenty_turns(shared: Serving, cold: Serving):
     """
     The conversation is one session whose KV is reused turn by turn. The name is recalled after
@@ -98,6 +99,7 @@ def test_clients_hear_their_own_name_alone(shared: Serving):
         assert {name} == {one for one in names if one in answer.text}
 
 
+@pytest.mark.long
 def test_a_name_is_recalled_after_a_restart(start: Start):
     """A name from before a restart is recalled after it, from block files."""
     talk: list[dict[str, str]] = []
@@ -174,6 +176,7 @@ def tool_call(count: int) -> Dialogue:
             return found
 
 
+@pytest.mark.long
 def test_a_fact_is_recalled_across_four_thousand_tokens(shared: Serving, cold: Serving):
     """Warm, where everything but the last question was served before, and cold."""
     drawn = dialogues.recall(Random(9), Split.HELD_OUT, turns=18, fillers=18, questions=1)

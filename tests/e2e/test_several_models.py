@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import httpx
+import pytest
 
 from cairn.journal import events as ev
 from tests.support.subprocess_server import (
@@ -64,6 +65,7 @@ def test_two_models_take_turns(tmp_path: Path, other_directory: Path, cold: Serv
         assert out.splitlines()[-1].startswith("same: ")
 
 
+@pytest.mark.long
 def test_a_stop_while_a_model_is_loaded(tmp_path: Path, other_directory: Path) -> None:
     """
     The stop does not wait for the load, which does not end here because of its template. Waiting
@@ -103,6 +105,7 @@ def test_a_stop_while_a_model_is_loaded(tmp_path: Path, other_directory: Path) -
     assert [] == again.events(ev.ServerLost)
 
 
+@pytest.mark.long
 def test_a_file_of_models_is_checked(tmp_path: Path) -> None:
     """`ops doctor` and `ops serve` report what is wrong with it, where, and what to do."""
     models = tmp_path / "models.toml"

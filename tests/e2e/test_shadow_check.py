@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.request import urlopen
 
+import pytest
+
 from cairn.journal import events as ev
 from tests.support.subprocess_server import Serving, ask, assistant, eventually, run_ops, user
 
@@ -44,6 +46,7 @@ def test_answers_are_checked_in_idle_time(start: Callable[..., Serving]):
     assert 1.0 == began.settings["shadow_check"]
 
 
+@pytest.mark.long
 def test_it_can_be_switched_off(start: Callable[..., Serving]):
     """With 0 nothing is checked, which is journaled."""
     server = start("--shadow-check", 0)

@@ -60,6 +60,7 @@ def assert_no_memory(response: Any) -> None:
     assert "slab" in error["message"]
 
 
+@pytest.mark.long
 def test_one_slab_for_three_conversations(narrow: Serving, cold: Serving):
     """Each takes the slab of an idle session, and continues from its sealed blocks."""
     before = narrow.position()
@@ -70,6 +71,7 @@ def test_one_slab_for_three_conversations(narrow: Serving, cold: Serving):
     assert len(narrow.events(ev.SlabReleased, after=before)) >= 5
 
 
+@pytest.mark.long
 def test_a_session_that_settles_gives_up_its_slab(narrow: Serving, lengthy: tuple[Any, Any]):
     """
     A request right after another session's answer is served, although that session still settles.
@@ -117,6 +119,7 @@ def test_blocks_are_evicted(start: Start, cold: Serving):
     assert 0 == health["blocks"]["disk_count"]
 
 
+@pytest.mark.long
 def test_evicted_blocks_are_loaded_from_files(start: Start, cold: Serving):
     """
     With files, every conversation continues from blocks, although memory has room for only one.
@@ -131,6 +134,7 @@ def test_evicted_blocks_are_loaded_from_files(start: Start, cold: Serving):
     assert health["blocks"]["disk_count"] > health["blocks"]["count"]
 
 
+@pytest.mark.long
 def test_blocks_are_evicted_while_others_need_them(start: Start):
     """A block that is being evicted is not shared, and a shared block is not evicted."""
     server = start("--blocks-mb", 1, "--pool-slabs", 8)
@@ -171,6 +175,7 @@ def test_one_slab_and_a_conversation_that_outgrows_it(narrow: Serving):
         assert set(ends) <= {"stop", "length"}
 
 
+@pytest.mark.long
 def test_a_pool_for_one_short_prompt(start: Start):
     """
     The context is what the pool can hold, and the startup banner says so. A longer prompt is

@@ -63,6 +63,7 @@ def test_a_port_in_use(tmp_path: Path, model_directory: Path):
     assert not (tmp_path / "home" / "journal.db").exists()
 
 
+@pytest.mark.long_but("nosuchhost.invalid")
 @pytest.mark.parametrize("host", ["nosuchhost.invalid", "a..b", "192.0.2.1"])
 def test_a_host_that_is_not_here(tmp_path: Path, model_directory: Path, host: str):
     """
@@ -88,6 +89,7 @@ def test_a_second_server_on_one_folder(shared: Serving, model_directory: Path):
     assert 2 == ask(shared, user("Hello"), max_tokens=2).completion_tokens
 
 
+@pytest.mark.long
 def test_no_model(tmp_path: Path):
     """The sentence names an empty directory, and one whose model is invalid."""
     empty = tmp_path / "empty"
@@ -97,6 +99,7 @@ def test_no_model(tmp_path: Path):
     assert str(empty) in refusal("--data-dir", tmp_path / "home", "--model", empty)
 
 
+@pytest.mark.long
 def test_a_pool_that_holds_nothing(tmp_path: Path, model_directory: Path):
     """A server that could only refuse every prompt does not start."""
     options = ("--block-tokens", 280, "--pool-mb", 1)
@@ -105,6 +108,7 @@ def test_a_pool_that_holds_nothing(tmp_path: Path, model_directory: Path):
     assert "280 tokens" in sentence
 
 
+@pytest.mark.long
 def test_a_damaged_journal(start: Start, model_directory: Path):
     """
     With a changed byte, a server that folds the whole journal refuses, says how to find it, and
@@ -131,6 +135,7 @@ def test_a_damaged_journal(start: Start, model_directory: Path):
     assert 1 == run_ops("verify", "--data-dir", server.data_dir)[0]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is Linux's")
 def test_a_library_that_the_caller_preloads(start: Start, tmp_path: Path):
     """It stays in force: no other BLAS is loaded before it."""

@@ -36,6 +36,7 @@ def refused(server: Serving, client: httpx.Client) -> bool:
         return True
 
 
+@pytest.mark.long
 def test_a_closed_terminal_drains(start: Start, lengthy: Any):
     """
     SIGHUP ends the server as SIGTERM does, and a second one from the shell changes nothing; the
@@ -75,6 +76,7 @@ def test_status_and_stop(start: Start, lengthy: Any):
     assert (0, "", f"No server uses {server.data_dir}.\n") == (code, out, err)
 
 
+@pytest.mark.long
 def test_a_server_of_nohup_outlives_its_terminal(tmp_path: Path, model_directory: Path):
     """A server that was started to ignore SIGHUP goes on."""
     within = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
@@ -122,6 +124,7 @@ def test_an_idle_server_stops_while_clients_are_connected(start: Start):
     assert isinstance(server.recorded()[-1].event, ev.ServerStopped)
 
 
+@pytest.mark.long_but("2")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once(start: Start, lengthy: Any, number: signal.Signals):
     """The answer is cut off, what the client received is committed, and the next start finds it."""
@@ -160,6 +163,7 @@ def test_a_request_longer_than_the_drain_gets_an_error(start: Start, lengthy: An
     assert_valid(server.data_dir)
 
 
+@pytest.mark.long
 def test_a_start_that_is_given_up_is_not_a_lost_server(
     start: Start, tmp_path: Path, model_directory: Path
 ):

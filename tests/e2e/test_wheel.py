@@ -49,6 +49,7 @@ def test_the_product_alone_is_in_it(wheel: Path):
     assert not [name for name in inside if workshop & set(Path(name).parts)]
 
 
+@pytest.mark.long
 def test_a_read_only_installation(wheel: Path, tmp_path: Path):
     """A read-only installation serves Pebble."""
     site = tmp_path / "site"

@@ -101,6 +101,7 @@ def test_alone_equals_among_others_over_an_adapter(model_directory: Path, adapte
     trio.run(main)
 
 
+@pytest.mark.long
 def test_an_adapter_has_a_say_and_a_fingerprint(
     model_directory: Path, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,6 +86,7 @@ def says(place: int, length: int = 40) -> Message:
     return Message(role="user", content=words(place, length))
 
 
+@pytest.mark.long
 def test_to_and_fro(model_directory: Path, tmp_path: Path) -> None:
     """
     Three conversations by turns with room for four blocks: blocks that one of them evicts are
@@ -190,6 +191,14 @@ DAMAGES: dict[Callable[[Sequence[Path]], None], str] = {
 }
 
 
+@pytest.mark.long_but(
+    "flip_a_bit-while it runs",
+    "flip_the_head-while it runs",
+    "cut_off-while it runs",
+    "remove-while it runs",
+    "put_another-while it runs",
+    "put_another_under_its_name-while it runs",
+)
 @pytest.mark.parametrize("running", [False, True], ids=["between two runs", "while it runs"])
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_file(

@@ -90,10 +90,15 @@ def test_a_hit_is_a_miss(model_directory: Path) -> None:
     assert () == replay(store.read()).findings
 
 
-async def each_beside_others(model_directory: Path) -> list[Said]:
+@pytest.fixture(params=[4, pytest.param(8, marks=pytest.mark.long)])
+def asked(request: pytest.FixtureRequest) -> list[Generate]:
+    """What is asked at once."""
+    return commands(request.param)
+
+
+async def each_beside_others(model_directory: Path, asked: list[Generate]) -> list[Said]:
     """The answers of a server that gets all requests at once."""
     found: dict[int, Said] = {}
-    asked = commands(8)
 
     async def one(server: Any, place: int) -> None:
         found[place] = await ask(server, asked[place])
@@ -105,39 +110,39 @@ async def each_beside_others(model_directory: Path) -> list[Said]:
     return [found[place] for place in range(len(asked))]
 
 
-async def each_alone(model_directory: Path) -> list[Said]:
+async def each_alone(model_directory: Path, asked: list[Generate]) -> list[Said]:
     """The answers of servers that get one request each."""
     empty = await rows_of_an_empty_server(model_directory)
     found = []
-    for command in commands(8):
+    for command in asked:
         async with serving(model_directory, MemoryStore(empty), decode_rows=4) as server:
             found.append(await ask(server, command))
     return found
 
 
-def test_alone_is_among_others(model_directory: Path) -> None:
-    """Eight answers under three grammars, on four rows, have the bits that each has alone."""
-    together = trio.run(each_beside_others, model_directory)
-    alone = trio.run(each_alone, model_directory)
+def test_alone_is_among_others(model_directory: Path, asked: list[Generate]) -> None:
+    """Answers under three grammars, on four rows, have the bits that each has alone."""
+    together = trio.run(each_beside_others, model_directory, asked)
+    alone = trio.run(each_alone, model_directory, asked)
     for one, other in zip(together, alone, strict=True):
         same_bits(one, other)
 
 
 def test_control_a_matcher_that_saw_other_tokens_differs(
-    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+    model_directory: Path, asked: list[Generate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     The control: if the allowed tokens depend on earlier requests, the same comparison finds it.
     """
-    asked, allowed = itertools.count(), GrammarMatcher.allowed
+    looks, allowed = itertools.count(), GrammarMatcher.allowed
 
     def astray(matcher: GrammarMatcher, answer: Any) -> Any:
         found = allowed(matcher, answer)
-        if next(asked) % 2 and found.sum() > 1:
+        if next(looks) % 2 and found.sum() > 1:
             found[found.nonzero()[0][::2]] = False
         return found
 
     monkeypatch.setattr(GrammarMatcher, "allowed", astray)
-    together = trio.run(each_beside_others, model_directory)
-    alone = trio.run(each_alone, model_directory)
+    together = trio.run(each_beside_others, model_directory, asked)
+    alone = trio.run(each_alone, model_directory, asked)
     assert any(one.tokens != other.tokens for one, other in zip(together, alone, strict=True))

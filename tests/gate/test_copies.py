@@ -117,6 +117,7 @@ async def paused(server: Server) -> list[Message]:
     return [*talk, Message(role="assistant", content=first.text), says(2, 8)]
 
 
+@pytest.mark.long_but("states alone")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_continuation_without_its_slab(kind: str, model_directory: Path, tmp_path: Path) -> None:
     """Its history is copied in consecutive parts, each up to a point from which it can continue."""
@@ -146,6 +147,7 @@ def test_a_continuation_without_its_slab(kind: str, model_directory: Path, tmp_p
     assert case.holds("one")
 
 
+@pytest.mark.long_but("sinks and a window")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_that_leaves_between_two_parts(
     kind: str, model_directory: Path, tmp_path: Path

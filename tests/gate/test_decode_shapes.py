@@ -105,6 +105,7 @@ def test_the_search_leaves_the_engine_as_it_was(
     assert ((ROWS,), 0) == (engine.decode_shapes, engine.memory().slab_bytes)
 
 
+@pytest.mark.long
 def test_a_search_that_fails_leaves_w_rows(
     loaded: LoadedModel, engine: MlxEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def test_many_rows_are_not_all_tried(loaded: LoadedModel) -> None:
     assert [34, *range(1, 17), 32] == list(dict.fromkeys(tried))
 
 
+@pytest.mark.long
 def test_a_lone_answer_has_the_fewest_rows_also_after_a_restart(model_directory: Path) -> None:
     """The numbers are in the journal, and a start that does not test again uses them."""
     store, widths = MemoryStore(), list[set[int]]()

@@ -21,6 +21,7 @@ def lines() -> list[str]:
     return found[2:]
 
 
+@pytest.mark.long_but("llama", "deepseek_v3", "mamba2", "rwkv7", "qwen3_next", "nemotron_h", "lfm2")
 @pytest.mark.gate
 @pytest.mark.parametrize("family", QUICK)
 def test_a_family_is_served_as_the_page_says(family: str, model_directory: Path) -> None:

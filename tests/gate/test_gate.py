@@ -58,6 +58,7 @@ async def rows_of_an_empty_server(model_directory: Path) -> list[Row]:
     return store.rows
 
 
+@pytest.mark.long_but("sampled and penalised")
 @pytest.mark.parametrize("sampling", [GREEDY, PENALISED], ids=["greedy", "sampled and penalised"])
 def test_a_hit_is_a_miss(model_directory: Path, sampling: Sampling) -> None:
     """

@@ -47,6 +47,7 @@ async def _all_at_once(model: Path, store: MemoryStore, **how: Any) -> dict[int,
     return said
 
 
+@pytest.mark.long_but("whole")
 @pytest.mark.parametrize("window", [None, (4, 256)], ids=["whole", "sink_window"])
 async def test_twelve_at_once_have_the_bits_of_one_alone(
     model_directory: Path, window: tuple[int, int] | None

@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long_but("quantum")
 @pytest.mark.parametrize("wrong", ["quantum", ""])
 def test_a_wrong_class_is_found_in_service(wrong: str, model_directory: Path) -> None:
     """

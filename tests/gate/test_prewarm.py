@@ -52,6 +52,7 @@ def of(store: MemoryStore, kind: type[ev.Event]) -> list[Any]:
     return [event for event in found if isinstance(event, kind)]
 
 
+@pytest.mark.long_but("sampled")
 @pytest.mark.parametrize(
     "sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"]
 )

@@ -48,6 +48,7 @@ def bits_of_a_state(setup: Setup) -> list[ev.BlockSealed]:
     return [event for event in setup.events(ev.BlockSealed) if event.end % every == 0]
 
 
+@pytest.mark.long_but("rwkv7")
 @pytest.mark.parametrize("family", [BESIDE_ATTENTION, "falcon_h1", "rwkv7"])
 def test_a_conversation_an_edit_and_a_restart(
     family: str, model_directory: Path, tmp_path: Path
@@ -93,6 +94,7 @@ def test_a_conversation_an_edit_and_a_restart(
     assert bits_of_a_state(setup)
 
 
+@pytest.mark.long
 def test_states_that_leave_memory(model_directory: Path, tmp_path: Path) -> None:
     """
     Conversations by turns with room for few blocks and for one slab: states are spilled and loaded

@@ -265,6 +265,7 @@ class Turn:
     live_bytes: int
 
 
+@pytest.mark.long
 def test_a_turn_costs_no_more_for_a_longer_history(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

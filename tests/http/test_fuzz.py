@@ -445,10 +445,11 @@ GOOD = Asked(body=b'{"messages":[{"role":"user","content":"Hello"}],"max_tokens"
 
 @pytest.mark.slow
 @pytest.mark.timeout(0 if EXAMPLES else 300)
-def test_requests_that_are_almost_right(model_directory: Path, tmp_path: Path):
+@pytest.mark.parametrize("examples", [EXAMPLES or 60, pytest.param(250, marks=pytest.mark.long)])
+def test_requests_that_are_almost_right(model_directory: Path, tmp_path: Path, examples: int):
     """There is no server error, no endless wait, and no leaked task, slab or file."""
     profile = settings(
-        max_examples=EXAMPLES or 250,
+        max_examples=examples,
         derandomize=not EXAMPLES,
         database=None,
         deadline=None,

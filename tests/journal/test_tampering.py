@@ -4,7 +4,7 @@ kind, written twice or of another type, with the chain written again over it, it
 in the list of what nothing binds.
 
 The cases are generated from recorded histories and from journals made for tests. A seed chooses
-some of them; ``CAIRN_TAMPER=all`` runs all.
+one of each field and kind of change, in `make long` four; ``CAIRN_TAMPER=all`` runs all.
 """
 
 from __future__ import annotations
@@ -61,8 +61,6 @@ FAULTS = {"invariant_violated", "session_quarantined", "blocks_quarantined", "ad
 ALL = os.environ.get("CAIRN_TAMPER") == "all"
 PLACES = 1_000_000 if ALL else 2
 """How many events of a kind are changed in each journal."""
-ALIKE = 4
-"""How many cases of a field and a kind of change."""
 SEED = 20261125
 HINTS = {kind: get_type_hints(event) for kind, event in KINDS.items()}
 COLUMNS = ("position", "stream", "seq", "event_id", "kind", "version", "time_us")
@@ -251,8 +249,8 @@ def columns(rows: Sequence[Row], at: int, name: str) -> Iterator[Case]:
                 yield Case(name, at, "*", column, "changed", made)
 
 
-def cases() -> list[Case]:
-    """The cases, a choice of each kind in each journal."""
+def cases(alike_max: int) -> list[Case]:
+    """The cases, a choice of each kind in each journal: so many of a field and a kind of change."""
     randomly = random.Random(SEED)
     found: list[Case] = []
     for name, rows in JOURNALS.items():
@@ -272,7 +270,7 @@ def cases() -> list[Case]:
     some: list[Case] = []
     for case in found:
         alike[case.kind, case.field, case.how] += 1
-        if alike[case.kind, case.field, case.how] <= ALIKE:
+        if alike[case.kind, case.field, case.how] <= alike_max:
             some.append(case)
     return some
 
@@ -344,14 +342,21 @@ def passed_over(all_cases: Sequence[Case], rewrite: bool) -> list[Case]:
     return missed
 
 
+@pytest.fixture(scope="module", params=[4] if ALL else [1, pytest.param(4, marks=pytest.mark.long)])
+def alike(request: pytest.FixtureRequest) -> int:
+    """How many cases there are of a field and a kind of change."""
+    most: int = request.param
+    return most
+
+
 @pytest.fixture(scope="module")
-def all_cases() -> list[Case]:
-    return cases()
+def all_cases(alike: int) -> list[Case]:
+    return cases(alike)
 
 
-def test_all_events_are_changed(all_cases: list[Case]) -> None:
-    """The cases are thousands, of every kind of event but that of a prune, which names a base."""
-    assert 3000 < len(all_cases)
+def test_all_events_are_changed(all_cases: list[Case], alike: int) -> None:
+    """The cases are hundreds, of every kind of event but that of a prune, which names a base."""
+    assert 750 * alike < len(all_cases)
     assert set(KINDS) - {"journal_pruned"} <= {case.kind for case in all_cases}
 
 
@@ -371,9 +376,9 @@ def test_the_list_is_not_longer_than_needed(all_cases: list[Case]) -> None:
     assert set() == listed - missed
 
 
-def test_without_the_chain_everything_is_found(all_cases: list[Case]) -> None:
+def test_without_the_chain_everything_is_found(all_cases: list[Case], alike: int) -> None:
     """A change of a row whose hashes are left as they are is found, whichever field it is."""
-    some = random.Random(SEED).sample(all_cases, min(len(all_cases), 1500))
+    some = random.Random(SEED).sample(all_cases, min(len(all_cases), 400 * alike))
     assert [] == [str(case) for case in passed_over(some, rewrite=False)]
 
 
@@ -475,9 +480,9 @@ def state_of_base() -> tuple[State, str]:
     return replay(rows).state, rows[-1].hash
 
 
-def test_exports(all_cases: list[Case], tmp_path: Path) -> None:
+def test_exports(all_cases: list[Case], alike: int, tmp_path: Path) -> None:
     """The same on exports: verification of the file finds what verification of the journal does."""
-    some = random.Random(SEED).sample(all_cases, min(len(all_cases), 60))
+    some = random.Random(SEED).sample(all_cases, min(len(all_cases), 20 * alike))
     path = tmp_path / "export.jsonl"
     for rewrite in (True, False):
         unlisted = []

@@ -286,6 +286,7 @@ def test_cut_short(run: Any, folder: Path, place: str):
     assert 1 == sum(isinstance(event, ev.SessionForgotten) for event in events)
 
 
+@pytest.mark.long_but("before it is closed", "before the keys go", "after the snapshot went")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "where", [one for one in KILLED if not re.search("block|file|a snapshot", one)]

@@ -75,6 +75,7 @@ def asked(held: AgentHistory) -> list[str]:
     return [message.content for turn in held.turns for message in turn.asked]
 
 
+@pytest.mark.long
 async def test_an_agent_outlives_a_restart(model_directory: Path):
     """It keeps its history and its tools, and continues in its session, for its tenant alone."""
     store = MemoryStore()

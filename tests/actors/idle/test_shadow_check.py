@@ -126,6 +126,7 @@ def fail_decoding(
     monkeypatch.setattr(device, "decode", fails)
 
 
+@pytest.mark.long_but("greedy", "held", "stopped")
 @pytest.mark.parametrize(
     "changes",
     [

@@ -126,6 +126,7 @@ async def test_each_answer_is_that_of_its_seed(model_directory: Path) -> None:
     assert 3 == len({one.session for one in asked})
 
 
+@pytest.mark.long
 async def test_each_answer_takes_a_place_and_all_leave_together(model_directory: Path) -> None:
     """
     A request for more answers than there are free places is refused as a whole, and a client that
@@ -357,6 +358,7 @@ class Slow:
         return self._read(*given)
 
 
+@pytest.mark.long
 async def test_requests_in_preparation_count_as_waiting(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

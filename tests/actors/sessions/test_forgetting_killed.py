@@ -14,6 +14,15 @@ from tests.support.sealed_place import LONG, Place, forget
 pytestmark = [pytest.mark.trio, pytest.mark.slow]
 
 
+@pytest.mark.long_but(
+    "before it is on record",
+    "after it was recorded",
+    "while the keys go",
+    "before a block goes",
+    "after a file went",
+    "after a snapshot, before the keys go",
+    "after the keys went",
+)
 @pytest.mark.parametrize("where", PLACES)
 async def test_the_server_is_killed(tmp_path: Path, where: str):
     """

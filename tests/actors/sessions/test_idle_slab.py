@@ -271,6 +271,7 @@ def story(place: int) -> Generate:
     return generate(Conversation(messages=(Message(role="user", content=words(place, 80)),)))
 
 
+@pytest.mark.long
 async def test_an_answer_from_blocks_has_the_same_bits(model_directory: Path) -> None:
     """
     An answer from blocks, after the slab was given up, has the tokens and log-probabilities of one

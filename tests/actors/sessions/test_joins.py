@@ -100,6 +100,7 @@ async def led(
             await wait_idle(server)
 
 
+@pytest.mark.long_but("12")
 @pytest.mark.parametrize("count", [12, 100])
 async def test_at_once(setup: Journaled, count: int):
     """The prefix is computed once, however many need it."""

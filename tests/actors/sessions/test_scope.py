@@ -307,6 +307,7 @@ def test_a_quarantined_session_is_not_closed(
     trio.run(main)
 
 
+@pytest.mark.long
 def test_a_row_that_fails_ends_its_own_session(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ async def test_the_slab_of_a_quarantined_session(
     assert ["CRASH"] == [found.invariant for found in replay(store.read()).findings]
 
 
+@pytest.mark.long_but("0", "1", "2")
 @pytest.mark.parametrize("seed", range(12))
 async def test_every_request_ends_whatever_comes(seed: int) -> None:
     """

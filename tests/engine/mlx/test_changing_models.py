@@ -164,6 +164,7 @@ def test_unread_files_may_change(model: Path) -> None:
     assert calm.facts.fingerprint == started.facts.fingerprint
 
 
+@pytest.mark.long
 def test_a_model_may_change_once_it_is_read(model: Path) -> None:
     """A change during the self-test has no effect, because nothing is read any more."""
     calm = start(model, unwatched)

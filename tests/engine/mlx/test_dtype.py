@@ -170,6 +170,7 @@ def _not_searched(*given: Any, **named: Any) -> Found:
     return Found(row_class=None, reason="not searched")
 
 
+@pytest.mark.long_but("bfloat16")
 @pytest.mark.gate
 @pytest.mark.parametrize("kind", KINDS)
 def test_float32_reaches_the_blas(

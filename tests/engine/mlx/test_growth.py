@@ -243,6 +243,7 @@ def run(engine: MlxEngine, slab: int, tokens: int) -> None:
         engine.run_chunk(slab, ids[: end - start], None)
 
 
+@pytest.mark.long_but("llama4", "nemotron_h", "gemma3_text")
 def test_a_familys_bytes_are_those_that_mlx_counts(cold: LoadedModel) -> None:
     """
     For a full slab, the reserved bytes, the sizes of its arrays and MLX's count are within 5 % of
@@ -267,6 +268,7 @@ def test_a_familys_bytes_are_those_that_mlx_counts(cold: LoadedModel) -> None:
     assert 0 == watched.adds_up(slab_tokens=0, block_tokens=0).slab_bytes
 
 
+@pytest.mark.long_but("nemotron_h")
 @pytest.mark.parametrize("cold", ["deepseek_v41", "nemotron_h"], indirect=True)
 def test_control_slices_that_hold_what_they_were_cut_from(
     cold: LoadedModel, monkeypatch: pytest.MonkeyPatch
@@ -279,6 +281,7 @@ def test_control_slices_that_hold_what_they_were_cut_from(
         watched.adds_up(slab_tokens=None, block_tokens=0)
 
 
+@pytest.mark.long_but("llama4", "nemotron_h", "gemma3_text")
 def test_caches_that_outgrow_what_was_reserved(cold: LoadedModel) -> None:
     """
     The pass in which it happens raises, and the slab is larger when it is closed than when it was
@@ -304,6 +307,7 @@ def test_caches_that_outgrow_what_was_reserved(cold: LoadedModel) -> None:
     assert slab.bytes < engine.close_slab(slab.slab).bytes
 
 
+@pytest.mark.long_but("llama4", "nemotron_h", "gemma3_text")
 def test_caches_that_were_not_measured_are_not_served(cold: LoadedModel) -> None:
     """An engine on growing caches requires their measured size."""
     with pytest.raises(ValueError, match="was not measured"):

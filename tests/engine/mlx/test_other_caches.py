@@ -25,6 +25,7 @@ def family_directory(request: pytest.FixtureRequest, model_directory: Path, tmp_
     return make_family_model(tmp_path / "model", model_directory, config_of(request.param))
 
 
+@pytest.mark.long_but("recurrent only")
 @pytest.mark.gate
 def test_served_cold_with_the_same_bits(family_directory: Path) -> None:
     """
@@ -59,6 +60,7 @@ def test_served_cold_with_the_same_bits(family_directory: Path) -> None:
     assert replay(store.read()).findings == ()
 
 
+@pytest.mark.long
 @pytest.mark.gate
 def test_the_shadow_check_of_an_answer_without_blocks(family_directory: Path) -> None:
     """If nothing is sealed, the tokens and log-probabilities of an answer are compared."""

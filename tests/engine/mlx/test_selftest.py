@@ -93,6 +93,7 @@ def test_without_a_fault(model_directory: Path) -> None:
     assert tested.passed
 
 
+@pytest.mark.long
 def test_rounded_products_may_differ_more(
     model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ async def test_ready_means_answering(serve: Serve, client: httpx.AsyncClient):
     assert "server" not in response.headers
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.trio
 async def test_more_than_a_thousand_requests_on_a_connection(

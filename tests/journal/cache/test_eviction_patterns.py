@@ -28,6 +28,7 @@ def test_six_in_turn_over_room_for_five():
     assert 0 == control
 
 
+@pytest.mark.long_but("10 in 5", "13 in 12", "growing", "system prompt")
 @pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.parametrize(
@@ -53,6 +54,7 @@ def test_what_recency_loses(turns: Turns, blocks: int, least: float):
 Drawn = Callable[[int], Turns]
 
 
+@pytest.mark.long_but("growing", "phases that fit", "scan")
 @pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.parametrize(

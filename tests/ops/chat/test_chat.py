@@ -542,6 +542,7 @@ def test_a_server_of_the_chats_own(data_dir: Path, model_directory: Path):
     assert (data_dir / "logs" / "chat.log").read_text().endswith("Stopped.\n")
 
 
+@pytest.mark.long
 def test_a_server_of_the_chats_own_needs_no_key(
     data_dir: Path, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -811,6 +812,7 @@ def test_pasted_lines_are_one_message(terminal):
     assert [[("user", "one\ntwo")]] == server.asked()
 
 
+@pytest.mark.long
 def test_the_chats_own_server_dies(terminal, data_dir: Path, model_directory: Path):
     """It is reported, and the next message starts a new one."""
     chat = terminal("--data-dir", data_dir, "--model", model_directory, "--max-tokens", 4)
@@ -830,6 +832,7 @@ def test_the_chats_own_server_dies(terminal, data_dir: Path, model_directory: Pa
     assert server_at(data_dir) is None
 
 
+@pytest.mark.long
 def test_ctrl_c_while_the_server_starts(terminal, data_dir: Path, model_directory: Path):
     """Before the first prompt it ends the chat, and after that it ends the start; both are said."""
     stopped = "Stopped before the server of this chat was ready."
@@ -855,6 +858,7 @@ def test_ctrl_c_while_the_server_starts(terminal, data_dir: Path, model_director
     assert server_at(data_dir) is None
 
 
+@pytest.mark.long
 def test_ctrl_c_does_not_reach_the_server(terminal, data_dir: Path, model_directory: Path):
     """The chat's own server keeps running after an answer was stopped."""
     chat = terminal("--data-dir", data_dir, "--model", model_directory, "--max-tokens", 4)
@@ -873,6 +877,7 @@ def test_ctrl_c_does_not_reach_the_server(terminal, data_dir: Path, model_direct
     assert server_at(data_dir) is None
 
 
+@pytest.mark.long_but("1")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_chat_that_is_ended_ends_its_server(
     terminal, data_dir: Path, model_directory: Path, number: signal.Signals
@@ -886,6 +891,7 @@ def test_a_chat_that_is_ended_ends_its_server(
     assert server_at(data_dir) is None
 
 
+@pytest.mark.long
 def test_a_terminal_that_is_closed(terminal, data_dir: Path, model_directory: Path):
     """The chat's own server ends with it, even if no output is possible any more."""
     chat = terminal("--data-dir", data_dir, "--model", model_directory)
@@ -895,6 +901,7 @@ def test_a_terminal_that_is_closed(terminal, data_dir: Path, model_directory: Pa
     eventually(lambda: server_at(data_dir) is None)
 
 
+@pytest.mark.long
 def test_a_server_records_its_address(tmp_path: Path):
     """In the lock of its data directory, for chats that look for it."""
     with started(tmp_path / "served") as server:

@@ -61,6 +61,7 @@ def test_the_tour(temporary: Path):
     assert [] == server.asked()
 
 
+@pytest.mark.long
 def test_a_bit_that_is_not_flipped(temporary: Path, monkeypatch: pytest.MonkeyPatch):
     """The tour says that nothing was caught: what it shows is not staged."""
     monkeypatch.setattr(chat_tour, "bit_flipped", lambda _: None)
@@ -71,6 +72,7 @@ def test_a_bit_that_is_not_flipped(temporary: Path, monkeypatch: pytest.MonkeyPa
     assert [] == left_in(temporary)
 
 
+@pytest.mark.long
 def test_a_tour_that_is_left(terminal, tmp_path: Path):
     """By Ctrl-C: its server and its directory go, and the chat goes on."""
     with faked() as server:

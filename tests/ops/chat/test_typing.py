@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import attrs
+import pytest
 
 from cairn.actors.requests.messages import Delta
 from cairn.engine.answer.parts import Said
@@ -96,6 +97,7 @@ def test_tab_completes(terminal):
         assert 0 == chat.end()
 
 
+@pytest.mark.long
 def test_ways_to_leave(terminal):
     """Commands of other chats, and the bare words, which are no messages."""
     with faked() as server:
@@ -209,6 +211,7 @@ def test_ctrl_c_stops_the_answer_to_one_question(terminal):
         assert 130 == chat.wait()
 
 
+@pytest.mark.long
 def test_typing_while_the_server_starts(terminal, data_dir: Path, model_directory: Path):
     """Spoils nothing: it is the first message."""
     chat = terminal("--data-dir", data_dir, "--model", model_directory, "--max-tokens", 4)

@@ -264,6 +264,7 @@ def test_called_off(run, quick, tmp_path: Path):
     assert kept.name.endswith("-one")
 
 
+@pytest.mark.long
 def test_the_command_that_a_drill_prints_works(run, monkeypatch: pytest.MonkeyPatch):
     """A real drill from the command line; the replay command that it prints shows the bug again."""
     monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))
@@ -276,6 +277,7 @@ def test_the_command_that_a_drill_prints_works(run, monkeypatch: pytest.MonkeyPa
     assert "meaning:      docs/bugs/INV-2.md" in result.stdout
 
 
+@pytest.mark.long
 def test_every_drill_passes_on_the_built_in_model(run, monkeypatch: pytest.MonkeyPatch):
     """Pebble's answers are long enough for each drill to do its damage during one."""
     monkeypatch.setenv("LD_PRELOAD", os.environ.get("LD_PRELOAD", ""))

@@ -99,6 +99,7 @@ def test_a_healthy_session_is_the_same(rows: list[Row], capsys: pytest.CaptureFi
     assert "same: " in capsys.readouterr().out
 
 
+@pytest.mark.long_but("repetition_penalty")
 @pytest.mark.parametrize("name", PENALISED)
 def test_an_answer_under_penalties_is_the_same(rows: list[Row], name: str) -> None:
     """The journal has what a penalty or a bias needs; without it the answer is another one."""
@@ -207,6 +208,7 @@ def test_another_fingerprint_is_told(rows: list[Row], capsys: pytest.CaptureFixt
     assert "mlx: 0.1.0 on record" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_an_agent_whose_first_rows_were_pruned(model_directory: Path) -> None:
     """What is left of its open session is run again, over blocks that only pruned rows computed."""
     store = MemoryStore()

@@ -27,7 +27,10 @@ from cairn.journal.rows.verification import Verification
 from tests.support.journals import healthy
 
 LAST = len(healthy())
-ROWS = (1, LAST // 2, LAST)
+ROWS = (
+    LAST // 2,
+    *(pytest.param(position, marks=pytest.mark.long) for position in (1, LAST)),
+)
 INTEGERS = ("seq", "version", "time_us")
 TEXTS = ("stream", "event_id", "kind", "private_digest", "previous_hash", "hash")
 BLOBS = ("public", "private")

@@ -97,6 +97,7 @@ def test_ctrl_c(shell: Shell, hub: Hub, files: Path) -> None:
     assert [0, CHUNKS] == hub.sent(WEIGHTS)
 
 
+@pytest.mark.long_but("model.safetensors")
 @pytest.mark.parametrize("file", [WEIGHTS, "tokenizer.json"])
 def test_a_wrong_hash(shell: Shell, hub: Hub, files: Path, file: str) -> None:
     """A file that is not what the hub lists is removed, and the model is not served."""
@@ -129,6 +130,7 @@ def test_a_file_that_was_damaged_here(shell: Shell, hub: Hub, files: Path) -> No
     assert [0, 0] == hub.sent(WEIGHTS)
 
 
+@pytest.mark.long
 def test_an_update(shell: Shell, hub: Hub, files: Path) -> None:
     """Only what is new is downloaded; one that is cut off leaves the model as it was."""
     hub.add(NAME, files)
@@ -199,6 +201,7 @@ def test_what_is_no_model(shell: Shell, hub: Hub, files: Path, name: str, words:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_offline(shell: Shell, hub: Hub, files: Path) -> None:
     """A hub that cannot be reached is not a model that does not exist."""
     closed = "http://127.0.0.1:9"
@@ -214,6 +217,7 @@ def test_offline(shell: Shell, hub: Hub, files: Path) -> None:
             assert "reading the journal" not in done.stderr
 
 
+@pytest.mark.long
 def test_removal(shell: Shell, hub: Hub, files: Path) -> None:
     """Nothing is removed without an answer; then all of it, also what is incomplete."""
     missing = shell.run("rm", SHORT)
@@ -237,6 +241,7 @@ def test_removal(shell: Shell, hub: Hub, files: Path) -> None:
     assert (files / WEIGHTS).stat().st_size > WEIGHTS_BYTES
 
 
+@pytest.mark.long
 def test_a_short_name_is_served(
     shell: Shell, hub: Hub, model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +263,7 @@ def test_a_short_name_is_served(
     assert asked == len(hub.requests)
 
 
+@pytest.mark.long
 def test_a_chat_changes_to_a_short_name(shell: Shell, hub: Hub, model_directory: Path) -> None:
     """Downloaded before the chat's server is restarted; a name that is none leaves the model."""
     hub.add(NAME, model_directory)

@@ -216,6 +216,7 @@ def test_a_damaged_key(files: HeadFiles):
         pass
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.slow
 def test_a_server(tmp_path: Path):

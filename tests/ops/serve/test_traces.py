@@ -311,6 +311,7 @@ def test_the_operator_names_the_service(monkeypatch: pytest.MonkeyPatch) -> None
 # --- without a collector -------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_serving_goes_on_without_a_collector(tmp_path: Path) -> None:
     """
     Requests are answered while the collector does not answer, and the server stops. That is logged,

@@ -36,6 +36,7 @@ def run(*words: str | Path) -> Result:
     return CliRunner().invoke(ops, ["doctor", *map(str, words)], prog_name="cairn")
 
 
+@pytest.mark.long
 def test_a_report_of_a_machine(tmp_path: Path, model_directory: Path):
     """It has the checks, the fingerprint, the findings and the rates, and no home directory."""
     path = tmp_path / "report.json"

@@ -597,6 +597,7 @@ def beside(monkeypatch: pytest.MonkeyPatch, model_directory: Path) -> Callable[.
     return put
 
 
+@pytest.mark.long
 def test_a_run_is_printed_as_a_table(
     run: Invoke, beside: Callable[..., list[object]], tmp_path: Path
 ):
@@ -755,6 +756,7 @@ def test_without_a_result_the_exit_code_is_1(
     assert f"No result. {'4 turns: ' if 'warm' in words else ''}{words}" in result.stderr
 
 
+@pytest.mark.long
 def test_what_a_peer_does_not_answer_is_lost(run: Invoke, beside: Callable[..., list[object]]):
     """A peer that gives no answer costs its run, not ours: it is reported, and restarted."""
     result = run(*beside(peer=["streams have no end"]))
@@ -803,6 +805,7 @@ def test_what_cannot_be_measured_is_a_sentence(run: Invoke, tmp_path: Path):
     assert (2, True) == (unnamed.exit_code, "--llama-server needs --model" in unnamed.stderr)
 
 
+@pytest.mark.long
 def test_a_size_is_that_of_the_model(
     run: Invoke,
     beside: Callable[..., list[object]],
@@ -859,6 +862,7 @@ def test_a_quick_run_has_no_long_pauses():
 # --- the real servers ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_cairn_is_measured(model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -874,6 +878,7 @@ def test_cairn_is_measured(model_directory: Path, tmp_path: Path, monkeypatch: p
     assert found.settled is not None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_journal_that_is_written_nowhere(model_directory: Path, tmp_path: Path):
@@ -885,6 +890,7 @@ def test_a_journal_that_is_written_nowhere(model_directory: Path, tmp_path: Path
     assert 3 == found.cold_equal
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -57,6 +57,8 @@ from tests.support.journals import healthy, tampered
 from tests.support.subprocess_server import DEADLINE_S
 from workshop.bench.tests.fake_completions import Fake, serving
 
+pytestmark = pytest.mark.long
+
 Invoke = Callable[..., Result]
 
 ROOT = Path(__file__).parents[3]

@@ -58,6 +58,8 @@ from tests.journal.test_histories import rows_of
 from tests.support.subprocess_server import DEADLINE_S
 from workshop.bench.tests.fake_completions import Fake, serving
 
+pytestmark = pytest.mark.long
+
 CHUNK = 8
 BLOCK_WORDS = 8
 

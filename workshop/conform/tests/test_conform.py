@@ -123,7 +123,14 @@ def test_a_sound_server_passes_every_row(run: Run, meeting: Meeting):
     assert [] == [row["failures"] or row["not_tested"] for row in rows.values() if row["failures"]]
 
 
-@pytest.mark.parametrize(("row", "fault", "words"), FAULTS, ids=[fault for _, fault, _ in FAULTS])
+LONG = ("neighbours change bits", "hangs at a long word")
+"""Faults that take ten seconds each."""
+
+
+@pytest.mark.parametrize(
+    ("row", "fault", "words"),
+    [pytest.param(*one, marks=[pytest.mark.long] * (one[1] in LONG), id=one[1]) for one in FAULTS],
+)
 def test_a_row_finds_its_fault(row: str, fault: str, words: str, run: Run, meeting: Meeting):
     """The row for a fault fails, and says what it saw."""
     # Long enough for a client to disconnect in the middle of it.
@@ -142,6 +149,7 @@ def test_every_row_has_a_fault():
     assert list(ROWS) == list(dict.fromkeys(row for row, _, _ in FAULTS))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_cairn_passes_every_row(run: Run, model_directory: Path, tmp_path: Path):
@@ -176,6 +184,7 @@ def test_cairn_passes_every_row(run: Run, model_directory: Path, tmp_path: Path)
 # --- fairness ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_is_not_reported_is_not_counted_against_a_server(run: Run, meeting: Meeting):
     """
     A server that reports neither log-probabilities nor usage fails no row; its texts are compared,
@@ -212,6 +221,7 @@ def test_texts_alone_show_a_fault(row: str, fault: str, run: Run):
     assert {row: "failed"} == verdicts(rows)
 
 
+@pytest.mark.long
 def test_what_is_refused_is_not_tested(run: Run, meeting: Meeting):
     """If a server refuses unknown fields, requests leave them out where possible."""
     refuses = ["logprobs", "seed", "cache_prompt", "stream_options"]
@@ -449,6 +459,7 @@ def test_a_busy_server_is_not_lost(run: Run):
     assert {"odd-prompts": "passed"} == verdicts(rows)
 
 
+@pytest.mark.long
 def test_without_a_command_restarts_are_not_tested(run: Run, meeting: Meeting):
     """The row about restarts is not tested without `--restart`, and all others pass."""
     with serving(meeting(Fake(prefill_s=0.1))) as url:

@@ -299,7 +299,7 @@ def test_how_answers_begin_is_learned(renderer: Renderer, tokenizer: Tokenizer):
     for _ in range(20):
         dialogue = dialogues.recall(rng, Split.TRAIN, questions=10)
         sequence = renderer.sequence(dialogue, rng)
-        ids, answers = sequence.ids.tolist(), sequence.answers
+        ids, answers = sequence.ids.tolist(), sequence.answers > 0
         for first in np.flatnonzero(answers[1:] & ~answers[:-1]) + 1:
             if ids[first - len(thoughts) : first] == thoughts:
                 behind += 1
@@ -308,6 +308,15 @@ def test_how_answers_begin_is_learned(renderer: Renderer, tokenizer: Tokenizer):
                 assert tokenizer.decode(ids[first - 3 : first - 1]) == "assistant\n"
     assert behind > 50
     assert without > 50
+
+
+def test_the_tokens_that_choose_an_answer_are_learned_more(renderer: Renderer):
+    """In small talk the first tokens of an answer weigh more; in a recall all weigh the same."""
+    weights = {
+        draw.__name__: set(renderer.sequence(draw(Random(3), Split.TRAIN)).answers.tolist())
+        for draw in (dialogues.talk, dialogues.recall)
+    }
+    assert weights == {"talk": {0.0, 1.0, 3.0}, "recall": {0.0, 1.0}}
 
 
 def test_thoughts_are_learned_before_earlier_answers_too(renderer: Renderer, tokenizer: Tokenizer):
@@ -321,7 +330,7 @@ def test_thoughts_are_learned_before_earlier_answers_too(renderer: Renderer, tok
         dialogue = dialogues.recall(rng, Split.TRAIN, questions=10)
         assert renderer.prompt(dialogue).count("It was told to me") == 0
         sequence = renderer.sequence(dialogue, rng)
-        ids, answers = sequence.ids.tolist(), sequence.answers
+        ids, answers = sequence.ids.tolist(), sequence.answers > 0
         for first in np.flatnonzero((sequence.ids == thinks) & answers):
             last = ids.index(ends, first)
             assert answers[first : last + 1].all()

@@ -24,7 +24,8 @@ from cairn_pebble.dialogues import Dialogue
 from cairn_pebble.export import OtherModel, export, read_exported
 from cairn_pebble.positions import GivenRope, spread_out
 from cairn_pebble.recipe import RECIPES, SHIPPED, STAGES, Shape, Stage
-from cairn_pebble.sequences import Renderer, Sequence, template
+from cairn_pebble.sequences import TURN_START, Renderer, Sequence, template
+from cairn_pebble.texts.words import Split
 from cairn_pebble.training import (
     OtherTraining,
     Progress,
@@ -73,7 +74,9 @@ def test_no_dialogue_is_left_out_of_the_batches(renderer: Renderer, monkeypatch:
     assert sum(int(one.answers[1:].sum()) for one in learned) == sum(
         int(batch.counts.sum()) for batch in found
     )
-    due = sorted(int(one) for sequence in learned for one in sequence.ids[1:][sequence.answers[1:]])
+    due = sorted(
+        int(one) for sequence in learned for one in sequence.ids[1:][sequence.answers[1:] > 0]
+    )
     got = [int(token) for batch in found for token in batch.due[batch.counts > 0]]
     assert due == sorted(got)
     shapes = {batch.ids.shape for batch in found}
@@ -81,6 +84,7 @@ def test_no_dialogue_is_left_out_of_the_batches(renderer: Renderer, monkeypatch:
     assert all(rows == max(1, 4096 // width) for rows, width in shapes)
 
 
+@pytest.mark.long
 def test_an_interrupted_training_goes_on_as_if_it_had_not_been(
     renderer: Renderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -272,6 +276,17 @@ def test_turns_are_spread_and_left_whole():
     assert 100 < spread < 200
 
 
+def test_an_answer_is_next_to_what_it_answers(renderer: Renderer, tokenizer: Tokenizer):
+    """Positions jump before turns of others, and never before a turn of Pebble's own."""
+    sequence = renderer.sequence(dialogues.recall(Random(1), Split.TRAIN), Random(1))
+    begins = {tokenizer.decode([sequence.ids[turn + 1]]) for turn in sequence.turns}
+    assert "user" in begins
+    assert begins <= {"user", "system"}
+    assert f"{TURN_START}assistant" in tokenizer.decode(
+        sequence.ids.tolist(), skip_special_tokens=False
+    )
+
+
 def test_the_exported_model_is_the_trained_one(
     renderer: Renderer, tokenizer: Tokenizer, tmp_path: Path
 ):
@@ -287,6 +302,7 @@ def test_the_exported_model_is_the_trained_one(
     assert template() == read.chat_template
 
 
+@pytest.mark.long
 def test_pools_are_the_same_from_other_processes(renderer: Renderer, tmp_path: Path):
     """Weights do not depend on which process draws the dialogues."""
 

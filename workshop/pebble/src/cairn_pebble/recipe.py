@@ -278,20 +278,14 @@ STAGES: Final = (
     ),
 )
 
-# First messages are two tokens of five, and the old kinds keep their proportions: with three of
-# five the old skills were lost.
-_FIRST: Final = ((first_messages, 55), (partial(first_messages, most=40), 3))
+# First messages are more than two tokens of five, and the old kinds keep their proportions: with
+# three of five the old skills were lost.
 _MET: Final = (
-    *_FIRST,
+    (first_messages, 70),
+    (partial(first_messages, most=40), 4),
     *_MANY,
     (dialogues.untold, 3),
     (dialogues.talk, 1),
-    (dialogues.echo, 1),
-)
-_MET_FAR: Final = (
-    *_FIRST,
-    *_LONG,
-    (dialogues.untold, 3),
     (dialogues.echo, 1),
 )
 MET_STAGES: Final = (
@@ -299,19 +293,23 @@ MET_STAGES: Final = (
     # Another fifth round, for first messages of a chat. Smaller batches give more steps.
     Stage(
         name="met",
-        tokens=6_600_000,
+        tokens=5_200_000,
         longest=2304,
         spread=5120,
         mix=_MET,
         batch_tokens=4096,
-        rates=(0.2, 0.03),
+        rates=(0.2, 0.07),
     ),
+    # Again, with answers next to what they answer: up to here the positions of Pebble's own turns
+    # were moved as well, so that it read each question from afar, and short ones badly.
     Stage(
-        name="known",
-        tokens=700_000,
-        longest=5120,
-        mix=_MET_FAR,
-        rates=(0.03, 0.0),
+        name="near",
+        tokens=2_300_000,
+        longest=2304,
+        spread=5120,
+        mix=_MET,
+        batch_tokens=4096,
+        rates=(0.12, 0.0),
     ),
 )
 

@@ -96,17 +96,26 @@ def train_tokenizer(
     return tokenizer
 
 
+_CHOSEN: Final = ("opening", "talk")
+"""Skills whose answers are among a hundred known ones."""
+_BEGUN_TOKENS: Final = 6
+_BEGUN_WEIGHT: Final = 3.0
+"""How much the first tokens of such an answer are learned: they choose it, the rest follows."""
+
+
 @attrs.frozen
 class Sequence:
     """
     Attributes:
         ids: (T,), int32.
-        answers: (T,), bool: the tokens to learn, each from those before it.
-        turns: where a turn begins, or the line of a tool.
+        answers: (T,), float32: how much each token is learned, from those before it; 0 for those of
+            others.
+        turns: where a turn begins, or the line of a tool. Without Pebble's own turns, because in
+            use an answer is next to what it answers.
     """
 
     ids: npt.NDArray[np.int32]
-    answers: npt.NDArray[np.bool_]
+    answers: npt.NDArray[np.float32]
     turns: npt.NDArray[np.int64]
 
 
@@ -130,6 +139,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self.template = template
         self._tool: list[int] = tokenizer.encode('{"type').ids
+        self._own_turn = (tokenizer.encode(_OPENING).ids or [0, 0])[1]
 
     def prompt(self, dialogue: Dialogue) -> str:
         """Everything before the last answer."""
@@ -175,17 +185,20 @@ class Renderer:
         parts.append((f"{dialogue.messages[-1]['content']}{TURN_END}", True))
         encoded = self.tokenizer.encode_batch([text for text, _ in parts])
         ids: list[int] = []
-        answers: list[bool] = []
+        answers: list[float] = []
+        begun = _BEGUN_WEIGHT if dialogue.skill in _CHOSEN else 1.0
         for place, (one, (text, answer)) in enumerate(zip(encoded, parts, strict=True)):
             ids += one.ids
-            answers += [answer] * len(one.ids)
+            first = min(_BEGUN_TOKENS, len(one.ids)) if answer else 0
+            answers += [begun] * first + [float(answer)] * (len(one.ids) - first)
             bare = not parts[place - 1][0] and not text.startswith("<think>")
             if answer and bare and place < len(parts) - 1:
-                answers[-len(one.ids)] = False
+                answers[-len(one.ids)] = 0.0
         found = np.array(ids, np.int32)
         begins = found == self.tokenizer.token_to_id(TURN_START)
+        begins[:-1] &= found[1:] != self._own_turn
         begins[:-1] |= (found[:-1] == self._tool[0]) & (found[1:] == self._tool[1])
-        return Sequence(found, np.array(answers), np.flatnonzero(begins))
+        return Sequence(found, np.array(answers, np.float32), np.flatnonzero(begins))
 
     def _render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, thinking: bool

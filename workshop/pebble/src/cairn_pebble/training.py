@@ -472,7 +472,7 @@ class Batch:
         positions: (B, T), float32.
         places: (K,), int32: which of the B * T tokens precede a token to learn.
         due: (K,), int32: the token that follows there.
-        counts: (K,), float32: 0 for padding, else 1.
+        counts: (K,), float32: how much each is learned; 0 for padding.
     """
 
     ids: npt.NDArray[np.int32]
@@ -486,7 +486,7 @@ def _batch(some: list[Sequence], tokens: int, spread: int, rng: Random) -> Batch
     """A batch of rows, the longest last. Missing rows contribute nothing to the loss."""
     width, count = _width(some[-1]), _count(some[-1], tokens)
     ids = np.zeros((count, width + 1), np.int32)
-    answers = np.zeros((count, width + 1), np.bool_)
+    answers = np.zeros((count, width + 1), np.float32)
     positions = np.tile(np.arange(width, dtype=np.float32), (count, 1))
     for row, one in enumerate(some):
         length = len(one.ids)
@@ -496,7 +496,7 @@ def _batch(some: list[Sequence], tokens: int, spread: int, rng: Random) -> Batch
     places = np.flatnonzero(answers[:, 1:])
     due = ids[:, 1:].reshape(-1)[places]
     missing = -len(places) % _ANSWERS_STEP
-    counts = np.ones(len(places), np.float32)
+    counts = answers[:, 1:].reshape(-1)[places]
     return Batch(
         ids=ids[:, :-1],
         positions=positions,
