@@ -17,7 +17,7 @@ from cairn.journal.handover import NoSuchAgent, NotReleased, Released, released_
 from cairn.journal.ledger import Clock, Ledger
 from cairn.journal.pruning import PruneOptions, prepare_prune
 from cairn.journal.replay import replay
-from cairn.journal.rows.base import histories_of
+from cairn.journal.rows.base import Base, histories_of
 from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.sealing import SERVER, subject_of
 from cairn.journal.rows.store import MemoryStore
@@ -184,6 +184,68 @@ def test_a_journal_that_was_changed_is_not_read(at: str):
         read(rows)
     with pytest.raises(StoreError, match="The journal of n1 is not sound"):
         read([*releasing().rows[:3], *releasing().rows[4:]])
+
+
+class Changing(MemoryStore):
+    """A journal that another program changes while it is read."""
+
+    change: Callable[[Row], Row | None] | None = None
+    now: Base | None = None
+
+    def base(self) -> Base | None:
+        """A base that comes while the rows are read."""
+        found, self.now = self.now, super().base()
+        return found
+
+    def row(self, position: int) -> Row | None:
+        """A row as it is by now."""
+        found = super().row(position)
+        return found if self.change is None or found is None else self.change(found)
+
+
+def test_a_journal_that_changes_while_it_is_read():
+    """Nothing is taken, and the same can be tried again."""
+    store = Changing(releasing().rows)
+    store.change = lambda row: None
+    with pytest.raises(StoreError, match="was changed while it was read"):
+        released_agent(store, "n1", "notes", TENANT)
+    store.change = lambda row: attrs.evolve(row, hash="ab" * 32)
+    with pytest.raises(StoreError, match="was changed while it was read"):
+        released_agent(store, "n1", "notes", TENANT)
+    old = pruned(releasing().rows)
+    base = old.base()
+    assert base is not None
+    late = Changing([*old.read()], base)
+    late.now = base
+    assert 3 == len(released_agent(late, "n1", "notes", TENANT).turns)
+    late.now = attrs.evolve(base, state_digest="ab" * 32)
+    with pytest.raises(StoreError, match="was pruned while it was read"):
+        released_agent(late, "n1", "notes", TENANT)
+    damaged = MemoryStore([*old.read()], attrs.evolve(base, state_digest="ab" * 32))
+    with pytest.raises(StoreError, match="is not sound"):
+        released_agent(damaged, "n1", "notes", TENANT)
+
+
+def test_texts_that_cannot_be_read():
+    """Of an agent whose session was forgotten without it, and without the keys."""
+    sealed = bytes([1]) + bytes(30)
+    store = Changing(releasing().rows)
+    store.change = lambda row: attrs.evolve(row, private=sealed if row.private else None)
+    with pytest.raises(StoreError, match="texts of agent notes cannot be read"):
+        released_agent(store, "n1", "notes", TENANT)
+    made = releasing()
+    made.propose(ev.SessionClosed(session=NOTES, reason="forgotten"))
+    made.propose(find(NOTES, made.rows, made.rows, None).event(["k1"]))
+    assert made.bug is None
+    with pytest.raises(StoreError, match="texts of agent notes cannot be read"):
+        read(made.rows)
+
+
+def test_a_release_of_no_agent():
+    """It broke an invariant, and has no effect."""
+    made = Builder()
+    made.propose(OUT)
+    assert () == folded(made.rows).of(None, released=True)
 
 
 # --- invariants -----------------------------------------------------------------------------------

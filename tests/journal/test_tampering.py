@@ -39,7 +39,15 @@ from cairn.journal.rows.verification import verify_export
 from cairn.journal.state import State
 from tests.journal.model import played, tape
 from tests.journal.unbound import UNBOUND, table
-from tests.support.journals import JUNE_US, conversation, healthy, speaking, stored
+from tests.support.journals import (
+    JUNE_US,
+    Builder,
+    conversation,
+    handed_over,
+    healthy,
+    speaking,
+    stored,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = (
@@ -100,6 +108,16 @@ def with_forgotten() -> list[Row]:
     return made.rows
 
 
+def with_handed_over() -> list[Row]:
+    """A journal with an agent that was adopted, with its turn, and released again."""
+    made = Builder()
+    made.start()
+    made.propose(*handed_over())
+    made.stop()
+    assert made.bug is None, made.bug
+    return made.rows
+
+
 def journals() -> dict[str, list[Row]]:
     """Journals in which nothing is wrong that is not on record."""
     found = {name: list(read_export(ROOT / f"tests/histories/{name}.jsonl")) for name in RECORDED}
@@ -107,7 +125,8 @@ def journals() -> dict[str, list[Row]]:
         driver = played(tape(seed, 600), crashes=False)
         assert [] == driver.bugs
         found[f"played-{seed}"] = driver.rows
-    return {**found, "healthy": healthy(), "stored": stored(), "forgotten": with_forgotten()}
+    found |= {"healthy": healthy(), "stored": stored(), "forgotten": with_forgotten()}
+    return {**found, "handed over": with_handed_over()}
 
 
 JOURNALS = journals()
