@@ -467,8 +467,9 @@ def takeover(place: Place) -> Iterator[Figure]:
     """From the begin of `ops takeover` to the first answer of the new server."""
     fleet = place.fleet("takeover")
     url = node_url(fleet.url, "n1")
-    tool = Path(__file__).with_name("long_journal.py")
-    make = [tool, "--step", "make", "--rows", ROWS, "--journal", url, fleet.folder / "made"]
+    tool, home = Path(__file__).with_name("long_journal.py"), fleet.home("n1")
+    where = ["--journal", url, "--sealed", home, fleet.folder / "made"]
+    make = [tool, "--step", "make", "--rows", ROWS, *where]
     subprocess.run([sys.executable, "-P", *map(str, make)], check=True)
     for snapshot in (True, False):
         steps: list[tuple[float, ...]] = []

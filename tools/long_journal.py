@@ -23,12 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from tqdm import tqdm
 
+from cairn.actors.journal_keys import JournalKeys, open_keys
 from cairn.actors.journal_start import start_journal
 from cairn.actors.settings import no_progress
 from cairn.actors.snapshots import SnapshotFile
 from cairn.journal import events as ev
 from cairn.journal.keys import fingerprint_of
+from cairn.journal.ledger import Ledger
 from cairn.journal.rows.database.schema import migrate
 from cairn.journal.rows.database.urls import journal_url
 from cairn.journal.rows.store_sql import SqlStore
@@ -44,6 +47,11 @@ BATCH_ROWS = 5000
 
 class LongBuilder(journals.Builder):
     """Turns whose answers are drawn token by token, with the rows that a server writes."""
+
+    def __init__(self, keys: JournalKeys | None = None) -> None:
+        super().__init__()
+        if keys is not None:
+            self.ledger = Ledger(attrs.evolve(self.ledger.clock, key_of=keys.key_of))
 
     def decoded(
         self, name: str, request: str, prompt: Sequence[int], answer: Sequence[int]
@@ -99,12 +107,15 @@ def make(
     turns: int = TURNS,
     stays: bool = False,
     journal: str | None = None,
+    sealed: Path | None = None,
 ) -> None:
     """
     Write a journal of at least this many rows.
 
     Args:
         journal: its URL; None for a file in the directory.
+        sealed: the data directory with the journal key of the keys that seal private fields; None
+            to store these plain.
     """
     blocks = turns * (prompt_tokens + answer_tokens) // block_tokens + 1
     journals.CHUNK, journals.CONTEXT = block_tokens, blocks * block_tokens
@@ -114,11 +125,13 @@ def make(
     directory.mkdir(parents=True, exist_ok=True)
     url = journal or journal_url(directory)
     migrate(url)
-    store = SqlStore.open(url)
-    builder, drawn = LongBuilder(), random.Random(1)
+    keys = open_keys(sealed / "keys.db", url) if sealed is not None else None
+    store = SqlStore.open(url, keys=keys)
+    builder, drawn = LongBuilder(keys), random.Random(1)
     builder.start()
     number = 0
     talks: list[tuple[str, list[str], list[int]]] = []
+    bar = tqdm(total=rows, desc="making rows", disable=None)
     while builder.ledger.state.position < rows:
         if not talks:  # all of the last ones are closed, so that a prune may cut here
             talks = [(f"session-{number + n}", [], []) for n in range(1, AT_ONCE + 1)]
@@ -138,13 +151,17 @@ def make(
             talks.append((name, messages, ids))
         if len(builder.rows) >= BATCH_ROWS:
             store.append(builder.rows)
+            bar.update(len(builder.rows))
             builder.rows.clear()
+    bar.close()
     for name, messages, _ in talks:
         if messages:
             builder.close(name, stays=stays)
     builder.stop()
     store.append(builder.rows)
     store.close()
+    if keys is not None:
+        keys.close()
 
 
 def start(directory: Path, *, snapshot: bool, write: bool) -> None:
@@ -194,6 +211,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=TURNS, help="of each session")
     parser.add_argument("--open", action="store_true", help="close no session; for --step make")
     parser.add_argument("--journal", metavar="URL", help="where to make it; for --step make")
+    parser.add_argument(
+        "--sealed", type=Path, metavar="DATA_DIR", help="seal the rows; for --step make"
+    )
     parser.add_argument("--step", choices=["make", "all", "write", "snapshot"], default=None)
     options = parser.parse_args()
     directory: Path = options.directory
@@ -208,6 +228,7 @@ def main() -> None:
                 turns=options.turns,
                 stays=options.open,
                 journal=options.journal,
+                sealed=options.sealed,
             )
         case "all" | "write" | "snapshot":
             start(directory, snapshot=options.step == "snapshot", write=options.step == "write")

@@ -85,7 +85,6 @@ def test_an_agent_is_handed_over(fleet: Fleet, postgres: Postgres):
         for method, path, body in (
             ("GET", "/v1/agents/n1.notes", {}),
             ("GET", "/v1/agents/n1.notes/turns", {}),
-            ("DELETE", "/v1/agents/n1.notes", {}),
             ("POST", "/v1/agents/n1.notes/generate", {"messages": [user("Hello")]}),
             ("POST", "/v1/agents/n1.notes/fork", {"agent_id": "more"}),
             ("POST", "/v1/agents", {"agent_id": "notes"}),
@@ -133,8 +132,13 @@ def test_an_agent_is_handed_over(fleet: Fleet, postgres: Postgres):
         code, out = move(fleet, "n2.notes", "n1", nodes, "--as", "back")
         assert (2, True) == (code, "not found on n2" in out), out
         forget = "/v1/sessions/agent/n1.notes/forget?agent=true"
+        code, out = move(fleet, "n1.copy", "n2", nodes)
+        assert 0 == code, out
         assert "n1.copy" in call(one, "POST", forget).text  # which begins with its turns
-        assert 200 == call(one, "DELETE", "/v1/agents/n1.copy").status_code
+        gone = call(one, "DELETE", "/v1/agents/n1.copy")
+        assert (200, "n2.copy") == (gone.status_code, gone.json()["released_to"])
+        assert 410 == call(one, "DELETE", "/v1/agents/n1.copy").status_code
+        assert 200 == call(two, "GET", "/v1/agents/n2.copy").status_code
         assert 200 == call(one, "POST", forget).status_code
         assert 410 == call(one, "GET", "/v1/agents/n1.notes").status_code
         for node in (one, two):
@@ -185,10 +189,12 @@ def test_a_node_that_is_dead(fleet: Fleet):
         call(one, "POST", "/v1/agents", agent_id="short", persist=False)
         say(one, "n1.notes", "Hello! My name is Jordis.")
         one.kill()
+        code, out = move(fleet, "n1.short", "n2", {"n2": two})
+        assert (2, True) == (code, "(persist: false), and n1 does not run" in out), out
         code, out = move(fleet, "n1.notes", "n2", {"n2": two})
         assert (0, True) == (code, "it is n2.notes now, with 1 turns" in out), out
-        code, out = move(fleet, "n1.short", "n2", {"n2": two})
-        assert 2 == code
+        code, out = move(fleet, "n1.short", "n2", {"n2": two, "n3": two})
+        assert (2, True) == (code, "only n1 and n2 are asked" in out), out
         with fleet.node("n1") as again:
             assert 410 == call(again, "GET", "/v1/agents/n1.notes").status_code
             call(again, "POST", "/v1/agents", agent_id="copy")
@@ -255,3 +261,77 @@ def test_a_handover_that_was_cut_short(fleet: Fleet):
         assert (0, 0) == (one.stop(), two.stop())
     fleet.assert_valid("n1", "n2")
     assert 0 == fleet.audit()[0]
+
+
+def test_only_the_agent_of_the_key_is_released(fleet: Fleet):
+    """On a node that is dead, too: two tenants have agents of one name."""
+    options = ("--api-key", f"alice={ALICES}", "--api-key", f"bob={BOBS}")
+    with fleet.node("n1", *options) as one, fleet.node("n2", *options) as two:
+        for key in (ALICES, BOBS):
+            named = {"authorization": f"Bearer {key}"}
+            httpx.post(
+                f"{one.url}/v1/agents", json={"agent_id": "notes"}, headers=named, timeout=60
+            )
+        one.kill()
+        code, out = move(fleet, "n1.notes", "n2", {"n2": two}, "--api-key", BOBS)
+        assert (0, True) == (code, "it is n2.notes now" in out), out
+        assert 0 == two.stop()
+    (released,) = fleet.of_kind("n1", ev.SessionReleased)
+    (adopted,) = fleet.of_kind("n2", ev.SessionAdopted)
+    assert ("bob", "bob") == (released.tenant, adopted.tenant)
+
+
+def prune(fleet: Fleet, node: str) -> None:
+    """Prune the journal of a node that does not run, whatever its age."""
+    how = ("--before", "0s", "--recent", "--close-idle")
+    code, out, err = run_ops("journal", "prune", *fleet.where(node), *how)
+    assert 0 == code, out + err
+
+
+def test_along_three_nodes_with_prunes(fleet: Fleet):
+    """
+    The source is pruned before and after the release, and the target after the adoption. The agent
+    has tools, its answers have the same bits on each node, and it may get another name than that of
+    its release, if that is taken.
+    """
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    with fleet.node("n1") as one:
+        call(one, "POST", "/v1/agents", agent_id="notes", tools=[tool], max_context=900)
+        say(one, "n1.notes", "Hello! My name is Jordis.")
+        call(one, "POST", "/v1/agents/n1.notes/fork", agent_id="copy")
+        one.wait_idle()
+        assert 0 == one.stop()
+    prune(fleet, "n1")
+    with fleet.node("n1") as one, fleet.node("n2") as two:
+        known = turns(one, "n1.notes")
+        taken = call(two, "POST", "/v1/agents", agent_id="taken")
+        assert 200 == taken.status_code
+        release = call(one, "POST", "/v1/agents/n1.notes/release", to="n2.taken")
+        assert 200 == release.status_code
+        one.wait_idle()
+        assert 0 == one.stop()
+        prune(fleet, "n1")
+        code, out = move(fleet, "n1.notes", "n2", {"n2": two}, "--as", "taken")
+        assert (2, True) == (code, "taken" in out), out
+        code, out = move(fleet, "n1.notes", "n2", {"n2": two})
+        assert (0, True) == (code, "it is n2.notes now, with 1 turns" in out), out
+        code, out = move(fleet, "n1.notes", "n2", {"n2": two}, "--as", "more")
+        assert (2, True) == (code, "it is 'n2.notes' here" in out), out
+        two.wait_idle()
+        assert 0 == two.stop()
+    prune(fleet, "n2")
+    with fleet.node("n1") as one, fleet.node("n2") as two, fleet.node("n3") as three:
+        assert known == turns(two, "n2.notes")
+        assert say(one, "n1.copy", "And then?")[0] == say(two, "n2.notes", "And then?")[0]
+        nodes = {"n2": two, "n3": three}
+        code, out = move(fleet, "n2.notes", "n3", nodes)
+        assert (0, True) == (code, "it is n3.notes now, with 2 turns" in out), out
+        assert say(one, "n1.copy", "Bye")[0] == say(three, "n3.notes", "Bye")[0]
+        made = call(three, "GET", "/v1/agents/n3.notes").json()
+        assert ([tool], 900) == (made["tools"], made["max_context"])
+        for node in (one, two, three):
+            node.wait_idle()
+            assert 0 == node.stop()
+    fleet.assert_valid("n1", "n2", "n3")
+    code, verdict = fleet.audit()
+    assert 0 == verdict["broken"], verdict

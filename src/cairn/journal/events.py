@@ -1074,11 +1074,11 @@ class AgentDeleted(Event):
 @attrs.frozen(kw_only=True)
 class SessionReleased(Event):
     """
-    An operator handed an agent over to another node. This node serves it no more, and its name
-    cannot be used again. Its history stays until its session is forgotten.
+    An operator or the agent's tenant handed an agent over to another node. This node serves it no
+    more, and its name cannot be used again. Its history stays until it is deleted or forgotten.
 
     Attributes:
-        to: the name of the agent from then on.
+        to: the name of the agent from then on, unless it is adopted under another one.
         to_node: the node that may adopt it.
     """
 

@@ -28,6 +28,7 @@ from cairn.journal.cache.checkpoints import Checkpoints
 from cairn.journal.cache.gone_blocks import without_gone
 from cairn.journal.cache.windows import SinkWindow
 from cairn.journal.calls import form_of
+from cairn.journal.copies import changed
 from cairn.journal.keys import IdBytes, framed, ids_bytes
 from cairn.journal.lifecycle import SessionState, next_state, trigger
 from cairn.journal.tenants import agent_session
@@ -181,7 +182,7 @@ class AgentHead:
     awaited: int = 0
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)  # see ``changed``
 class OpenRequest:
     """
     The request that a session is serving.
@@ -242,7 +243,7 @@ class OpenPrewarm:
     computed_tokens: int = 0
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)  # see ``changed``
 class Session:
     """
     A conversation and its KV.
@@ -446,7 +447,7 @@ class Shadow:
     checked: bool = False
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)  # see ``changed``
 class State:
     """
     All that the journal implies up to ``position``.
@@ -579,7 +580,7 @@ EMPTY = State()
 
 def lengthened(state: State, recorded: ev.Recorded) -> State:
     """The state with one more row and no other change: the whole effect of a violating event."""
-    return attrs.evolve(
+    return changed(
         state,
         position=recorded.position,
         time_us=max(state.time_us, recorded.time_us),
@@ -748,14 +749,14 @@ def apply(state: State, recorded: ev.Recorded) -> State:
 
 
 def _put(state: State, session: Session) -> State:
-    return attrs.evolve(state, sessions=state.sessions.set(session.id, session))
+    return changed(state, sessions=state.sessions.set(session.id, session))
 
 
 def _stepped(state: State, session: Session, event: ev.Event, **changes: Any) -> State:
     """The session with changes, in the state that follows by the table of legal steps."""
     life = next_state(session.state, trigger(event))
     assert life is not None, f"{trigger(event)} on a {session.state} session was not checked"
-    return _put(state, attrs.evolve(session, state=life, **changes))
+    return _put(state, changed(session, state=life, **changes))
 
 
 def _chain_used(state: State, session: Session, keys: tuple[str, ...]) -> State:
@@ -1128,7 +1129,7 @@ def _cache_extended(state: State, event: ev.CacheExtended) -> State:
     session = state.session(event.session)
     request = session.request
     if request is not None and event.sampled:
-        request = attrs.evolve(
+        request = changed(
             request,
             sampled=request.sampled + event.sampled,
             emitted=request.emitted + event.emitted,

@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from cairn.actors.agents.messages import AgentFacts, AgentHistory, NewAgent
-from cairn.actors.errors import AgentBusy, AgentExists, AgentReleased
+from cairn.actors.errors import AgentBusy, AgentExists, AgentReleased, NotReleasedYet
 from cairn.actors.requests.messages import Finished, Keep, StoredTurn
 from cairn.engine.answer.parts import AnswerPart, Called, Said, Thought
 from cairn.engine.prompt.template import Message
@@ -44,6 +44,7 @@ class FakeAgents:
         on_store: called with the name of an agent whose turn was stored.
         released: the names on other nodes of agents that were handed over, by tenant and name.
         elsewhere: the agents that other nodes released for this one, by tenant and name.
+        not_released: the names of agents that another node serves.
     """
 
     def __init__(self) -> None:
@@ -53,6 +54,7 @@ class FakeAgents:
         self.on_store: Callable[[str], object] | None = None
         self.released: dict[tuple[str, str], str] = {}
         self.elsewhere: dict[tuple[str, str], AgentHistory] = {}
+        self.not_released: set[str] = set()
 
     def have(
         self, name: str = "notes", *turns: StoredTurn, tenant: str = LOCAL, **fields: Any
@@ -185,6 +187,8 @@ class FakeTenantAgents:
     async def adopt(self, name: str, of: str, node: str) -> AgentFacts | None:
         """Adopt the agent that is on another node, if there is one."""
         await trio.lowlevel.checkpoint()
+        if of in self._agents.not_released:
+            raise NotReleasedYet(of, node, self._tenant)
         held = self._agents.elsewhere.get((self._tenant, of))
         if held is None:
             return None

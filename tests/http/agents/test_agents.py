@@ -461,6 +461,21 @@ async def test_an_agent_is_handed_over():
     found = refused(await call(service, "POST", "/n1.more/adopt", {"source": "n2.none"}))
     assert (404, "agent_not_found", "source") == found
     assert 404 == (await call(service, "POST", "/n1.none/release", {"to": "n2.notes"}))[0]
+    service.agents.not_released.add("n2.held")
+    answer = await create_app(service).test_client().post(
+        "/v1/agents/n1.more/adopt", json={"source": "n2.held"}
+    )
+    assert (409, "local") == (answer.status_code, answer.headers["x-cairn-tenant"])
+
+
+async def test_a_deletion_says_where_the_agent_is():
+    """Of one that was handed over, only what its old node has is deleted."""
+    service = FakeService()
+    service.agents.have("n1.notes", TURN)
+    service.agents.released["local", "n1.notes"] = "n2.notes"
+    due = {"object": "agent", "agent_id": "n1.notes", "deleted": True, "released_to": "n2.notes"}
+    assert (200, due) == await call(service, "DELETE", "/n1.notes")
+    assert 410 == (await call(service, "DELETE", "/n1.notes"))[0]
 
 
 @pytest.mark.parametrize(

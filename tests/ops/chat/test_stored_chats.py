@@ -179,6 +179,22 @@ def test_a_chat_that_was_deleted_elsewhere():
     assert [("user", "one"), ("assistant", "A"), ("user", "two")] == server.asked()[1]
 
 
+def test_a_chat_that_was_handed_over():
+    """The chat says with which command it goes on, on the other node."""
+    with faked(script("A"), script("B")) as server:
+        agents = server.service.agents
+
+        def hand_over(name: str) -> None:
+            agents.held.pop(("local", name))
+            agents.released["local", name] = "n2.chat"
+
+        agents.on_store = hand_over
+        result = piped("one\ntwo\n/resume n2.chat\n", "--url", server.url)
+    assert "/resume n2.chat continues it there." in result.stderr
+    assert "'n2.chat' not found" in result.stderr  # the server was asked, whatever its list has
+    assert 1 == len(server.asked())
+
+
 def test_an_agent_that_is_busy(monkeypatch: pytest.MonkeyPatch):
     """The last answer was stopped a moment ago: the chat waits until the server has noticed."""
     with faked(script("A")) as server:

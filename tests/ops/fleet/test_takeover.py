@@ -6,9 +6,12 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import attrs
 import pytest
 from click.testing import Result
 
+from cairn.actors.journal_start import start_journal
+from cairn.actors.settings import JournalBroken, no_progress
 from cairn.journal import events as ev
 from cairn.journal.errors import LeaseLost
 from cairn.journal.rows.codec import decode
@@ -64,12 +67,40 @@ def test_a_run_that_was_under_way(run: Run, fleet: str):
 
 
 def test_a_journal_that_fails_verification(run: Run, fleet: str):
-    """The writer is fenced, but nothing is built on such a journal."""
+    """
+    A takeover reads only the rows on which it depends, so it is on record although another row
+    broke an invariant. Nothing is built on the journal: that row is found as before, and no server
+    starts.
+    """
     rows = unrecorded("INV-1")
+    with closing(SqlStore.open(node_url(fleet, "n1"))) as old:
+        old.append(rows)
+        done = run("takeover", "n1", "--journal", fleet, "--yes")
+        assert 0 == done.exit_code, done.output
+        with pytest.raises(LeaseLost):
+            old.append(rows[-1:])
+    assert len(rows) + 2 == len(events_of(fleet))
+    found = run("verify", "--journal", fleet, "--node", "n1")
+    assert (1, True) == (found.exit_code, "broken: 1" in found.stdout), found.output
+    assert f"first broken: row {len(rows)}\n" in found.stdout
+    with (
+        closing(SqlStore.open(node_url(fleet, "n1"), read_only=True)) as store,
+        pytest.raises(JournalBroken, match=f"INV-1 at row {len(rows)}"),
+    ):
+        start_journal(store, None, no_progress, lambda: None)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_row_that_it_needs_was_changed(run: Run, fleet: str, place: int):
+    """The start of the run, or the last row: the writer is fenced, and nothing is appended."""
+    rows = in_mid_request().rows
+    rows[place] = attrs.evolve(rows[place], time_us=1)
     with closing(SqlStore.open(node_url(fleet, "n1"))) as old:
         old.append(rows)
         refused = run("takeover", "n1", "--journal", fleet, "--yes")
         assert 2 == refused.exit_code
+        at = rows[place].position
+        assert f"its journal is damaged (row {at}: the row was changed)" in refused.stderr
         assert "the takeover is not on record. Run `ops verify --node n1`" in refused.stderr
         with pytest.raises(LeaseLost):
             old.append(rows[-1:])

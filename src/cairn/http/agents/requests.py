@@ -355,7 +355,8 @@ async def adopt(name: str, body: bytes, service: Service) -> AgentFacts:
     found = await service.agents.adopt(name, of, node)
     if found is None:
         raise ClientError(
-            f"agent {of!r} not found on {node}: it was never created, or was deleted or forgotten",
+            f"agent {of!r} not found on {node}: it was never created, was deleted or forgotten, or "
+            "ended with its server (persist: false)",
             code="agent_not_found",
             status=404,
             param="source",

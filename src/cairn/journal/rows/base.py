@@ -290,7 +290,8 @@ def forgotten_faults(faults: Map[str, Fault], position: int) -> Map[str, Fault]:
 
 def _encoded(value: _Snapshot | Contents) -> bytes:
     """Encode as JSON; the same value gives the same bytes in every process."""
-    return msgspec.json.encode(value, enc_hook=_plain, order="deterministic")
+    # Fields of classes too: msgspec sorts those of a class with slots alone without that.
+    return msgspec.json.encode(value, enc_hook=_plain, order="sorted")
 
 
 def _decoded(encoded: bytes) -> _Snapshot:

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from cairn import __version__
+from cairn.journal.nodes import node_named
 from cairn.ops.chat.client import ServerGone, TurnFailed
 from cairn.ops.chat.conversation import Conversation, as_markdown, as_messages
 from cairn.ops.chat.greeting import greeting, openings_of
@@ -490,6 +491,8 @@ class Dialog:
             return near[0]
         if near:
             raise Unreadable(f"{printable(name)} may be any of {', '.join(near[:_LISTED])}.")
+        if node_named(name) is not None:
+            return name  # on another node, which the list does not have
         raise Unreadable(f"There is no chat {printable(name)}; /sessions lists them.")
 
     # --- the tour ---------------------------------------------------------------------------------

@@ -37,7 +37,9 @@ _CONTINUES = "continuation"
 _BROKEN = "kv_cache_inv_violation"
 _UNFORESEEN = "internal_error"
 _TOO_LONG = "context_length_exceeded"
+_RELEASED = "agent_released"
 _TOO_MANY = "too_many_agents"
+_NOW_IS = re.compile(r"it is '([^']+)'")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PREFILL = re.compile(r"prefill (\d+)(?:/(\d+))?")
 
@@ -257,6 +259,8 @@ def refusal(error: Error, status: int | None, retry_after: str | None, options: 
         hint = f" `{program('ops')} tail --grep {named[0]}{options}` shows it."
     elif error.code == _TOO_LONG:
         hint = " /new starts a new conversation."
+    elif error.code == _RELEASED and (moved := _NOW_IS.search(message)) is not None:
+        hint = f" /resume {moved[1]} continues it there."
     elif error.code == _TOO_MANY:
         hint = " /sessions lists the stored chats, /delete ID deletes one; --no-store stores none."
     elif retry_after is not None:

@@ -6,7 +6,7 @@ difference, and answer with different bits.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -59,13 +59,14 @@ class Difference:
         return f"{self.field}: " + ", ".join(f"{node} {has}" for node, has in self.values.items())
 
 
-def loaded_models(url: str) -> dict[str, Models]:
+def loaded_models(url: str, nodes: Sequence[str] = ()) -> dict[str, Models]:
     """
     The models of each node of a fleet; none of a node that has loaded none. A journal without rows,
     which a refused start leaves, counts as none.
 
     Args:
         url: the database, or the journal of a node in it.
+        nodes: these only; all, if there are none.
 
     Raises:
         StoreError: a journal cannot be read.
@@ -75,7 +76,7 @@ def loaded_models(url: str) -> dict[str, Models]:
     from cairn.journal.rows.store_sql import SqlStore, is_empty
 
     found: dict[str, Models] = {}
-    for node in nodes_of(url):
+    for node in nodes or nodes_of(url):
         with contextlib.closing(
             SqlStore.open(node_url(fleet_url(url), node), read_only=True)
         ) as store:

@@ -30,6 +30,7 @@ from cairn.journal.state import SessionId
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import check_node, example, journal_of
 from cairn.ops.common.output import progress
+from cairn.ops.fleet.fingerprints import differences, loaded_models
 from cairn.ops.serve.api_keys import KEY_VARIABLE, api_key_option
 
 _TIMEOUT_S = 600.0
@@ -44,6 +45,8 @@ class _Refusal(msgspec.Struct):
 class _Answer(msgspec.Struct):
     turns: int = 0
     error: _Refusal | None = None
+    tenant: str | None = None
+    is_open: bool = False  # whether what was asked may have been done although it was refused
 
 
 def _node(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -72,7 +75,6 @@ def _node(context: click.Context, parameter: click.Parameter, value: str) -> str
     multiple=True,
     help="Where nodes answer: the router's address, or NODE=URL of each. May be repeated.",
 )
-@click.option("--tenant", help="The agent's tenant, if its node does not run and several match.")
 @api_key_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def move(
@@ -81,7 +83,6 @@ def move(
     to: str | None,
     journal: str,
     servers: Sequence[str],
-    tenant: str | None,
     api_key: str | None,
     yes: bool,
 ) -> None:
@@ -89,7 +90,8 @@ def move(
     Hand the agent NAME over to another node, with its history.
 
     From then on its node answers 410 with the new name, for good, and the other node serves it. Its
-    next answer has the same bits, and is computed from its start. With API keys, give that of the
+    next answer is computed from its start, and has the same bits if both nodes have the same
+    fingerprint; if they differ, the command says so before it asks. With API keys, give that of the
     agent's tenant. The node that it is handed over to must run. If its own does not, this command
     appends to the journal of that. A request that the agent is answering is not cut: the command
     refuses until it has ended.
@@ -120,14 +122,15 @@ def move(
             raise click.UsageError(
                 f"There is no node {node} in {place_of(url)}; the nodes are {', '.join(known)}."
             )
-    places = _places(servers)
+    places = _places(servers, (source, to_node))
     adopt = f"/v1/agents/{quote(to)}/adopt", {"source": name}
     answer = _ask(places, to_node, api_key, *adopt)
     if answer.error is None:
         click.echo(f"{name} was released before: it is {to} now, with {answer.turns} turns.")
         return
-    if answer.error.code != "agent_not_released":
-        raise _refused(to_node, answer.error, "Nothing was changed.")
+    if answer.error.code != "agent_not_released" or answer.tenant is None:
+        raise _refused(to_node, answer)
+    _warn_of_differences(url, source, to_node)
     if not yes:
         click.confirm(
             f"{source} will never serve {name} again. Hand it over to {to_node}?", abort=True
@@ -135,22 +138,43 @@ def move(
     if source in running_nodes(url):
         released = _ask(places, source, api_key, f"/v1/agents/{quote(name)}/release", {"to": to})
         if released.error is not None:
-            raise _refused(source, released.error, "Nothing was changed.")
+            raise _refused(source, released)
     else:
-        _release(url, source, name, tenant, to, to_node)
+        _release(url, source, name, answer.tenant, to, to_node)
     answer = _ask(places, to_node, api_key, *adopt)
     if answer.error is not None:
-        words = f"{name} is released, and no node serves it. Run the same command again to finish."
-        raise _refused(to_node, answer.error, words)
+        words = (
+            f"{name} is released, and no node serves it. Run the same command again to finish; if "
+            f"the name {to} is taken, with another one (--as)."
+        )
+        raise _refused(to_node, answer, words)
     click.echo(f"{name} is handed over: it is {to} now, with {answer.turns} turns.")
 
 
-def _places(servers: Sequence[str]) -> dict[str | None, str]:
-    """The addresses of nodes; that of the router under None."""
+def _warn_of_differences(url: str, *nodes: str) -> None:
+    """Say in what the models differ that two nodes loaded last; what is not known is not said."""
+    if found := differences(loaded_models(url, nodes)):
+        click.echo(
+            "The fingerprints of these nodes differ, so answers may have other bits than before:",
+            err=True,
+        )
+        for one in found:
+            click.echo(f"  {one}", err=True)
+
+
+def _places(servers: Sequence[str], nodes: Sequence[str]) -> dict[str | None, str]:
+    """
+    The addresses of nodes; that of the router under None.
+
+    Raises:
+        click.UsageError: one is not of these nodes.
+    """
     places: dict[str | None, str] = {}
     for one in servers:
         node, apart, address = one.partition("=")
         if apart and "/" not in node:
+            if node not in nodes:
+                raise click.UsageError(f"--server {one}: only {' and '.join(nodes)} are asked.")
             places[node] = address
         else:
             places[None] = one
@@ -189,14 +213,21 @@ def _ask(
         )
     if response.status_code != 200 and answer.error is None:
         raise Unreadable(f"{node} at {address} answered {response.status_code}, without a reason.")
+    answer.tenant = response.headers.get("x-cairn-tenant")
+    answer.is_open = response.status_code >= 500
     return answer
 
 
-def _refused(node: str, why: _Refusal, then: str) -> Unreadable:
-    return Unreadable(f"{node} refuses: {why.message.rstrip('.')}. {then}")
+def _refused(node: str, answer: _Answer, then: str = "") -> Unreadable:
+    assert answer.error is not None
+    if not then:
+        then = "Nothing was changed."
+        if answer.is_open:
+            then = "Run the same command again, which finishes what may have been begun."
+    return Unreadable(f"{node} refuses: {answer.error.message.rstrip('.')}. {then}")
 
 
-def _release(url: str, source: str, name: str, tenant: str | None, to: str, to_node: str) -> None:
+def _release(url: str, source: str, name: str, tenant: str, to: str, to_node: str) -> None:
     """
     Release an agent in the journal of a node that does not run.
 
@@ -230,19 +261,18 @@ def _release(url: str, source: str, name: str, tenant: str | None, to: str, to_n
                 f"The journal of {source} failed verification at row {broken[0].position}, so the "
                 f"agent is not released. Run `ops verify --node {source}`."
             )
-        named = [one for one in agents.of(tenant) if one.name == name]
-        if len(named) != 1:
-            tenants = ", ".join(sorted(one.tenant for one in named))
+        agent = agents.find(name, tenant)
+        if agent is None:
+            raise StoreError(f"There is no agent {name} on {source}; `ops agents` lists them.")
+        if not agent.persist:
             raise StoreError(
-                f"Agents of several tenants have the name {name}: {tenants}. Choose with --tenant."
-                if named
-                else f"There is no agent {name} on {source}; `ops agents` lists them."
+                f"Agent {name} ends with its server (persist: false), and {source} does not run, "
+                "so there is nothing to hand over. Nothing was changed."
             )
-        (agent,) = named
         events: list[ev.Event] = []
         if report.state.boot is not None:
             events.append(ev.ServerLost(boot=report.state.boot))
-        events.append(ev.SessionReleased(agent=name, tenant=agent.tenant, to=to, to_node=to_node))
+        events.append(ev.SessionReleased(agent=name, tenant=tenant, to=to, to_node=to_node))
         if SessionId(agent.session) in report.state.sessions:
             events.append(ev.SessionClosed(session=agent.session, reason=_CLOSED))
         outcome = Ledger(clock(), state=report.state, head=report.head).propose(events)

@@ -18,11 +18,11 @@ import click
 
 from cairn.actors.clock import clock
 from cairn.journal import events as ev
-from cairn.journal.errors import StoreError
+from cairn.journal.errors import DamagedRow, StoreError
 from cairn.journal.ledger import Ledger
-from cairn.journal.replay import Replay
+from cairn.journal.runs import LEASE_KINDS, lease_at_end
 from cairn.ops.common.locations import check_node, example, journal_of
-from cairn.ops.common.output import counted, progress
+from cairn.ops.common.output import counted
 from cairn.ops.common.program import as_called
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def takeover(node: str, journal: str, by: str | None, yes: bool) -> None:
     From then on that server can commit nothing, and no client gets another token from it: it stops
     when it next writes. Its connection to the database is ended, and `node_taken_over` is appended
     to the journal of NODE. Then start the node elsewhere, with the fleet's `secret` and journal
-    key: it continues from what was committed, and its agents go on.
+    key: it checks the journal and continues from what was committed, and its agents go on.
 
     A server that can be stopped needs no takeover. Nothing takes a node over by itself.
 
@@ -86,25 +86,24 @@ def takeover(node: str, journal: str, by: str | None, yes: bool) -> None:
 
 
 def _record(store: SqlStore, node: str, by: str) -> None:
-    """Append the takeover, and the end of the run that was under way."""
-    position, _ = store.head()
-    fold = Replay(store.base())
-    for row in progress(store.read(), f"reading the journal of {node}", position):
-        fold.feed(row)
-    report = fold.report()
-    broken = [found for found in report.findings if not found.recorded]
-    if broken:
+    """
+    Append the takeover, and the end of the run that was under way. Reads only the rows on which
+    these two depend, because the next start checks the whole journal, and clients wait for both.
+    """
+    rows = (*store.read(kinds=LEASE_KINDS), *store.last(1, stream="server"), *store.last(1))
+    try:
+        state = lease_at_end(store.base(), rows)
+    except (DamagedRow, ValueError) as error:
         raise StoreError(
-            f"The server of {node} can commit nothing any more, but its journal failed "
-            f"verification at row {broken[0].position}, so the takeover is not on record. Run `ops "
-            f"verify --node {node}`."
-        )
+            f"The server of {node} can commit nothing any more, but its journal is damaged "
+            f"({error}), so the takeover is not on record. Run `ops verify --node {node}`."
+        ) from error
     assert store.token is not None
     events: list[ev.Event] = []
-    if report.state.boot is not None:
-        events.append(ev.ServerLost(boot=report.state.boot))
+    if state.boot is not None:
+        events.append(ev.ServerLost(boot=state.boot))
     events.append(ev.NodeTakenOver(token=store.token, by=by))
-    outcome = Ledger(clock(), state=report.state, head=report.head).propose(events)
+    outcome = Ledger(clock(), state=state, head=store.head()[1]).propose(events)
     if outcome.bug is not None:
         raise StoreError(f"The takeover of {node} cannot be recorded: {outcome.bug.message}.")
     store.append(outcome.rows)

@@ -118,7 +118,7 @@ def list_agents(data_dir: Path, journal: str | None, file: Path | None) -> None:
         (
             agent.name,
             agent.tenant,
-            "moved" if agent.released else found.agents.status(agent, found.state),
+            _status(found, agent),
             agent.turns,
             found.agents.tokens(agent),
             agent.max_context,
@@ -165,7 +165,7 @@ def show(
             ("handed over", _handed_over(agent)),
             ("model", agent.model or None),
             ("persists", "yes" if agent.persist else "no, it is deleted when the server stops"),
-            ("status", found.agents.status(agent, found.state)),
+            ("status", _status(found, agent)),
             ("context", _context(found, agent)),
             ("session", agent.session),
             ("tools", ", ".join(_tools(created)) or None),
@@ -224,6 +224,10 @@ def _texts(found: _Found, agent: Agent, places: Sequence[Place]) -> dict[int, ev
 def _context(found: _Found, agent: Agent) -> str:
     tokens = counted(found.agents.tokens(agent), "token")
     return tokens if agent.max_context is None else f"{tokens} of {agent.max_context}"
+
+
+def _status(found: _Found, agent: Agent) -> str:
+    return "moved" if agent.released else found.agents.status(agent, found.state)
 
 
 def _handed_over(agent: Agent) -> str | None:
