@@ -500,7 +500,7 @@ def test_a_base_has_the_release_and_the_turns():
 
 
 def test_a_release_that_none_adopted():
-    """It is named, in rows and in a base, until the history is deleted; what had no effect is not."""
+    """It is named, in rows and in a base, until the history is deleted."""
     source = releasing()
     for rows, base in ((source.rows, None), ([], pruned(source))):
         audit = audited({"n1": rows, "n2": []}, bases={"n1": base} if base is not None else {})

@@ -558,7 +558,7 @@ def same_text(session: str, *events: ev.Event) -> tuple[str, ...]:
 def test_copies_of_a_turn_have_the_same_text():
     """Two forks that were both adopted: neither names the other, and their ids are new."""
     early: dict[str, Any] = {"agent": "n2.early", "of_agent": "n1.early"}
-    adopted = attrs.evolve(ADOPTED, **early, position=10)
+    adopted = attrs.evolve(ADOPTED, **early, position=10)  # type: ignore[call-arg]
     turn = attrs.evolve(TURN, agent="n2.early", request="n2.q1")  # type: ignore[call-arg]
     both = (ADOPTED, TURN, adopted, turn)
     assert (f"@{TENANT}/agent/n2.early",) == same_text(COME, *both)

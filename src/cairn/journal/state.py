@@ -1334,7 +1334,7 @@ def _turn_stored(state: State, event: ev.TurnStored) -> State:
 
 
 def is_known(state: State, session: str) -> bool:
-    """Whether the journal has rows of a session, or has adopted its agent, which perhaps has none."""
+    """Whether a session has rows of its own, or is that of an agent that was adopted."""
     return f"session/{session}" in state.streams or session in state.adopted.values()
 
 
