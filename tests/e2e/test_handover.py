@@ -146,7 +146,7 @@ def test_an_agent_is_handed_over(fleet: Fleet, postgres: Postgres):
             assert 0 == node.stop()
     paths = fleet.of_kind("n2", ev.PathSelected)
     assert "cold_start" == paths[0].reason
-    (adopted,) = fleet.of_kind("n2", ev.SessionAdopted)
+    adopted = fleet.of_kind("n2", ev.SessionAdopted)[0]
     assert ("n1.notes", "n1", 2) == (adopted.of_agent, adopted.node, adopted.turns)
     code, verdict = fleet.audit()
     assert 0 == verdict["broken"], verdict

@@ -462,8 +462,10 @@ async def test_an_agent_is_handed_over():
     assert (404, "agent_not_found", "source") == found
     assert 404 == (await call(service, "POST", "/n1.none/release", {"to": "n2.notes"}))[0]
     service.agents.not_released.add("n2.held")
-    answer = await create_app(service).test_client().post(
-        "/v1/agents/n1.more/adopt", json={"source": "n2.held"}
+    answer = (
+        await create_app(service)
+        .test_client()
+        .post("/v1/agents/n1.more/adopt", json={"source": "n2.held"})
     )
     assert (409, "local") == (answer.status_code, answer.headers["x-cairn-tenant"])
 

@@ -151,18 +151,16 @@ def _turn_of(kept: Row | None, finished: Row | None) -> StoredTurn | None:
         if recorded.unread is not None:
             return None
         turn, end = recorded.event, decode(finished).event
-        if isinstance(turn, ev.TurnAdopted):
-            return _adopted(turn)
-        assert isinstance(turn, ev.TurnStored)
-        assert isinstance(end, ev.RequestFinished)
+        assert isinstance(turn, ev.TurnStored | ev.TurnAdopted)
+        assert isinstance(end, ev.RequestFinished | ev.TurnAdopted)
         return StoredTurn(
             request=turn.request,
             previous=turn.previous,
             created_s=turn.created_s,
             asked=messages_of(turn.question),
             parts=parts_of(turn.answer),
-            note=turn.note,
-            texts=turn.texts,
+            note=turn.note if isinstance(turn, ev.TurnStored) else "",
+            texts=turn.texts if isinstance(turn, ev.TurnStored) else {},
             finished=Finished(
                 finish_reason=end.finish_reason,
                 prompt_tokens=end.prompt_tokens,
@@ -173,23 +171,6 @@ def _turn_of(kept: Row | None, finished: Row | None) -> StoredTurn | None:
     except (DamagedRow, msgspec.MsgspecError, KeyError) as error:
         log.warning("a stored turn cannot be read", row=kept.position, fact=str(error))
         return None
-
-
-def _adopted(turn: ev.TurnAdopted) -> StoredTurn:
-    return StoredTurn(
-        request=turn.request,
-        previous=turn.previous,
-        created_s=turn.created_s,
-        asked=messages_of(turn.question),
-        parts=parts_of(turn.answer),
-        note="",
-        finished=Finished(
-            finish_reason=turn.finish_reason,
-            prompt_tokens=turn.prompt_tokens,
-            cached_tokens=turn.cached_tokens,
-            completion_tokens=turn.completion_tokens,
-        ),
-    )
 
 
 def _texts_of(row: Row | None, session: str) -> Mapping[str, str]:

@@ -49,10 +49,6 @@ class _Answer(msgspec.Struct):
     is_open: bool = False  # whether what was asked may have been done although it was refused
 
 
-def _node(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    return check_node(context, parameter, value) or value
-
-
 @click.command(
     epilog=example(
         "ops agents move n1.notes --to n2 --journal postgresql://cairn@db/cairn \\",
@@ -61,7 +57,7 @@ def _node(context: click.Context, parameter: click.Parameter, value: str) -> str
 )
 @click.argument("name")
 @click.option(
-    "--to", "to_node", metavar="NODE", required=True, callback=_node, help="Its new node."
+    "--to", "to_node", metavar="NODE", required=True, callback=check_node, help="Its new node."
 )
 @click.option("--as", "to", metavar="NAME", help="Its name there. Default: the same, on that node.")
 @click.option(

@@ -29,12 +29,8 @@ if TYPE_CHECKING:
     from cairn.journal.rows.store_sql import SqlStore
 
 
-def _node(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    return check_node(context, parameter, value) or value
-
-
 @click.command(epilog=example("ops takeover n1 --journal postgresql://cairn@db/cairn"))
-@click.argument("node", callback=_node)
+@click.argument("node", callback=check_node)
 @click.option(
     "--journal",
     metavar="URL",
