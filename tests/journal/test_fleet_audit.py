@@ -518,6 +518,6 @@ def test_a_release_that_none_adopted():
     assert ["n2"] == [one.to_node for one in audited({"n1": again.rows}).unadopted]
     audit = FleetAudit([])
     audit.begin("n1", None)
-    for kind in ("agent_deleted", "session_released"):
+    for kind in ("agent_deleted", "session_released", "invariant_violated"):
         audit.feed(attrs.evolve(source.rows[-1], kind=kind, public=b"{}"))
     assert [] == audit.unadopted

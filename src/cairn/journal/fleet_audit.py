@@ -251,9 +251,11 @@ class FleetAudit:
                 self._open = {at: one for at, one in self._open.items() if one.session != gone}
         elif row.kind == ev.InvariantViolated.kind:
             fields = _fields(row)
-            if fields.get("invariant") == "INV-9":  # what broke it has no effect
-                self._open.pop(fields.get("at_position", 0), None)
-                self._releases.pop(fields.get("at_position", 0), None)
+            at = fields.get("at_position")
+            if fields.get("invariant") == "INV-9" and type(at) is int:
+                # What broke it has no effect.
+                self._open.pop(at, None)
+                self._releases.pop(at, None)
         elif row.kind == ev.BlocksQuarantined.kind:
             with contextlib.suppress(LookupError, TypeError):
                 self._quarantined.update(map(str, _fields(row)["keys"]))
