@@ -36,7 +36,7 @@ from tests.journal.model import FP_A, TAPES, Driver, Talk, Violated, played, pro
 LONG_AGO = 0
 FAR = 2**60
 
-NAME_OF_FIELDS = "7f374536db4c039e"
+NAME_OF_FIELDS = "601a537ca4102f2f"
 """A digest of the fields in version 10 of what a base holds."""
 
 

@@ -181,7 +181,7 @@ class FleetAudit:
         self._conflicts: dict[str, str] = {}  # bug id to key
         self._releases: dict[int, tuple[str, str]] = {}  # row to the node and tenant of the target
         self._open: dict[int, Unadopted] = {}
-        self._kept: dict[int, str] = {}  # rows that the base has, to their hashes
+        self._in_base: dict[int, str] = {}  # rows that the base has, to their hashes
         self._node = ""
 
     @property
@@ -223,7 +223,7 @@ class FleetAudit:
                 for head, at in state.lost.items():
                     self._accept(at, at - 1, [head])
         kept = histories_of(base).rows
-        self._kept = {row.position: row.hash for row in kept}
+        self._in_base = {row.position: row.hash for row in kept}
         for row in kept:
             self.feed(row)
 
@@ -338,7 +338,7 @@ class FleetAudit:
     def _compare(self, one: Reference, checked: Verification, reached: int) -> None:
         node, at = one.node, one.head.position
         named = f"row {at} of {node} ({one.kind})"
-        kept = self._kept.get(at) == one.head.hash
+        kept = self._in_base.get(at) == one.head.hash
         match "present" if kept else checked.standing(one.head):
             case "present":
                 self.present += 1
@@ -352,7 +352,7 @@ class FleetAudit:
                     words = f"{named} does not release the agent that was adopted"
                     found = ", ".join(self._releases.get(at, ("none",)))
                     self._add("INV-9", one.by, one.row, words, ", ".join(to), found)
-            case "pruned" if at not in self._kept:
+            case "pruned" if at not in self._in_base:
                 self.pruned += 1
             case "accepted":
                 self.accepted += 1

@@ -525,7 +525,7 @@ class State:
     turns_pruned: bool = False
     agents: Map[str, AgentHead] = Map()
     released: Map[str, str] = Map()
-    released_kept: Map[str, int] = Map()
+    released_stored: Map[str, int] = Map()
     adopted: Map[str, str] = Map()
     lost: Map[str, int] = Map()
 
@@ -615,8 +615,8 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return attrs.evolve(state, agents=state.agents.set(named, agent))
         case ev.AgentDeleted():
             named = agent_session(event.tenant, event.agent)
-            if named in state.released_kept:
-                return attrs.evolve(state, released_kept=state.released_kept.delete(named))
+            if named in state.released_stored:
+                return attrs.evolve(state, released_stored=state.released_stored.delete(named))
             return attrs.evolve(state, agents=state.agents.delete(named))
         case ev.SessionReleased():
             named = agent_session(event.tenant, event.agent)
@@ -624,7 +624,7 @@ def apply(state: State, recorded: ev.Recorded) -> State:
                 state,
                 agents=state.agents.delete(named),
                 released=state.released.set(named, event.to),
-                released_kept=state.released_kept.set(named, state.position),
+                released_stored=state.released_stored.set(named, state.position),
             )
         case ev.SessionAdopted():
             named = agent_session(event.tenant, event.agent)

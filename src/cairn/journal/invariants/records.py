@@ -178,7 +178,7 @@ def _is_new(state: State, tenant: str, agent: str) -> Iterator[Violation]:
 
 def deleted(state: State, event: ev.AgentDeleted) -> Iterator[Violation]:
     named = agent_session(event.tenant, event.agent)
-    if named not in state.agents and named not in state.released_kept:
+    if named not in state.agents and named not in state.released_stored:
         yield broken("INV-9", "an agent was deleted that does not exist", "one", event.agent)
 
 
