@@ -99,6 +99,7 @@ def plain(state: State) -> dict[str, Any]:
         "lost",
         "heads_seen",
         "released",
+        "released_kept",
         "adopted",
     ):
         shown[index] = dict(shown[index].items())
@@ -172,6 +173,7 @@ class World:
         self.turns: dict[str, dict[str, Any]] = {}
         self.agents: dict[str, dict[str, Any]] = {}
         self.released: dict[str, str] = {}
+        self.released_kept: dict[str, int] = {}
         self.adopted: dict[str, str] = {}
         # key of a block to the last two uses of it or of a chain that ended with it
         self.touched: dict[str, tuple[int, int | None]] = {}
@@ -233,6 +235,7 @@ class World:
             "lease": self.lease,
             "agents": self.agents,
             "released": self.released,
+            "released_kept": self.released_kept,
             "adopted": self.adopted,
         }
 
@@ -330,13 +333,13 @@ class World:
 
     def _agent_deleted(self, event: ev.AgentDeleted) -> None:
         name = f"@{event.tenant}/agent/{event.agent}"
-        if name not in self.released:
-            del self.agents[name]
+        del (self.released_kept if name in self.released else self.agents)[name]
 
     def _session_released(self, event: ev.SessionReleased) -> None:
         name = f"@{event.tenant}/agent/{event.agent}"
         del self.agents[name]
         self.released[name] = event.to
+        self.released_kept[name] = self.position
 
     def _session_adopted(self, event: ev.SessionAdopted) -> None:
         name = f"@{event.tenant}/agent/{event.agent}"

@@ -9,12 +9,15 @@ import attrs
 import msgspec
 
 from cairn.journal import events as ev
+from cairn.journal.agents import Agents
 from cairn.journal.fleet_audit import NAMING, FleetAudit, Reference, references
 from cairn.journal.rows.base import Base, base_of
 from cairn.journal.rows.codec import Row, decode, row_hash
 from cairn.journal.rows.heads import Head
+from cairn.journal.rows.histories import histories_at
 from cairn.journal.rows.verification import Verification
 from cairn.journal.state import EMPTY, Block
+from cairn.journal.turns import Turns
 from tests.support.journals import TENANT, Builder, agent_created, handed_over, healthy
 
 LEASES: Mapping[str, Sequence[tuple[str, int]]] = {
@@ -459,3 +462,62 @@ def test_a_release_that_cannot_be_read():
     audit.begin("n1", None)
     audit.feed(attrs.evolve(released()[-1], public=b"{}"))
     assert () == audit.findings
+
+
+def pruned(made: Builder) -> Base:
+    """The base of a journal whose rows were all pruned."""
+    agents = Agents(Turns())
+    for row in made.rows:
+        agents.see(decode(row))
+    rows = {row.position: row for row in made.rows}
+    histories = histories_at(agents, agents.needed(), rows)
+    return base_of(made.ledger.state, made.ledger.head, histories=histories)
+
+
+def releasing(**fields: Any) -> Builder:
+    """As ``released``."""
+    made = Builder()
+    for row in released(**fields):
+        made.propose(decode(row).event)
+    return made
+
+
+def test_a_base_has_the_release_and_the_turns():
+    """After a prune of both journals, all is compared as it was before."""
+    for fields, broken in (({}, []), ({"to_node": "n3"}, ["INV-9"])):
+        source = releasing(**fields)
+        created = next(row for row in source.rows if row.kind == "agent_created")
+        target = taking(source.rows, turn=created)
+        bases = {"n1": pruned(source), "n2": pruned(target)}
+        audit = audited({"n1": [], "n2": []}, bases=bases)
+        # The end of the turn that is named is another row.
+        assert [*broken, "INV-8"] == sorted((one for one, _ in found(audit)), reverse=True)
+        assert (2, 0) == (audit.present, audit.pruned)
+    changed = attrs.evolve(source.rows[-1], hash="ab" * 32)
+    audit = audited({"n1": [], "n2": taking([changed]).rows}, bases={"n1": pruned(source)})
+    assert ["INV-8"] == [one for one, _ in found(audit)]
+    assert "was rewritten" in audit.findings[0].message
+
+
+def test_a_release_that_none_adopted():
+    """It is named, in rows and in a base, until the history is deleted."""
+    source = releasing()
+    for rows, base in ((source.rows, None), ([], pruned(source))):
+        audit = audited({"n1": rows, "n2": []}, bases={"n1": base} if base is not None else {})
+        assert [] == found(audit)
+        (one,) = audit.unadopted
+        session = f"@{TENANT}/agent/n1.notes"
+        at = source.rows[-1].position
+        assert ("n1", at, session, "n2.come", "n2") == attrs.astuple(one)
+    assert [] == audited({"n1": source.rows, "n2": taking(source.rows).rows}).unadopted
+    source.propose(ev.AgentDeleted(agent="n1.notes", tenant=TENANT))
+    assert [] == audited({"n1": source.rows}).unadopted
+    again = releasing()
+    again.propose(ev.SessionReleased(agent="n1.notes", tenant=TENANT, to="n3.x", to_node="n3"))
+    assert again.bug is not None
+    assert ["n2"] == [one.to_node for one in audited({"n1": again.rows}).unadopted]
+    audit = FleetAudit([])
+    audit.begin("n1", None)
+    for kind in ("agent_deleted", "session_released", "invariant_violated"):
+        audit.feed(attrs.evolve(source.rows[-1], kind=kind, public=b"{}"))
+    assert [] == audit.unadopted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
@@ -19,7 +20,7 @@ from cairn.journal.pruning import PruneOptions, prepare_prune
 from cairn.journal.replay import replay
 from cairn.journal.rows.base import Base, histories_of
 from cairn.journal.rows.codec import Row, decode
-from cairn.journal.rows.sealing import SERVER, subject_of
+from cairn.journal.rows.sealing import SERVER, Key, subject_of
 from cairn.journal.rows.store import MemoryStore
 from cairn.journal.state import EMPTY
 from cairn.journal.turns import Turns
@@ -173,6 +174,44 @@ def test_a_release_during_a_request_has_no_effect():
         read(made.rows)
 
 
+UNDONE: dict[str, tuple[ev.Event, ...]] = {
+    "a release adopted twice": (ADOPTED, TURN, attrs.evolve(ADOPTED, agent="n2.two")),  # type: ignore[call-arg]
+    "a name that is there": (agent_created("n2.come"), ADOPTED),
+    "a released name": (ADOPTED, TURN, RELEASE, attrs.evolve(ADOPTED, position=10)),  # type: ignore[call-arg]
+    "a turn more": (ADOPTED, TURN, attrs.evolve(TURN, request="n2.r2", previous="n2.r1")),  # type: ignore[call-arg]
+    "an id twice": (
+        attrs.evolve(ADOPTED, turns=2),  # type: ignore[call-arg]
+        TURN,
+        attrs.evolve(TURN, previous="n2.r1"),  # type: ignore[call-arg]
+    ),
+    "created twice": (ADOPTED, agent_created("n2.come")),
+}
+
+
+@pytest.mark.parametrize("name", UNDONE)
+def test_a_wrong_step_has_no_effect(name: str):
+    """The folds of agents and turns are as they were before it, and so is each history."""
+    made = Builder()
+    *events, last = UNDONE[name]
+    made.propose(*events)
+    assert made.bug is None, made.bug
+    before = folded(made.rows)
+    made.propose(last)
+    assert made.bug is not None
+    after = folded(made.rows)
+    assert before.contents().agents == after.contents().agents
+    assert before.turns.contents().places == after.turns.contents().places
+
+
+def test_an_unrelated_bug_after_a_release():
+    """A number that is taken is recorded at the last row, which it does not take back."""
+    made = releasing()
+    outcome = made.ledger.propose([ev.SessionClosed(session=NOTES, reason="x")], expected_seq=1)
+    assert outcome.bug is not None
+    assert "INV-6" == outcome.bug.invariant
+    assert "n2.come" == read([*made.rows, *outcome.rows]).event.to
+
+
 @pytest.mark.parametrize("at", ["private", "hash"])
 def test_a_journal_that_was_changed_is_not_read(at: str):
     """Whatever row it is: nothing of the agent is taken."""
@@ -241,6 +280,59 @@ def test_texts_that_cannot_be_read():
         read(made.rows)
 
 
+def test_what_is_needed_is_read_before_the_release():
+    """So that an agent is released only if it can be adopted."""
+    store = Changing(releasing().rows[:-1])
+    with pytest.raises(NotReleased):
+        released_agent(store, "n1", "notes", TENANT)
+    store.change = lambda row: attrs.evolve(row, private=bytes([1]) + bytes(30))
+    with pytest.raises(StoreError, match="texts of agent notes cannot be read"):
+        released_agent(store, "n1", "notes", TENANT)
+
+
+def test_a_prune_is_no_damage():
+    """The first rows go while they are read."""
+    store = Changing(releasing().rows[3:])
+    store.now = pruned(releasing().rows).base()
+    with pytest.raises(StoreError, match="was pruned while it was read"):
+        released_agent(store, "n1", "notes", TENANT)
+
+
+def test_only_the_rows_of_the_agent_are_opened():
+    """The chain is read without keys, with a rest every so many rows."""
+    made, subjects = releasing(), dict[str, str]()
+
+    def key_of(subject: str) -> Key:
+        key = Key(hashlib.sha256(subject.encode()).digest())
+        subjects[key.id] = subject
+        return key
+
+    @attrs.frozen
+    class Opening:
+        """Notes which keys are used."""
+
+        used: set[str]
+
+        def get(self, key_id: str) -> Key:
+            """See ``sealing.Keys``."""
+            self.used.add(subjects[key_id])
+            return key_of(subjects[key_id])
+
+    events = [decode(row).event for row in made.rows]
+    events += [agent_created("gone"), ev.AgentDeleted(agent="gone", tenant=TENANT)]
+    sealed = Ledger(attrs.evolve(clock(), key_of=key_of)).propose(events)
+    assert sealed.bug is None
+    keys, rests = Opening(set()), []
+    store = MemoryStore([attrs.evolve(row, opened=None) for row in sealed.rows])
+    found = released_agent(store, "n1", "notes", TENANT, keys=keys, rest=lambda: rests.append(1))
+    assert "Be brief." == found.created.system
+    assert {NOTES} == keys.used
+    assert {NOTES} < set(subjects.values())
+    assert [1] == rests
+    with pytest.raises(StoreError, match="texts of agent notes cannot be read"):
+        released_agent(store, "n1", "notes", TENANT)
+
+
 def test_a_release_of_no_agent():
     """It broke an invariant, and has no effect."""
     made = Builder()
@@ -278,6 +370,10 @@ WRONG: dict[str, tuple[tuple[ev.Event, ...], str]] = {
     "adopted again once deleted": (
         (ADOPTED, ev.AgentDeleted(agent="n2.come", tenant=TENANT), ADOPTED),
         "a release was adopted twice",
+    ),
+    "deleted twice": (
+        (agent_created(), OUT, *[ev.AgentDeleted(agent="notes", tenant=TENANT)] * 2),
+        "an agent was deleted that does not exist",
     ),
     "a turn of none": ((TURN,), "a turn was adopted that no agent awaits"),
     "a turn more": (
@@ -440,3 +536,45 @@ def test_a_released_agent_is_forgotten():
     assert (2, "n1.notes") == (found.plain, found.agent.adopted_from)
     assert "as agent n1.notes on another node" in found.traces.still_readable(EMPTY, "-")
     assert "" == lost_with(found.agent)
+
+
+def same_text(session: str, *events: ev.Event) -> tuple[str, ...]:
+    """The sessions with the same text, in the journal and once it was pruned."""
+    made = Builder()
+    made.start()
+    made.propose(*events, agent_created("gone"), ev.AgentDeleted(agent="gone", tenant=TENANT))
+    made.stop()
+    assert made.bug is None, made.bug
+    found = find(session, made.rows, made.rows, None)
+    store = pruned(made.rows)
+    assert found.same_text == find(session, store.rows, store.rows, store.base()).same_text
+    forgotten = found.event(())
+    assert found.same_text == forgotten.same_text
+    made.propose(forgotten)
+    assert made.bug is None, made.bug
+    return found.same_text
+
+
+def test_copies_of_a_turn_have_the_same_text():
+    """Two forks that were both adopted: neither names the other, and their ids are new."""
+    early: dict[str, Any] = {"agent": "n2.early", "of_agent": "n1.early"}
+    adopted = attrs.evolve(ADOPTED, **early, position=10)  # type: ignore[call-arg]
+    turn = attrs.evolve(TURN, agent="n2.early", request="n2.q1")  # type: ignore[call-arg]
+    both = (ADOPTED, TURN, adopted, turn)
+    assert (f"@{TENANT}/agent/n2.early",) == same_text(COME, *both)
+    other = attrs.evolve(turn, answer="[]")  # type: ignore[call-arg]
+    assert () == same_text(COME, ADOPTED, TURN, adopted, other)
+
+
+def test_an_agent_that_came_back_has_the_same_text():
+    """Also by way of other nodes; each is named where the other one is forgotten."""
+    made = releasing()
+    _, turn, *_ = read(made.rows).adoption("n1.back", ids())
+    assert isinstance(turn, ev.TurnAdopted)
+    back: dict[str, Any] = {"agent": "n1.back", "of_agent": "n3.x", "node": "n3"}
+    made.propose(attrs.evolve(ADOPTED, **back))
+    made.propose(attrs.evolve(turn, agent="n1.back", request="n1.b1", node="n3", position=5))
+    assert made.bug is None, made.bug
+    of = f"@{TENANT}/agent/n1.back"
+    assert of in find(NOTES, made.rows, made.rows, None).same_text
+    assert NOTES in find(of, made.rows, made.rows, None).same_text

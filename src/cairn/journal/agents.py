@@ -22,7 +22,7 @@ import attrs
 from cairn.journal import events as ev
 from cairn.journal.state import SessionId, State
 from cairn.journal.tenants import AGENT_SESSIONS, agent_session
-from cairn.journal.turns import Place, Turns
+from cairn.journal.turns import Place, Turns, broke
 
 NAME_MAX: Final = 64
 
@@ -100,12 +100,12 @@ class AgentsContents:
 
     Attributes:
         agents: in the order in which the fold has them.
-        last: the last turn that was added to an agent: (row of its end, its request), and the agent
-            before it. So of the last release, with an empty request.
+        last: the last row that made or changed an agent: (row, request whose turn was added; empty
+            if none was), (tenant, name), and the agent before it; None if there was none.
     """
 
     agents: tuple[Agent, ...] = ()
-    last: tuple[tuple[int, str], Agent] | None = None
+    last: tuple[tuple[int, str], _Key, Agent | None] | None = None
 
 
 class Agents:
@@ -133,7 +133,7 @@ class Agents:
         self.turns.see(recorded)
         match recorded.event:
             case ev.AgentCreated() as new:
-                self._agents[new.tenant, new.agent] = Agent(
+                made = Agent(
                     name=new.agent,
                     tenant=new.tenant,
                     model=new.model,
@@ -146,8 +146,9 @@ class Agents:
                     turns=sum(1 for _ in self.turns.back_from(new.head)),
                     used_us=recorded.time_us,
                 )
+                self._set(made, (recorded.position, ""))
             case ev.SessionAdopted() as come:
-                self._agents[come.tenant, come.agent] = Agent(
+                made = Agent(
                     name=come.agent,
                     tenant=come.tenant,
                     model=come.model,
@@ -161,25 +162,21 @@ class Agents:
                     used_us=recorded.time_us,
                     adopted_from=come.of_agent,
                 )
+                self._set(made, (recorded.position, ""))
             case ev.TurnAdopted(request=request):
                 self._go_on(request, recorded)
             case ev.SessionReleased(agent=name, tenant=tenant, to=to):
                 agent = self._agents.get((tenant, name))
                 if agent is not None:
-                    self._last = (recorded.position, ""), agent
-                    self._agents[tenant, name] = attrs.evolve(
-                        agent, released=recorded.position, released_to=to
-                    )
+                    gone = attrs.evolve(agent, released=recorded.position, released_to=to)
+                    self._set(gone, (recorded.position, ""))
             case ev.AgentDeleted(agent=name, tenant=tenant):
                 self._forget([(tenant, name)])
             case ev.RequestFinished(request=request):
                 self._go_on(request, recorded)
             case ev.InvariantViolated(invariant=invariant, at_position=at, request=named):
-                # A crash is recorded at the last row, whatever that is.
-                broke = (at, named or "") if named or invariant != "CRASH" else None
-                if self._last is not None and broke == self._last[0]:
-                    before = self._last[1]
-                    self._agents[before.tenant, before.name] = before
+                if self._last is not None and broke(self._last[0], at, named, invariant):
+                    self._undo()
             case ev.JournalPruned(cut=cut):
                 self.turns.drop(self.turns.of_agents(cut) - self._reached(self._agents.values()))
             case ev.ServerStopped() | ev.ServerLost():
@@ -286,10 +283,23 @@ class Agents:
         agent = self._agents.get((place.tenant, place.agent))
         if agent is None or agent.head != place.previous:
             return
-        self._last = (recorded.position, request), agent
-        self._agents[place.tenant, place.agent] = attrs.evolve(
-            agent, head=request, turns=agent.turns + 1, used_us=recorded.time_us
-        )
+        further = attrs.evolve(agent, head=request, turns=agent.turns + 1, used_us=recorded.time_us)
+        self._set(further, (recorded.position, request))
+
+    def _set(self, agent: Agent, by: tuple[int, str]) -> None:
+        """Add or change an agent, and note what was before in case the row broke an invariant."""
+        key = agent.tenant, agent.name
+        self._last = by, key, self._agents.get(key)
+        self._agents[key] = agent
+
+    def _undo(self) -> None:
+        """Take back what the last ``_set`` did."""
+        assert self._last is not None
+        _, key, before = self._last
+        if before is None:
+            self._agents.pop(key, None)
+        else:
+            self._agents[key] = before
 
     def _forget(self, keys: Iterable[_Key]) -> None:
         """

@@ -7,8 +7,8 @@ What the journals of a fleet's nodes say of each other, beyond what each says by
    that was adopted, is there with that hash (INV-8). So rows that were removed from the end of a
    journal are missing.
    A loss that the node's operator accepted excuses what others saw before they saw that.
-3. An agent that was adopted was released there, to that agent of that node and tenant, and no
-   release was adopted twice (INV-9).
+3. An agent that was adopted was released there, to that node and tenant, and no release was adopted
+   twice (INV-9). A release that none adopted yet is no violation: a handover was cut short.
 4. A journal has one lease, its own, whose token is not below one that was taken over (INV-6).
 
 First give ``FleetAudit`` the ``references`` of each node, which are read before any journal is
@@ -29,7 +29,7 @@ import msgspec
 from cairn.journal import events as ev
 from cairn.journal.nodes import schema_of
 from cairn.journal.replay import Finding
-from cairn.journal.rows.base import Base, state_of
+from cairn.journal.rows.base import Base, histories_of, state_of
 from cairn.journal.rows.codec import Row
 from cairn.journal.rows.heads import Head
 from cairn.journal.rows.verification import Verification
@@ -73,6 +73,25 @@ class Reference:
     of_base: bool = False
 
 
+@attrs.frozen
+class Unadopted:
+    """
+    A release of an agent that no node has adopted.
+
+    Attributes:
+        node: that released it, by ``row``.
+        session: of the agent there.
+        to: its next name.
+        to_node: the node that may adopt it.
+    """
+
+    node: str
+    row: int
+    session: str
+    to: str
+    to_node: str
+
+
 def references(node: str, base: Base | None, rows: Iterable[Row]) -> Iterator[Reference]:
     """
     What the journal of a node names of others. A row that cannot be read names nothing; that it was
@@ -84,14 +103,26 @@ def references(node: str, base: Base | None, rows: Iterable[Row]) -> Iterator[Re
     if base is not None:
         with contextlib.suppress(ValueError):  # a damaged one is a violation of its own
             held = state_of(base)
-            for other, (at, row_hash) in held.heads_seen.items():
-                head = Head(at, row_hash)
-                kind = ev.HeadsSeen.kind
-                yield Reference(node, base.position, kind, other, head, of_base=True)
+            # First what is older than heads that were seen, which tell what was there by then.
+            yield from _named(node, _turns_of(base))
             for release, session in held.adopted.items():
                 other, _, text = release.partition(":")
                 head, kind = Head.parse(text), ev.SessionAdopted.kind
                 yield Reference(node, base.position, kind, other, head, None, session, of_base=True)
+            for other, (at, row_hash) in held.heads_seen.items():
+                head = Head(at, row_hash)
+                kind = ev.HeadsSeen.kind
+                yield Reference(node, base.position, kind, other, head, of_base=True)
+    yield from _named(node, rows)
+
+
+def _turns_of(base: Base) -> Iterator[Row]:
+    """The rows of a base by which turns were adopted. Its state has which agents were."""
+    return (row for row in histories_of(base).rows if row.kind == ev.TurnAdopted.kind)
+
+
+def _named(node: str, rows: Iterable[Row]) -> Iterator[Reference]:
+    """What rows name."""
     for row in rows:
         fields = _fields(row)
         with contextlib.suppress(LookupError, TypeError, ValueError):
@@ -133,11 +164,13 @@ class FleetAudit:
         pruned: how many name a row that was pruned since, which cannot be compared.
         accepted: how many name a row whose loss the operator of its node accepted.
         seen: node to the last of its rows that another node saw and that is there.
+        unadopted: the releases that no node has adopted, of agents whose histories are there.
     """
 
     def __init__(self, references: Iterable[Reference]) -> None:
         self.present = self.pruned = self.accepted = 0
         self.seen: dict[str, int] = {}
+        self.unadopted: list[Unadopted] = []
         self._to: dict[str, list[Reference]] = {}
         for one in references:
             self._to.setdefault(one.node, []).append(one)
@@ -147,6 +180,8 @@ class FleetAudit:
         self._quarantined: set[str] = set()
         self._conflicts: dict[str, str] = {}  # bug id to key
         self._releases: dict[int, tuple[str, str]] = {}  # row to the node and tenant of the target
+        self._open: dict[int, Unadopted] = {}
+        self._kept: dict[int, str] = {}  # rows that the base has, to their hashes
         self._node = ""
 
     @property
@@ -174,7 +209,7 @@ class FleetAudit:
         self._node = node
         self._begins = self._at = 0
         self._lease = 1
-        self._releases = {}
+        self._releases, self._open = {}, {}
         self._windows: list[_Window] = []
         self._heads = {one.head for one in self._to.get(node, ())}
         self._keys = {one.head.position: "" for one in self._to.get(node, ()) if one.key}
@@ -185,8 +220,12 @@ class FleetAudit:
                     self._sealed(key, block.digest, base.position)
                 self._quarantined.update(key for key, block in state.blocks.items() if block.bug_id)
                 self._lease = state.lease
-                for head, row in state.lost.items():
-                    self._accept(row, row - 1, [head])
+                for head, at in state.lost.items():
+                    self._accept(at, at - 1, [head])
+        kept = histories_of(base).rows
+        self._kept = {row.position: row.hash for row in kept}
+        for row in kept:
+            self.feed(row)
 
     def feed(self, row: Row) -> None:
         """Take in the next row of the node."""
@@ -199,7 +238,24 @@ class FleetAudit:
         elif row.kind == ev.SessionReleased.kind:
             with contextlib.suppress(LookupError):
                 fields = _fields(row)
-                self._releases[row.position] = str(fields["to_node"]), str(fields["tenant"])
+                to_node, tenant = str(fields["to_node"]), str(fields["tenant"])
+                session = agent_session(tenant, str(fields["agent"]))
+                self._open[row.position] = Unadopted(
+                    self._node, row.position, session, str(fields["to"]), to_node
+                )
+                self._releases[row.position] = to_node, tenant
+        elif row.kind == ev.AgentDeleted.kind:
+            with contextlib.suppress(LookupError):
+                fields = _fields(row)
+                gone = agent_session(str(fields["tenant"]), str(fields["agent"]))
+                self._open = {at: one for at, one in self._open.items() if one.session != gone}
+        elif row.kind == ev.InvariantViolated.kind:
+            fields = _fields(row)
+            at = fields.get("at_position")
+            if fields.get("invariant") == "INV-9" and type(at) is int:
+                # What broke it has no effect.
+                self._open.pop(at, None)
+                self._releases.pop(at, None)
         elif row.kind == ev.BlocksQuarantined.kind:
             with contextlib.suppress(LookupError, TypeError):
                 self._quarantined.update(map(str, _fields(row)["keys"]))
@@ -228,9 +284,12 @@ class FleetAudit:
             if one.agent is not None and (first := adopted.setdefault(one.head, one)) != one:
                 words = f"row {one.head.position} of {node} was adopted by {first.by} before"
                 self._add("INV-9", one.by, one.row, words, first.agent, one.agent)
+            if one.agent is not None:
+                self._open.pop(one.head.position, None)
             self._compare(one, checked, reached.get(one.by, 0))
             if checked.standing(one.head) == "present":
                 reached[one.by] = max(one.head.position, reached.get(one.by, 0))
+        self.unadopted.extend(self._open.values())
         for schema, token in leases:
             if schema != schema_of(node):
                 self._add("INV-6", node, 0, "a lease of another journal", schema_of(node), schema)
@@ -279,7 +338,8 @@ class FleetAudit:
     def _compare(self, one: Reference, checked: Verification, reached: int) -> None:
         node, at = one.node, one.head.position
         named = f"row {at} of {node} ({one.kind})"
-        match checked.standing(one.head):
+        kept = self._kept.get(at) == one.head.hash
+        match "present" if kept else checked.standing(one.head):
             case "present":
                 self.present += 1
                 self.seen[node] = max(at, self.seen.get(node, 0))
@@ -292,7 +352,7 @@ class FleetAudit:
                     words = f"{named} does not release the agent that was adopted"
                     found = ", ".join(self._releases.get(at, ("none",)))
                     self._add("INV-9", one.by, one.row, words, ", ".join(to), found)
-            case "pruned":
+            case "pruned" if at not in self._kept:
                 self.pruned += 1
             case "accepted":
                 self.accepted += 1

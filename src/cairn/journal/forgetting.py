@@ -12,10 +12,12 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Callable, Iterable
 from itertools import chain
 
 import attrs
+import msgspec
 
 from cairn.journal import events as ev
 from cairn.journal.agents import Agent, Agents
@@ -26,13 +28,13 @@ from cairn.journal.rows.base import Base, histories_of
 from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.sealing import key_id, subject_of
 from cairn.journal.runs import Runs
-from cairn.journal.state import Block, Session, State
+from cairn.journal.state import Block, Session, State, is_known
 from cairn.journal.tenants import agent_session, session_tenant
 
 OF_THE_SERVER = frozenset({ev.SessionForgotten.kind, ev.SessionReleased.kind})
 """The kinds of rows without texts on the server's stream that say something of a session."""
 
-OF_OTHERS = NAMING | {ev.SessionForgotten.kind}
+OF_OTHERS = NAMING | {ev.SessionForgotten.kind, ev.TurnStored.kind, ev.TurnAdopted.kind}
 """The kinds of rows by which it is known which other sessions have the same text."""
 
 
@@ -52,7 +54,8 @@ class Found:
         forgotten: the ids of keys that are to be removed, by a row of an earlier try.
         blocks: the keys of its blocks that the journal has.
         removed: those of them that no other session names.
-        same_text: the other sessions that name one of them, or that a decision compared with it.
+        same_text: the other sessions that name one of them, that a decision compared with it, or
+            that have a copy of a turn of it.
         runs: the server's runs in the rows.
         shared: where its files are, see ``Runs``.
     """
@@ -87,12 +90,19 @@ class Found:
         return self.traces.event(self.report.state, stored)
 
 
-def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base | None) -> Found:
+def find(
+    session: str,
+    first: Iterable[Row],
+    second: Iterable[Row],
+    base: Base | None,
+    opened: Callable[[Row], Row] = lambda row: row,
+) -> Found:
     """
     Read a journal twice, and find what belongs to a session.
 
     Args:
         first, second: all rows of the journal, once for each pass.
+        opened: opens a row of the base, as ``Store.opened`` does.
 
     Raises:
         StoreError: the journal failed verification.
@@ -103,7 +113,8 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
     runs.boots.update([begins.boot] if begins.boot is not None else [])
     traces = Traces(session)
     traces.see_base(begins)
-    in_base = ((row, decode(row)) for row in kept.rows)
+    rows_in_base = tuple(map(opened, kept.rows))
+    in_base = ((row, decode(row)) for row in rows_in_base)
     for row, recorded in chain(in_base, ((row, fold.feed(row)) for row in first)):
         if recorded is None:
             continue
@@ -119,7 +130,7 @@ def find(session: str, first: Iterable[Row], second: Iterable[Row], base: Base |
             f"({broken[0].message}). Nothing was forgotten. Run `ops verify` to see what is broken."
         )
     traces.see_state(begins)  # again, because others are compared with all blocks of the session
-    for row in second:
+    for row in chain(rows_in_base, second):
         if row.kind in OF_OTHERS:
             traces.see_other(decode(row).event)
     traces.see_state(report.state)
@@ -184,6 +195,7 @@ class Traces:
         self._base_blocks: set[str] = set()
         self._others: dict[str, set[str]] = {}
         self._copies: set[str] = set()
+        self._turns: dict[bytes, bool] = {}  # digest of the texts to whether it was adopted
 
     def see_state(self, state: State) -> None:
         """Take in a fold, by which blocks are known whose rows were pruned."""
@@ -212,6 +224,8 @@ class Traces:
             self.key_ids.update([named] if named is not None else [])
         if isinstance(event, ev.SessionForgotten) and event.of_session == self._session:
             self.forgotten.update(event.key_ids)
+        if (turn := _turn_of(event)) is not None and turn[0] == self._session:
+            self._turns[turn[1]] = isinstance(event, ev.TurnAdopted)
         match event:
             case ev.SessionReleased(to=copy) | ev.SessionAdopted(of_agent=copy) if (
                 agent_session(event.tenant, event.agent) == self._session
@@ -227,6 +241,12 @@ class Traces:
         """
         if isinstance(event, ev.SessionForgotten):
             self._others.pop(event.of_session, None)
+        # An adopted turn is a copy. The other one may be that of a fork, or have come back, so it
+        # is known by its texts alone.
+        if (turn := _turn_of(event)) is not None and turn[0] != self._session:
+            adopted = self._turns.get(turn[1])
+            if adopted or (adopted is not None and isinstance(event, ev.TurnAdopted)):
+                self._others.setdefault(turn[0], set())
         serving: str | None = getattr(event, "session", None)
         if serving is None or serving == self._session:
             return
@@ -260,8 +280,8 @@ class Traces:
     @property
     def same_text(self) -> tuple[str, ...]:
         """
-        The other sessions that name one of them, or that a decision compared with it: they begin
-        with the same words, or quote some.
+        The other sessions that name one of them, that a decision compared with it, or that have a
+        copy of a turn: they begin with the same words, or quote some.
         """
         return tuple(sorted(self._others.keys() - {self._session}))
 
@@ -303,12 +323,25 @@ class Traces:
             blocks=self.blocks(state),
             removed=self.removed(state),
             # Of one that was pruned nothing is left.
-            same_text=tuple(one for one in self.same_text if f"session/{one}" in state.streams),
+            same_text=tuple(one for one in self.same_text if is_known(state, one)),
         )
 
     def _see(self, name: str, keys: Iterable[str]) -> None:
         if name != self._session and (same := self._own.intersection(keys)):
             self._others.setdefault(name, set()).update(same)
+
+
+def _turn_of(event: ev.Event) -> tuple[str, bytes] | None:
+    """Whose turn a row stores, and a digest of its texts; None if it has none that can be read."""
+    match event:
+        case ev.TurnStored(session=session):
+            pass
+        case ev.TurnAdopted():
+            session = agent_session(event.tenant, event.agent)
+        case _:
+            return None
+    texts = msgspec.json.encode((event.question, event.answer))
+    return (session, hashlib.sha256(texts).digest()) if event.question else None
 
 
 def _held(session: Session) -> tuple[str, ...]:

@@ -19,9 +19,10 @@ from cairn.journal import events as ev
 from cairn.journal.agents import Agent
 from cairn.journal.errors import StoreError
 from cairn.journal.nodes import on_node
-from cairn.journal.rows.base import base_fault, histories_of
-from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode
+from cairn.journal.rows.base import Base, base_fault, histories_of
+from cairn.journal.rows.codec import GENESIS, Row, chain_fault, decode, opened
 from cairn.journal.rows.heads import Head
+from cairn.journal.rows.sealing import Keys
 from cairn.journal.rows.store import Store
 from cairn.journal.turns import Place
 
@@ -143,26 +144,43 @@ _FOLDED = frozenset(
 """The kinds of rows by which it is known which agents and turns there are."""
 
 
-def released_agent(store: Store, node: str, name: str, tenant: str) -> Released:
+_ROWS_A_REST = 200
+
+
+def released_agent(
+    store: Store,
+    node: str,
+    name: str,
+    tenant: str,
+    *,
+    keys: Keys | None = None,
+    rest: Callable[[], None] = lambda: None,
+) -> Released:
     """
     Read a released agent in the journal of the node that released it. Checks the chain of the whole
     journal, and its base. Changes nothing.
 
     Args:
-        store: the journal, with the keys of its texts. A server may be appending to it.
+        store: the journal, without the keys of its texts, because other rows need not be opened. A
+            server may be appending to it.
+        keys: with which the agent's own rows are opened.
+        rest: called every so many rows.
 
     Raises:
         NoSuchAgent: the tenant has no agent of this name there.
-        NotReleased: its node serves it.
+        NotReleased: its node serves it, and all that is needed to adopt it can be read.
         StoreError: the journal is not sound, or cannot be read, nor can the agent's texts.
     """
     base = store.base()
     agents, pruned = histories_of(base).fold(), None
     previous, position = (base.head, base.position) if base is not None else (GENESIS, 0)
     hashes = {row.position: row.hash for row in histories_of(base).rows}
-    for row in store.read():
+    for count, row in enumerate(store.read()):
+        if count % _ROWS_A_REST == 0:
+            rest()
         fault = chain_fault(row, previous, position)
         if fault is not None:
+            _require_base(store, base, node)
             raise _unsound(node, f"row {row.position}: {fault[0]}")
         previous, position = row.hash, row.position
         if row.kind in _FOLDED:
@@ -171,31 +189,33 @@ def released_agent(store: Store, node: str, name: str, tenant: str) -> Released:
             hashes[row.position] = row.hash
             if isinstance(recorded.event, ev.JournalPruned):
                 pruned = recorded.event
-    if store.base() != base:
-        raise StoreError(f"The journal of {node} was pruned while it was read. Try again.")
+    _require_base(store, base, node)
     if (broken := base_fault(base, pruned)) is not None:
         raise _unsound(node, broken[0])
-    every = agents.of(tenant, released=True)
-    agent = next((one for one in every if one.name == name), None)
+    agent = agents.find(name, tenant, released=True)
     if agent is None:
         raise NoSuchAgent
-    if not agent.released:
-        raise NotReleased
     places = agents.history(agent)
     if len(places) != agent.turns:
         raise _unreadable(node, name)
     kept = histories_of(base).by_position()
 
     def read(at: int) -> tuple[Head, ev.Event]:
-        row: Row | None = store.opened(kept[at]) if at in kept else store.row(at)
+        row: Row | None = kept[at] if at in kept else store.row(at)
         if row is None or row.hash != hashes[at]:
             raise StoreError(f"The journal of {node} was changed while it was read. Try again.")
-        found = decode(row)
+        found = decode(row if keys is None else opened(row, keys))
         if found.unread is not None:
             raise _unreadable(node, name)
         return Head(at, row.hash), found.event
 
     return _read(read, node, agent, places)
+
+
+def _require_base(store: Store, base: Base | None, node: str) -> None:
+    """A prune removes rows, so that they cannot be compared."""
+    if store.base() != base:
+        raise StoreError(f"The journal of {node} was pruned while it was read. Try again.")
 
 
 def _read(
@@ -204,9 +224,7 @@ def _read(
     agent: Agent,
     places: tuple[Place, ...],
 ) -> Released:
-    head, event = read(agent.released)
     _, created = read(agent.created)
-    assert isinstance(event, ev.SessionReleased)
     assert isinstance(created, ev.AgentCreated | ev.SessionAdopted)
     turns = []
     for place in places:
@@ -215,6 +233,10 @@ def _read(
         assert isinstance(stored, ev.TurnStored | ev.TurnAdopted)
         assert isinstance(finished, ev.RequestFinished | ev.TurnAdopted)
         turns.append(AdoptableTurn(stored=(stored_at, stored), finished=(finished_at, finished)))
+    if not agent.released:
+        raise NotReleased
+    head, event = read(agent.released)
+    assert isinstance(event, ev.SessionReleased)
     return Released(node=node, head=head, event=event, created=created, turns=tuple(turns))
 
 

@@ -525,6 +525,7 @@ class State:
     turns_pruned: bool = False
     agents: Map[str, AgentHead] = Map()
     released: Map[str, str] = Map()
+    released_kept: Map[str, int] = Map()
     adopted: Map[str, str] = Map()
     lost: Map[str, int] = Map()
 
@@ -614,13 +615,17 @@ def apply(state: State, recorded: ev.Recorded) -> State:
             return attrs.evolve(state, agents=state.agents.set(named, agent))
         case ev.AgentDeleted():
             named = agent_session(event.tenant, event.agent)
-            # One that was released is forgotten; it is no agent any more.
-            agents = state.agents.delete(named) if named in state.agents else state.agents
-            return attrs.evolve(state, agents=agents)
+            if named in state.released_kept:
+                return attrs.evolve(state, released_kept=state.released_kept.delete(named))
+            return attrs.evolve(state, agents=state.agents.delete(named))
         case ev.SessionReleased():
             named = agent_session(event.tenant, event.agent)
-            agents, released = state.agents.delete(named), state.released.set(named, event.to)
-            return attrs.evolve(state, agents=agents, released=released)
+            return attrs.evolve(
+                state,
+                agents=state.agents.delete(named),
+                released=state.released.set(named, event.to),
+                released_kept=state.released_kept.set(named, state.position),
+            )
         case ev.SessionAdopted():
             named = agent_session(event.tenant, event.agent)
             agent = AgentHead(head=None, persist=True, awaited=event.turns)
@@ -1326,6 +1331,11 @@ def _turn_stored(state: State, event: ev.TurnStored) -> State:
         texts_at = {**texts_at, str(state.position): tuple(event.texts)}
     request = attrs.evolve(session.request, stored=turn)
     return _stepped(state, session, event, request=request, texts_at=texts_at)
+
+
+def is_known(state: State, session: str) -> bool:
+    """Whether a session has rows of its own, or is that of an agent that was adopted."""
+    return f"session/{session}" in state.streams or session in state.adopted.values()
 
 
 def release_name(event: ev.SessionAdopted) -> str:

@@ -57,7 +57,7 @@ class TurnsContents:
         places: of the stored turns, by their requests.
         under_way: of turns whose requests are in progress.
         texts: for each open session, the rows of texts, by name and digest.
-        last: the last finished turn: (row of its end, request).
+        last: the last turn that was finished or adopted: (row of its end, request).
     """
 
     places: dict[str, Place] = attrs.field(factory=dict)
@@ -100,8 +100,7 @@ class Turns:
         """
         Apply the next event. An event that broke an invariant has no effect. If it came before the
         end of the request, no end follows; if it was the end itself, the violation takes the turn
-        back. The violation must name both the row and the request, because unrelated bugs are
-        recorded at the last row, too.
+        back (``broke``).
         """
         match recorded.event:
             case ev.TurnStored() as turn:
@@ -124,7 +123,9 @@ class Turns:
                     finish_reason=end.finish_reason,
                 )
                 self._last = recorded.position, request
-            case ev.TurnAdopted() as turn:
+            # An id that is known breaks an invariant, and the turn that has it stays.
+            case ev.TurnAdopted() as turn if turn.request not in self._places:
+                self._last = recorded.position, turn.request
                 self._places[turn.request] = Place(
                     tenant=turn.tenant,
                     session=agent_session(turn.tenant, turn.agent),
@@ -135,7 +136,9 @@ class Turns:
                     tokens=turn.prompt_tokens + turn.answer_tokens,
                     finish_reason=turn.finish_reason,
                 )
-            case ev.InvariantViolated(at_position=at, request=named) if (at, named) == self._last:
+            case ev.InvariantViolated(invariant=invariant, at_position=at, request=named) if broke(
+                self._last, at, named, invariant
+            ):
                 self._places.pop(self._last[1], None)
             case ev.RequestCancelled(request=request):
                 self._under_way.pop(request, None)
@@ -221,6 +224,18 @@ class Turns:
         if kept.texts:
             known = self._texts.setdefault(kept.session, {})
             known.update((_named(name, text), row) for name, text in kept.texts.items())
+
+
+def broke(last: tuple[int, str], at: int, request: str | None, invariant: str) -> bool:
+    """
+    Whether a violation is of the last row that a fold applied: it names the row, and its request if
+    it has one, because unrelated bugs are recorded at the last row, too. INV-9 never is unrelated.
+
+    Args:
+        last: that row, and its request; empty if it has none.
+        at, request, invariant: of the violation.
+    """
+    return at == last[0] and (request == last[1] or invariant == "INV-9")
 
 
 def _named(name: str, text: str) -> tuple[str, bytes]:

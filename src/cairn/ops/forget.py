@@ -242,6 +242,7 @@ def _forget(
         progress(store.read(), "read", left),
         progress(store.read(), "find the same text", left),
         base,
+        store.opened,
     )
     _require_possible(found, with_agent=with_agent)
     require_place(node, found.shared, blocks)

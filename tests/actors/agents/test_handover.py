@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from cairn.actors.errors import (
     JournalUnread,
     NotReleasedYet,
     RefusalError,
+    TooManyAgents,
 )
 from cairn.journal import events as ev
 from cairn.journal.errors import StoreError
@@ -56,9 +58,9 @@ class OtherJournals:
             raise StoreError(self.fault)
         return node in self.stores
 
-    def released(self, node: str, agent: str, tenant: str) -> Released:
+    def released(self, node: str, agent: str, tenant: str, rest: Callable[[], None]) -> Released:
         """An agent that another node released."""
-        return released_agent(self.stores[node], node, agent, tenant)
+        return released_agent(self.stores[node], node, agent, tenant, rest=rest)
 
 
 def fleet() -> tuple[OtherJournals, OtherJournals]:
@@ -200,6 +202,21 @@ async def test_what_is_left_of_a_released_agent_is_deleted():
     events = [decode(row).event for row in one.stores["n1"].read()]
     assert 1 == sum(isinstance(one, ev.AgentDeleted) for one in events)
     assert () == tuple(replay(one.stores["n1"].read()).findings)
+
+
+async def test_released_agents_count_while_their_histories_are_here(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Or a tenant could create and release without end."""
+    monkeypatch.setattr("cairn.actors.agents.agents.AGENTS_MAX", 1)
+    one, _ = fleet()
+    async with serving_fake(one.stores["n1"], fleet=one) as server:
+        agents = local(server).agents
+        await agents.create(NewAgent(name="n1.notes"))
+        assert await agents.release("n1.notes", "n2.notes", "n2")
+        await refused(TooManyAgents, agents.create(NewAgent(name="n1.more")))
+        assert await agents.delete("n1.notes")
+        await agents.create(NewAgent(name="n1.more"))
 
 
 async def test_other_journals_are_read_one_at_a_time():

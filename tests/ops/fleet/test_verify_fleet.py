@@ -20,7 +20,7 @@ from cairn.journal.rows.database.fleet import heads_of_others, nodes_of
 from cairn.journal.rows.database.schema import migrate
 from cairn.journal.rows.database.urls import node_url
 from cairn.journal.rows.store_sql import SqlStore
-from tests.journal.test_fleet_audit import conflicting, quarantining
+from tests.journal.test_fleet_audit import conflicting, quarantining, released
 from tests.support.journals import Builder, healthy
 from tests.support.postgres import Postgres
 
@@ -279,3 +279,21 @@ def test_a_connection_that_is_lost_while_heads_are_read(
             heads_of_others(fleet, "n3", {})
         thread.join(60)
     assert [True] == ended
+
+
+def test_a_handover_that_was_cut_short(
+    run: Run, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+):
+    """No violation: the agent is named, with the command that finishes it."""
+    url, rows = postgres.new_database(), released()
+    migrate(node_url(url, "n1"))
+    with closing(SqlStore.open(node_url(url, "n1"))) as store:
+        store.append(rows)
+    done = run("verify", "--fleet", url)
+    (one,) = verdicts(done)["fleet"]["not_adopted"]
+    assert (0, rows[-1].position, "n2") == (done.exit_code, one["row"], one["to_node"])
+    monkeypatch.setattr("cairn.ops.fleet.verify.is_piped", lambda: False)
+    lines = run("verify", "--fleet", url).stdout.splitlines()
+    assert "agents released, and adopted by no node: 1" == lines[-3]
+    assert lines[-2].endswith("To finish: ops agents move n1.notes --to n2")
+    assert "fleet of 1 node: sound" == lines[-1]

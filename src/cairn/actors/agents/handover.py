@@ -7,6 +7,7 @@ Reading checks the chain of a whole journal, so it is for a thread of its own.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import attrs
 
@@ -40,9 +41,12 @@ class FleetJournals:
         """
         return node in nodes_of(fleet_url(self._url))
 
-    def released(self, node: str, agent: str, tenant: str) -> Released:
+    def released(self, node: str, agent: str, tenant: str, rest: Callable[[], None]) -> Released:
         """
         An agent that another node released.
+
+        Args:
+            rest: called every so many rows that are read.
 
         Raises:
             NoSuchAgent, NotReleased, StoreError: as ``released_agent``.
@@ -50,8 +54,8 @@ class FleetJournals:
         url = node_url(fleet_url(self._url), node)
         keys = self._keys.of_other(url) if self._keys is not None else None
         try:
-            with contextlib.closing(SqlStore.open(url, read_only=True, keys=keys)) as store:
-                return released_agent(store, node, agent, tenant)
+            with contextlib.closing(SqlStore.open(url, read_only=True)) as store:
+                return released_agent(store, node, agent, tenant, keys=keys, rest=rest)
         except StoreError:
             raise
         except JournalError as error:

@@ -20,6 +20,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import attrs
@@ -388,7 +389,7 @@ def _own_rows(session: str, store: Store, rest: Callable[[], None]) -> Traces:
     traces, base = Traces(session), store.base()
     if base is not None:
         traces.see_base(state_of(base))
-    for row in histories_of(base).rows:
+    for row in map(store.opened, histories_of(base).rows):
         traces.see_own(row, decode(row))
     for stream in (f"session/{session}", _SERVERS):
         for row in _watched(store.read(stream=stream), rest):
@@ -402,7 +403,8 @@ def other_rows(traces: Traces, store: Store, rest: Callable[[], None]) -> Traces
     base = store.base()
     if base is not None:
         traces.see_state(state_of(base))
-    for row in _watched(store.read(), rest):
+    kept = map(store.opened, histories_of(base).rows)
+    for row in _watched(chain(kept, store.read()), rest):
         if row.kind in OF_OTHERS:
             traces.see_other(decode(row).event)
     return traces

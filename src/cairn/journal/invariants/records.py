@@ -8,7 +8,7 @@ from cairn.journal import events as ev
 from cairn.journal.invariants.sentences import Violation, broken
 from cairn.journal.keys import fingerprint_of, tested_fields
 from cairn.journal.shown import shown_fault
-from cairn.journal.state import Session, SessionId, State, release_name
+from cairn.journal.state import Session, SessionId, State, is_known, release_name
 from cairn.journal.tenants import AGENT_SESSIONS, agent_session, session_name, session_tenant
 
 _NOT_NEEDED = "naive_differs"
@@ -135,7 +135,7 @@ def session_forgotten(state: State, event: ev.SessionForgotten) -> Iterator[Viol
     """A session that the journal has, its tenant, and blocks on record."""
     agents = session_name(event.of_session).startswith(AGENT_SESSIONS)  # perhaps without a turn
     for name in (*(() if agents else (event.of_session,)), *event.same_text):
-        if f"session/{name}" not in state.streams:
+        if not is_known(state, name):
             yield broken("INV-9", "a session was forgotten that never was", "a session", name)
     due = session_tenant(event.of_session)
     if event.tenant != due:
@@ -178,7 +178,7 @@ def _is_new(state: State, tenant: str, agent: str) -> Iterator[Violation]:
 
 def deleted(state: State, event: ev.AgentDeleted) -> Iterator[Violation]:
     named = agent_session(event.tenant, event.agent)
-    if named not in state.agents and named not in state.released:
+    if named not in state.agents and named not in state.released_kept:
         yield broken("INV-9", "an agent was deleted that does not exist", "one", event.agent)
 
 

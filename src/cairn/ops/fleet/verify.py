@@ -20,6 +20,7 @@ from cairn.journal.fleet_audit import NAMING, FleetAudit, Reference, references
 from cairn.journal.replay import Finding
 from cairn.journal.rows.base import Base
 from cairn.journal.rows.verification import Verification, consequences
+from cairn.journal.tenants import agent_of
 from cairn.journal.unread import NotChecked
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import Source
@@ -199,6 +200,7 @@ def _print_fleet(nodes: list[_Node], audit: FleetAudit) -> int:
                 "pruned": audit.pruned,
                 "accepted_as_lost": audit.accepted,
             },
+            not_adopted=[attrs.asdict(one) for one in audit.unadopted],
             broken=len(news),
             on_record=len(findings) - len(news),
             findings=list(map(_object, findings)),
@@ -211,6 +213,13 @@ def _print_fleet(nodes: list[_Node], audit: FleetAudit) -> int:
         f"rows that nodes name of each other: {audit.present} present, {audit.pruned} pruned, "
         f"{audit.accepted} accepted as lost"
     )
+    if audit.unadopted:
+        click.echo(f"agents released, and adopted by no node: {len(audit.unadopted)}")
+    for one in audit.unadopted:
+        click.echo(
+            f"  {one.node} row {one.row}: {one.session}, to {one.to_node} as {one.to}. To finish: "
+            f"ops agents move {agent_of(one.session)} --to {one.to_node}"
+        )
     click.echo(f"fleet of {counted(len(nodes), 'node')}: {_WORDS[code]}")
     return code
 
