@@ -92,7 +92,7 @@ class StoredAgents:
     _busy: dict[_Key, str] = attrs.field(factory=dict, init=False)
     _requests: dict[str, _Key] = attrs.field(factory=dict, init=False)
     # Each reading of another journal takes a connection to the database and a thread.
-    _reading: trio.CapacityLimiter = attrs.field(
+    _readers: trio.CapacityLimiter = attrs.field(
         factory=lambda: trio.CapacityLimiter(1), init=False
     )
 
@@ -257,7 +257,7 @@ class StoredAgents:
         """
         try:
             return await trio.to_thread.run_sync(
-                read, *args, abandon_on_cancel=True, limiter=self._reading
+                read, *args, abandon_on_cancel=True, limiter=self._readers
             )
         except StoreError as error:
             log.warning("journals of other nodes cannot be read", what=what, fact=str(error))
