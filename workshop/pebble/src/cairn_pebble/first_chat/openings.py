@@ -1,7 +1,7 @@
 """Reads the 200 openings by which Pebble is judged, and finds loops in answers.
 
-The openings and the rubric are data, in `openings.toml`. They were written without a look at the
-training's dialogues, and these without a look at them.
+The openings and the rubric are data, in `openings.toml`, and were written before the training's
+first messages.
 """
 
 import re

@@ -16,8 +16,7 @@ def trained_on(openings: Sequence[Opening], draws: int = DRAWS) -> frozenset[str
     """
     Returns the ids of the openings that a user says in dialogues of the training.
 
-    Case, spaces and punctuation are ignored. The writers of the dialogues had not read the
-    openings; what people say most often is in both.
+    Case, spaces and punctuation are ignored. What people say most often is in both.
 
     Args:
         draws: how many dialogues of each of the two kinds are drawn, from a fixed seed.
