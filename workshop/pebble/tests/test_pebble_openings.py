@@ -181,5 +181,13 @@ def test_the_recorded_verdicts_are_what_the_page_says() -> None:
     assert "| all | 53 | 9 | 97 | 41 | 62 | 200 |" in page
     assert "45 of 113 are fitting" in page
     assert "| all | 13 | 3 | 23 | 1 | 15 | 40 |" in page
+    of_a_round = folder.parent / "20261127-2m-near"
+    _, some = read_transcript(of_a_round / "transcript.jsonl")
+    judges = [read_verdicts(of_a_round / f"judge-{one}.txt", some) for one in (1, 2)]
+    page = report(facts, some, judges, ())
+    assert "agree on 228 of 238" in page
+    assert "| all | 67 | 45 | 87 | 1 | 112 | 200 |" in page
+    assert "56 of 113 are fitting" in page
+    assert "| all | 16 | 6 | 17 | 1 | 22 | 40 |" in page
     weights = (builtin_directory() / "model.safetensors").read_bytes()
     assert hashlib.sha256(weights).hexdigest() == facts["weights"]
