@@ -28,8 +28,9 @@ from tests.support.subprocess_server import DEADLINE_S, Serving, started
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 PAGES = sorted(page for page in REFERENCE.glob("*.md") if page.name != "cli.md")
 
-#: The server of these tests has no embedding model.
+#: The server of these tests has no embedding model, and is no node of a fleet.
 _NOT_RUN = {("POST", path) for path in ("/v1/embeddings", "/api/embed", "/api/embeddings")}
+_NOT_RUN |= {("POST", f"/v1/agents/{{name}}/{act}") for act in ("release", "adopt")}
 
 _BLOCK = re.compile(r"^```(sh|json|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ID = re.compile(r"[A-Z]+_ID")

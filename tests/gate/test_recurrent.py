@@ -173,7 +173,7 @@ def test_control_a_state_that_is_not_what_it_was(
             monkeypatch.setattr(StateCache, "cut_back", spoiled_cut)
         else:
             monkeypatch.setattr(StateCache, "put", spoiled_put)
-            for place in ("mlx.blocks", "mlx.block_files"):
+            for place in ("mlx.blocks", "mlx.files.block_files"):
                 monkeypatch.setattr(f"cairn.engine.{place}.digest", lambda block: "blind")
         talk = [says(1, 60)]
         files = {"blocks_folder": tmp_path / "blocks", "disk_bytes": 64 * MIB}

@@ -66,7 +66,7 @@ COMMANDS = {
     ),
     "agents": (
         "cairn.ops.journal.agents:agents",
-        "List the agents of a journal, or show the conversation of one.",
+        "List the agents of a journal, show one, or hand one over to another node.",
     ),
     "tail": (
         "cairn.ops.journal.tail:tail",

@@ -9,7 +9,7 @@ from cairn.engine.prompt.template import Message
 from cairn.engine.prompt.turns import messages_text, parts_text
 from cairn.journal import events as ev
 from cairn.journal.rows.export import read_base
-from tests.support.journals import NOTES, Builder, agent_created, speaking
+from tests.support.journals import NOTES, TENANT, Builder, agent_created, speaking
 
 LOOK = '[{"type":"function","function":{"name":"look"}}]'
 
@@ -64,6 +64,19 @@ def journal() -> Builder:
     return built
 
 
+def sound() -> Builder:
+    """An agent with a turn, a fork of it that does not persist, and another tenant's: all hold."""
+    built = Builder()
+    built.start()
+    built.propose(created("notes", TENANT, max_context=900, model="m"))
+    keeps = built.keeping(agent="notes", texts={}, texts_at={})
+    built.turn(NOTES, "r1", ["What is there?"], range(1, 9), (20, 21), wrong=keeps)
+    built.propose(created("aside", TENANT, forked_from="notes", head="r1", persist=False))
+    built.propose(created("notes", "alice"))
+    assert built.bug is None, built.bug
+    return built
+
+
 def lines(run: Any, *arguments: object) -> list[list[str]]:
     """The cells of a list of agents."""
     return [line.split("\t")[:9] for line in run("agents", *arguments).stdout.splitlines()]
@@ -74,15 +87,15 @@ def test_list(run, stored, tmp_path: Path):
     All that are there, the last used one first, as they are on the running server; of one that
     died, as they will be at its next start.
     """
-    folder = stored(journal().rows)
+    folder = stored(sound().rows)
     head = ["agent", "tenant", "status", "turns", "context", "limit", "model", "persists"]
-    alices = ["review", "alice", "cold", "0", "0", "", "", "yes", ""]
-    aside = ["aside", "local", "hot", "1", "10", "", "", "no", "review"]
-    review = ["review", "local", "hot", "1", "10", "900", "m", "yes", ""]
+    alices = ["notes", "alice", "cold", "0", "0", "", "", "yes", ""]
+    aside = ["aside", TENANT, "hot", "1", "10", "", "", "no", "notes"]
+    notes = ["notes", TENANT, "hot", "1", "10", "900", "m", "yes", ""]
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert [[*head, "forked from"], alices, aside, review] == lines(run)
-    assert [alices, [*review[:2], "cold", *review[3:]]] == lines(run)[1:]
+        assert [[*head, "forked from"], alices, aside, notes] == lines(run)
+    assert [alices, [*notes[:2], "cold", *notes[3:]]] == lines(run)[1:]
     exported = tmp_path / "journal.jsonl"
     exported.write_text(run("export").stdout)
     assert 4 == len(lines(run, exported))

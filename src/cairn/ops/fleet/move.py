@@ -45,7 +45,7 @@ class _Refusal(msgspec.Struct):
 class _Answer(msgspec.Struct):
     turns: int = 0
     error: _Refusal | None = None
-    tenant: str | None = None
+    of_tenant: str | None = None  # whose agent it is, where the node says so
     is_open: bool = False  # whether what was asked may have been done although it was refused
 
 
@@ -124,7 +124,7 @@ def move(
     if answer.error is None:
         click.echo(f"{name} was released before: it is {to} now, with {answer.turns} turns.")
         return
-    if answer.error.code != "agent_not_released" or answer.tenant is None:
+    if answer.error.code != "agent_not_released" or answer.of_tenant is None:
         raise _refused(to_node, answer)
     _warn_of_differences(url, source, to_node)
     if not yes:
@@ -136,7 +136,7 @@ def move(
         if released.error is not None:
             raise _refused(source, released)
     else:
-        _release(url, source, name, answer.tenant, to, to_node)
+        _release(url, source, name, answer.of_tenant, to, to_node)
     answer = _ask(places, to_node, api_key, *adopt)
     if answer.error is not None:
         words = (
@@ -209,7 +209,7 @@ def _ask(
         )
     if response.status_code != 200 and answer.error is None:
         raise Unreadable(f"{node} at {address} answered {response.status_code}, without a reason.")
-    answer.tenant = response.headers.get("x-cairn-tenant")
+    answer.of_tenant = response.headers.get("x-cairn-tenant")
     answer.is_open = response.status_code >= 500
     return answer
 

@@ -42,7 +42,7 @@ class _ListFirst(click.Group):
 @click.group(cls=_ListFirst, epilog=example("ops agents", "ops agents show review"))
 def agents() -> None:
     """
-    List the agents of a journal, show the conversation of one, or hand one over to another node.
+    List the agents of a journal, show one, or hand one over to another node.
 
     Without a command: `ops agents list`. The server may be running.
     """
