@@ -172,7 +172,7 @@ def test_a_turn_in_progress_is_not_cut(fleet: Fleet, lengthy: Any):
             assert "Nothing was changed." in out
             assert "data: [DONE]" in [*lines]
         code, out = move(fleet, "n1.notes", "n2", {"n1": one, "n2": two})
-        assert (0, True) == (code, "with 1 turns" in out), out
+        assert (0, True) == (code, "with 1 turn" in out), out
         one.wait_idle()
         two.wait_idle()
         assert (0, 0) == (one.stop(), two.stop())
@@ -192,7 +192,7 @@ def test_a_node_that_is_dead(fleet: Fleet):
         code, out = move(fleet, "n1.short", "n2", {"n2": two})
         assert (2, True) == (code, "(persist: false), and n1 does not run" in out), out
         code, out = move(fleet, "n1.notes", "n2", {"n2": two})
-        assert (0, True) == (code, "it is n2.notes now, with 1 turns" in out), out
+        assert (0, True) == (code, "it is n2.notes now, with 1 turn" in out), out
         code, out = move(fleet, "n1.short", "n2", {"n2": two, "n3": two})
         assert (2, True) == (code, "only n1 and n2 are asked" in out), out
         with fleet.node("n1") as again:
@@ -252,7 +252,7 @@ def test_a_handover_that_was_cut_short(fleet: Fleet):
         code, out = move(fleet, "n1.notes", "n2", nodes)
         assert (2, True) == (code, "--api-key" in out), out
         code, out = move(fleet, "n1.notes", "n2", nodes, "--api-key", ALICES)
-        assert (0, True) == (code, "it is n2.notes now, with 1 turns" in out), out
+        assert (0, True) == (code, "it is n2.notes now, with 1 turn" in out), out
         say(two, "n2.notes", "What is my name?", ALICES)
         gone = httpx.delete(f"{two.url}/v1/agents/n2.notes", headers=alice, timeout=60)
         assert 200 == gone.status_code
@@ -314,7 +314,7 @@ def test_along_three_nodes_with_prunes(fleet: Fleet):
         code, out = move(fleet, "n1.notes", "n2", {"n2": two}, "--as", "taken")
         assert (2, True) == (code, "taken" in out), out
         code, out = move(fleet, "n1.notes", "n2", {"n2": two})
-        assert (0, True) == (code, "it is n2.notes now, with 1 turns" in out), out
+        assert (0, True) == (code, "it is n2.notes now, with 1 turn" in out), out
         code, out = move(fleet, "n1.notes", "n2", {"n2": two}, "--as", "more")
         assert (2, True) == (code, "it is 'n2.notes' here" in out), out
         two.wait_idle()

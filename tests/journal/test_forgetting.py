@@ -54,7 +54,7 @@ def forgotten(rows: Sequence[Row], session: str) -> tuple[Ledger, list[Row]]:
     return ledger, [*rows, *outcome.rows]
 
 
-@pytest.mark.long_but("1", "5")
+@pytest.mark.long_but("1", "2", "5")
 @pytest.mark.parametrize("seed", [1, 2, 3, 5, 7, 11, 13])
 def test_the_state_is_that_of_a_reader_without_the_key(seed: int):
     """

@@ -1749,3 +1749,37 @@ def test_a_loss_of_another_head():
     assert {"n2": (3, "01")} == dict(driver.state.heads_seen)
     driver.propose(ev.HeadsSeen(heads=(("n2", 4, "ef"),)))
     assert {"n2": (4, "ef")} == dict(driver.state.heads_seen)
+
+
+def _asks_for_less(event: ev.Event) -> ev.Event:
+    return attrs.evolve(event, max_tokens=1) if isinstance(event, ev.RequestReceived) else event
+
+
+def _releases_one_token(event: ev.Event) -> ev.Event:
+    match event:
+        case ev.TokensEmitted(first=2):
+            return attrs.evolve(event, ids=(), first=1, emitted=0, text="")
+        case ev.CacheExtended():
+            return attrs.evolve(event, emitted=0, text="")
+        case _:
+            return event
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (_asks_for_less, "a longer answer than was asked for"),
+        (_releases_one_token, "an answer that was not released as a whole"),
+    ],
+)
+def test_an_answer_that_is_not_what_was_released(
+    wrong: Callable[[ev.Event], ev.Event], message: str
+):
+    """An answer has all tokens that were released, and no more than were asked for."""
+    built = Builder()
+    built.start()
+
+    built.turn("s1", "r1", ["Hi"], range(1, 9), (20, 21, 22), wrong=wrong)
+
+    assert built.bug is not None
+    assert ("INV-7", message) == (built.bug.invariant, built.bug.message)

@@ -689,7 +689,8 @@ def _secret_of(place: Path, name: str, *, may_make: bool) -> bytes:
     except FileNotFoundError as error:
         raise StoreError(
             f"The journal key {place} is missing, and without it the keys in {name} cannot be "
-            "used. Restore it from a backup, or name the file with --journal-key."
+            "used. If it is in another data directory, give that with --data-dir; else restore it "
+            "from a backup. `serve` takes any file, with --journal-key."
         ) from error
     except OSError as error:
         raise StoreError(f"The journal key {place} cannot be used: {error.strerror}.") from error

@@ -29,7 +29,7 @@ from cairn.journal.rows.base import histories_of
 from cairn.journal.state import SessionId
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import check_node, example, journal_of
-from cairn.ops.common.output import progress
+from cairn.ops.common.output import counted, progress
 from cairn.ops.fleet.fingerprints import differences, loaded_models
 from cairn.ops.serve.api_keys import KEY_VARIABLE, api_key_option
 
@@ -122,7 +122,9 @@ def move(
     adopt = f"/v1/agents/{quote(to)}/adopt", {"source": name}
     answer = _ask(places, to_node, api_key, *adopt)
     if answer.error is None:
-        click.echo(f"{name} was released before: it is {to} now, with {answer.turns} turns.")
+        click.echo(
+            f"{name} was released before: it is {to} now, with {counted(answer.turns, 'turn')}."
+        )
         return
     if answer.error.code != "agent_not_released" or answer.of_tenant is None:
         raise _refused(to_node, answer)
@@ -144,7 +146,7 @@ def move(
             f"the name {to} is taken, with another one (--as)."
         )
         raise _refused(to_node, answer, words)
-    click.echo(f"{name} is handed over: it is {to} now, with {answer.turns} turns.")
+    click.echo(f"{name} is handed over: it is {to} now, with {counted(answer.turns, 'turn')}.")
 
 
 def _warn_of_differences(url: str, *nodes: str) -> None:
