@@ -172,9 +172,11 @@ def released_agent(
         StoreError: the journal is not sound, or cannot be read, nor can the agent's texts.
     """
     base = store.base()
-    agents, pruned = histories_of(base).fold(), None
+    histories = histories_of(base)
+    agents, pruned = histories.fold(), None
     previous, position = (base.head, base.position) if base is not None else (GENESIS, 0)
-    hashes = {row.position: row.hash for row in histories_of(base).rows}
+    kept = histories.by_position()
+    hashes = {at: row.hash for at, row in kept.items()}
     for count, row in enumerate(store.read()):
         if count % _ROWS_A_REST == 0:
             rest()
@@ -198,7 +200,6 @@ def released_agent(
     places = agents.history(agent)
     if len(places) != agent.turns:
         raise _unreadable(node, name)
-    kept = histories_of(base).by_position()
 
     def read(at: int) -> tuple[Head, ev.Event]:
         row: Row | None = kept[at] if at in kept else store.row(at)
