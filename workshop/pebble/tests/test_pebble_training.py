@@ -50,6 +50,45 @@ def renderer() -> Renderer:
     return pebble_renderer()
 
 
+def test_gradients_by_torch_are_the_same(renderer: Renderer, tmp_path: Path, monkeypatch: Any):
+    """PyTorch computes the figures and gradients of a step that MLX computes, up to rounding."""
+    pytest.importorskip("torch", reason="PyTorch is not installed (pip install torch)")
+    from cairn_pebble.by_torch import TorchGradients
+
+    shape = attrs.evolve(SMALL, layers=2)
+    steps: dict[str, list[tuple[Any, Any]]] = {}
+
+    class Recorded:
+        def __init__(self, name: str, step: Any) -> None:
+            self.step, self.found = step, steps.setdefault(name, [])
+
+        def __call__(self, model: Any, batch: Any) -> Any:
+            self.found.append(self.step(model, batch))
+            return self.found[-1]
+
+    monkeypatch.setattr(training_module, "POOL_TOKENS", 2_000)
+    stage = attrs.evolve(SHORT, tokens=2_000, longest=256, spread=2_000)
+    by_torch = Recorded("torch", TorchGradients(shape))
+    trainings = []
+    for name, step in (("mlx", None), ("torch", by_torch)):
+        (tmp_path / name).mkdir()
+        trainings.append(Training(renderer, shape, (stage,), tmp_path / name, gradients=step))
+    compiled = trainings[0]._compiled
+    monkeypatch.setattr(trainings[0], "_compiled", lambda: Recorded("mlx", compiled()))
+
+    for one in trainings:
+        one.run(lambda _: None)
+
+    (figures, gradients), (other_figures, other_gradients) = steps["mlx"][0], steps["torch"][0]
+    assert [float(one) for one in figures] == pytest.approx(list(other_figures), rel=1e-4)
+    named, others = (dict(tree_flatten(one)) for one in (gradients, other_gradients))
+    assert set(named) == set(others)
+    for name, one in named.items():
+        np.testing.assert_allclose(
+            np.array(one), np.array(others[name]), atol=1e-3 * float(mx.abs(one).max()), rtol=0
+        )
+
+
 def test_no_dialogue_is_left_out_of_the_batches(renderer: Renderer, monkeypatch: Any):
     """
     Every drawn dialogue that is short enough is learned from, even the shortest, in batches of one

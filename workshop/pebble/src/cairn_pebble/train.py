@@ -19,6 +19,9 @@ optimisers start with fresh state:
 
     python -P -m cairn_pebble.train --work /tmp/more --ranks 2 --from src/cairn/pebble --after close
 
+With PyTorch (``pip install torch``), ``--torch`` computes the gradients by it, on an x86 CPU in
+half of the time; MLX does the rest.
+
 ``--recipe 7m`` makes a model of seven million parameters, stored in 8 bits, with everyday openings.
 On a GPU, let other processes draw the dialogues. One command trains, exports and measures:
 
@@ -84,6 +87,9 @@ def main() -> None:
     )
     parser.add_argument(
         "--drawers", type=int, default=0, help="processes that draw dialogues ahead of the training"
+    )
+    parser.add_argument(
+        "--torch", action="store_true", help="compute gradients by PyTorch, faster on an x86 CPU"
     )
     parser.add_argument(
         "--from", type=Path, dest="start", metavar="FOLDER", help="go on from an exported model"
@@ -206,6 +212,11 @@ def _train(options: argparse.Namespace) -> None:
         attrs.evolve(one, tokens=int(one.tokens * options.share)) for one in recipe.stages
     )
     renderer = Renderer(tokenizer, template())
+    gradients = None
+    if options.torch:
+        from cairn_pebble.by_torch import TorchGradients
+
+        gradients = TorchGradients(shape)
     try:
         training = Training(
             renderer,
@@ -216,6 +227,7 @@ def _train(options: argparse.Namespace) -> None:
             start=start,
             said=recipe.said,
             drawers=options.drawers,
+            gradients=gradients,
         )
     except OtherTraining as error:
         sys.exit(str(error))

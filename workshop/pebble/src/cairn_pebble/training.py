@@ -40,6 +40,8 @@ from cairn_pebble.sequences import Renderer, Sequence
 from cairn_pebble.texts.words import Split
 
 Said: TypeAlias = Callable[[Dialogue], Dialogue]
+Gradients: TypeAlias = Callable[[Model, "Batch"], tuple[Any, Any]]
+"""From a batch to ((answers, loss, right), gradients)."""
 
 
 def _as_drawn(dialogue: Dialogue) -> Dialogue:
@@ -135,6 +137,7 @@ class Training:
         start: Start | None = None,
         said: Said = _as_drawn,
         drawers: int = 0,
+        gradients: Gradients | None = None,
     ) -> None:
         """
         Args:
@@ -143,6 +146,7 @@ class Training:
             said: changes each drawn dialogue.
             drawers: processes that draw and encode dialogues before they are needed; 0 to draw them
                 here, in between. A GPU waits for one that draws.
+            gradients: computes a step up to its gradients; None for MLX.
 
         Raises:
             OtherTraining: the checkpoint belongs to a different training.
@@ -152,6 +156,7 @@ class Training:
         self._seed = seed
         self._group = mx.distributed.init()
         self._pools = _Pools(renderer, seed, said, drawers)
+        self._gradients = gradients
         self.model = new_model(shape, seed)
         self._rope = GivenRope(shape.head_dim, shape.rope_theta)
         self._optimizer = optim.MultiOptimizer(
@@ -206,7 +211,7 @@ class Training:
         on_cpu = mx.default_device().type == mx.DeviceType.cpu
         attention = attention_in_blocks() if on_cpu else contextlib.nullcontext()
         with positions_from(self._rope, self.model), attention, self._pools:
-            step = self._compiled()
+            step = self._gradients or self._compiled()
             while self._stands["stage"] < len(self._stages):
                 stage = self._stages[self._stands["stage"]]
                 before = sum(one.tokens for one in self._stages[: self._stands["stage"]])
@@ -217,7 +222,7 @@ class Training:
                 self._stands |= {"stage": self._stands["stage"] + 1, "pool": 0}
                 self._save()
 
-    def _read(self, stage: Stage, step: Any, told: Callable[[Progress], None]) -> None:
+    def _read(self, stage: Stage, step: Gradients, told: Callable[[Progress], None]) -> None:
         """Train on one pool of batches."""
         # All ranks take the same number of steps, so each makes a pool from the same draw and takes
         # its part.
@@ -227,7 +232,7 @@ class Training:
         sums = np.zeros(3)
         for start in range(0, len(batches), size):
             mine = batches[start + rank]
-            figures, gradients = step(*map(mx.array, attrs.astuple(mine)))
+            figures, gradients = step(self.model, mine)
             if size > 1:
                 gradients = average_gradients(gradients, self._group)
             self._update(gradients)
@@ -245,8 +250,8 @@ class Training:
             )
         )
 
-    def _compiled(self) -> Any:
-        """A step up to its gradients: from a batch to ((answers, loss, right), gradients)."""
+    def _compiled(self) -> Gradients:
+        """A step up to its gradients, by MLX."""
 
         def loss(
             model: Model,
@@ -274,7 +279,8 @@ class Training:
             return figures, gradients
 
         state = [self.model.state]
-        return mx.compile(step, inputs=state, outputs=state)
+        compiled = mx.compile(step, inputs=state, outputs=state)
+        return lambda _, batch: compiled(*map(mx.array, attrs.astuple(batch)))
 
     def rate(self) -> float:
         """The share of the highest learning rates for the next step."""
