@@ -18,6 +18,8 @@ from cairn.actors.settings import JournalBroken, no_progress
 from cairn.journal import events as ev
 from cairn.journal.replay import replay
 from cairn.journal.rows.codec import GENESIS, Row, decode, encode
+from cairn.journal.rows.database import postgres as postgres_store
+from cairn.journal.rows.database.schema import migrate
 from cairn.journal.rows.database.urls import journal_url
 from cairn.journal.rows.sealing import subject_of
 from cairn.journal.rows.store_sql import SqlStore
@@ -27,6 +29,7 @@ from tests.support.forgetting_killed import PLACES as KILLED
 from tests.support.forgetting_killed import killed
 from tests.support.journals import NOTES, TENANT, Builder, healthy
 from tests.support.journals import stored as with_turns
+from tests.support.postgres import Postgres
 
 
 @pytest.fixture
@@ -201,6 +204,24 @@ def test_a_session_that_is_not_there(run: Any, folder: Path):
     result = run("forget", "nowhere", "--yes")
     assert 2 == result.exit_code
     assert "No session nowhere" in result.output
+
+
+def test_a_journal_on_postgresql_that_is_in_use(
+    run: Any, postgres: Postgres, tmp_path: Path, monkeypatch: Any
+):
+    """A server that has the journal can be asked itself: that comes before stopping it."""
+    (tmp_path / "data").mkdir()
+    monkeypatch.setattr(postgres_store, "CLAIM_TRIES", 2)
+    url = postgres.new_database()
+    migrate(url)
+    with closing(SqlStore.open(url)) as server:
+        server.append(healthy())
+        refused = run("forget", "s1", "--journal", url, "--yes")
+        assert (2, "") == (refused.exit_code, refused.stdout)
+        assert (
+            "If it is a server, it can forget the session: POST /v1/sessions/SESSION/forget. Else "
+            "stop it." in refused.stderr
+        )
 
 
 def test_again(run: Any, folder: Path):

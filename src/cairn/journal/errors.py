@@ -5,6 +5,7 @@ The errors of the journal, by whose fault they are::
       |- DamagedRow        the world's: a stored row cannot be decoded, or the hash chain is cut
       |- UnknownEvent      the operator's: the journal was written by a newer Cairn
       |- StoreError        the world's: the database cannot be opened, read or written
+      |    |- StoreHeld    the operator's: another server or command uses the journal
       |    |- HeadMoved    another writer's: it appended, so this one must stop
       |    |- LeaseLost    the operator's: the journal was taken over, so this writer must stop
       |    |- StoreUnready  the world's: not now; the same append may be tried again
@@ -46,6 +47,19 @@ class UnknownEvent(JournalError):
 
 class StoreError(JournalError):
     """The store failed; the rows of the failed append are not in it."""
+
+
+class StoreHeld(StoreError):
+    """
+    Another server or command has the journal's lock. Nothing was changed.
+
+    Attributes:
+        what: the journal, and who has it.
+    """
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(f"Another server or command uses {what}. {advice}")
+        self.what = what
 
 
 class HeadMoved(StoreError):

@@ -35,7 +35,7 @@ from cairn.journal.rows.base import (
 from cairn.journal.rows.codec import Row, decode
 from cairn.journal.rows.histories import Histories, histories_at
 from cairn.journal.rows.store import Store
-from cairn.journal.runs import Runs
+from cairn.journal.runs import Runs, lost_run
 from cairn.journal.state import Block, State
 from cairn.journal.tenants import agent_of
 
@@ -237,17 +237,14 @@ def _close_sessions(
         StoreError: a session cannot be closed.
     """
     rows: list[Row] = []
-    lost = None
-    if ledger.state.boot is not None:
-        # No process uses the journal, so that run was lost; the next server would find the same.
-        lost = ev.ServerLost(boot=ledger.state.boot)
+    lost = lost_run(ledger.state)
     trial = Ledger(clock, state=ledger.state, head=ledger.head)
-    trial.propose([lost] if lost is not None else [])
+    trial.propose(lost)
     spans = survey.closable(
         trial.state, idle=options.close_idle, quarantined=options.close_quarantined
     )
-    if spans and lost is not None:
-        outcome = ledger.propose([lost])
+    if spans and lost:
+        outcome = ledger.propose(lost)
         rows.extend(outcome.rows)
         for recorded in outcome.recorded:
             # A request that was open then ends here, and its session cannot be cut before.

@@ -41,6 +41,14 @@ class Runs:
                 pass
 
 
+def lost_run(state: State) -> tuple[ev.ServerLost, ...]:
+    """
+    The end of the run that is under way, if there is one, for a writer that has the journal's lock:
+    no other process uses it, so that run was lost. The next server would append the same.
+    """
+    return (ev.ServerLost(boot=state.boot),) if state.boot is not None else ()
+
+
 LEASE_KINDS = frozenset(
     kind.kind for kind in (ev.ServerStarted, ev.ServerStopped, ev.ServerLost, ev.NodeTakenOver)
 )

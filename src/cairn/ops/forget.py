@@ -23,11 +23,12 @@ import msgspec
 from cairn.actors.clock import clock
 from cairn.actors.journal_keys import JournalKeys, open_keys
 from cairn.journal import events as ev
-from cairn.journal.errors import StoreError
+from cairn.journal.errors import StoreError, StoreHeld
 from cairn.journal.forgetting import Found, find, lost_with
 from cairn.journal.ledger import Ledger
 from cairn.journal.replay import Report, replay
 from cairn.journal.rows.sealing import SERVER
+from cairn.journal.runs import lost_run
 from cairn.journal.state import SessionId
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.completions import complete_session
@@ -43,7 +44,7 @@ from cairn.ops.common.locations import (
     too_short_words,
     url_of,
 )
-from cairn.ops.common.output import counted, progress
+from cairn.ops.common.output import confirm, counted, progress
 from cairn.ops.journal.forget import remove_files, require_place
 from cairn.ops.serve.api_keys import KEY_VARIABLE, api_key_option
 from cairn.ops.serve.data_dir import Holder, hold_journal, server_of
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 _WHO = "forget"
 _SURE = "Its texts cannot be restored. Forget it?"
+_REQUEST = "POST /v1/sessions/SESSION/forget"
 _CONNECT_S = 5.0
 
 
@@ -127,13 +129,19 @@ def forget(
         name = _named(source, keys_in(files.keys, url), session)
         _ask(server, name, api_key, yes=yes, with_agent=agent)
         return
-    other = "and forget the session then, or ask it: POST /v1/sessions/SESSION/forget"
+    other = f"and forget the session then, or ask it: {_REQUEST}"
     with hold_journal(url, other, who=_WHO):
         require_known_head(files, url, accept=False)
         with contextlib.ExitStack() as opened:
             keys = open_keys(files.keys, url)
             opened.callback(keys.close)
-            store = SqlStore.open(url, keys=keys)
+            try:
+                store = SqlStore.open(url, keys=keys)
+            except StoreHeld as error:
+                raise StoreHeld(
+                    error.what,
+                    f"If it is a server, it can forget the session: {_REQUEST}. Else stop it.",
+                ) from error
             opened.callback(store.close)
             name = _named(source, keys, session)
             place = (data_dir, url, blocks)
@@ -178,7 +186,7 @@ def _ask(server: Holder, name: str, key: str | None, *, yes: bool, with_agent: b
     who = f"The server at {server.address} (process {server.process})"
     if not yes:
         click.echo(f"{who} forgets session {name}, and goes on.", err=True)
-        click.confirm(_SURE, abort=True, err=True)
+        confirm(_SURE)
     address = f"/v1/sessions/{quote(name, safe='/')}/forget"
     query = {"agent": "true" if with_agent else "false"}
     try:
@@ -260,7 +268,7 @@ def _forget(
     )
     _name_others(found.same_text)
     if not yes:
-        click.confirm(_SURE, abort=True, err=True)
+        confirm(_SURE)
     report = _closed(store, found)
     own = (found.runs, report, found.own_blocks)
     if not remove_files(store, data_dir, *own, who=_WHO, blocks=blocks):
@@ -302,10 +310,7 @@ def _require_possible(found: Found, *, with_agent: bool) -> None:
 def _closed(store: SqlStore, found: Found) -> Report:
     """Close the session, and delete its agent. The replay after that."""
     state = found.report.state
-    events: list[ev.Event] = []
-    if state.boot is not None:
-        # No process uses the journal, so that run was lost; the next server would find the same.
-        events.append(ev.ServerLost(boot=state.boot))
+    events: list[ev.Event] = [*lost_run(state)]
     if found.agent is not None:
         events.append(ev.AgentDeleted(agent=found.agent.name, tenant=found.agent.tenant))
     if SessionId(found.session) in state.sessions:

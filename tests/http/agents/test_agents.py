@@ -406,6 +406,10 @@ async def test_an_agent_of_a_node():
     assert (200, "n1.other") == (forked, body["agent_id"])
     _, body = await call(service, "POST", "", {})
     assert body["agent_id"].startswith("n1.agent-")
+    for name, names in (("notes", True), ("n1.none", False)):
+        status, body = await call(service, "GET", f"/{name}")
+        assert (404, "agent_not_found") == (status, body["error"]["code"])
+        assert names == ("(ids here are like n1.NAME)" in body["error"]["message"])
     for name in ("a" * 62, "."):
         status, body = await call(service, "POST", "", {"agent_id": name})
         assert (400, "agent_id") == (status, body["error"]["param"])

@@ -395,9 +395,11 @@ def not_found(name: str, service: Service) -> ClientError:
         AgentReleased: another node has it now.
     """
     service.agents.require_here(name)
+    node = service.facts.node
+    of_node = "" if node is None or node_named(name) else f" (ids here are like {node}.NAME)"
     return ClientError(
-        f"agent {name[:NAME_MAX]!r} not found: it was never created, was deleted, or ended with "
-        "its server (persist: false); GET /v1/agents lists the agents",
+        f"agent {name[:NAME_MAX]!r} not found{of_node}: it was never created, was deleted, or "
+        "ended with its server (persist: false); GET /v1/agents lists the agents",
         code="agent_not_found",
         status=404,
     )

@@ -10,6 +10,8 @@ from typing import Literal, TypeVar
 import attrs
 import click
 
+from cairn.ops.cli import Unreadable
+
 Item = TypeVar("Item")
 
 _STEP_ROWS = 1000
@@ -29,6 +31,25 @@ class Shown:
     def __str__(self) -> str:
         """The full form."""
         return self.full
+
+
+def confirm(question: str) -> None:
+    """
+    Ask before something that cannot be undone, on stderr.
+
+    Raises:
+        click.Abort: the answer was no, or Ctrl-C.
+        Unreadable: there is no terminal to ask at, and stdin has no answer.
+    """
+    try:
+        click.confirm(question, abort=True, err=True)
+    except click.Abort as abort:
+        if sys.stdin.isatty() or not isinstance(abort.__context__, EOFError):
+            raise
+        click.echo(err=True)
+        raise Unreadable(
+            "There is no terminal to ask at, so nothing was changed. Add --yes to do it."
+        ) from abort
 
 
 def progress(items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:

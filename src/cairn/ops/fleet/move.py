@@ -26,10 +26,11 @@ from cairn.journal.ledger import Ledger
 from cairn.journal.nodes import node_named, on_node
 from cairn.journal.replay import Replay
 from cairn.journal.rows.base import histories_of
+from cairn.journal.runs import lost_run
 from cairn.journal.state import SessionId
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.locations import check_node, example, journal_of
-from cairn.ops.common.output import counted, progress
+from cairn.ops.common.output import confirm, counted, progress
 from cairn.ops.fleet.fingerprints import differences, loaded_models
 from cairn.ops.serve.api_keys import KEY_VARIABLE, api_key_option
 
@@ -130,9 +131,7 @@ def move(
         raise _refused(to_node, answer)
     _warn_of_differences(url, source, to_node)
     if not yes:
-        click.confirm(
-            f"{source} will never serve {name} again. Hand it over to {to_node}?", abort=True
-        )
+        confirm(f"{source} will never serve {name} again. Hand it over to {to_node}?")
     if source in running_nodes(url):
         released = _ask(places, source, api_key, f"/v1/agents/{quote(name)}/release", {"to": to})
         if released.error is not None:
@@ -267,9 +266,7 @@ def _release(url: str, source: str, name: str, tenant: str, to: str, to_node: st
                 f"Agent {name} ends with its server (persist: false), and {source} does not run, "
                 "so there is nothing to hand over. Nothing was changed."
             )
-        events: list[ev.Event] = []
-        if report.state.boot is not None:
-            events.append(ev.ServerLost(boot=report.state.boot))
+        events: list[ev.Event] = [*lost_run(report.state)]
         events.append(ev.SessionReleased(agent=name, tenant=tenant, to=to, to_node=to_node))
         if SessionId(agent.session) in report.state.sessions:
             events.append(ev.SessionClosed(session=agent.session, reason=_CLOSED))

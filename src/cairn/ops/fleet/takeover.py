@@ -20,9 +20,9 @@ from cairn.actors.clock import clock
 from cairn.journal import events as ev
 from cairn.journal.errors import DamagedRow, StoreError
 from cairn.journal.ledger import Ledger
-from cairn.journal.runs import LEASE_KINDS, lease_at_end
+from cairn.journal.runs import LEASE_KINDS, lease_at_end, lost_run
 from cairn.ops.common.locations import check_node, example, journal_of
-from cairn.ops.common.output import counted
+from cairn.ops.common.output import confirm, counted
 from cairn.ops.common.program import as_called
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def takeover(node: str, journal: str, by: str | None, yes: bool) -> None:
         known = f"the nodes are {', '.join(nodes)}" if nodes else "it has none; check --journal"
         raise click.UsageError(f"There is no node {node} in {place_of(journal)}; {known}.")
     if not yes:
-        click.confirm(f"The server of {node}, if it runs, will stop. Take it over?", abort=True)
+        confirm(f"The server of {node}, if it runs, will stop. Take it over?")
     named = by or _this_user()
     token, ended = take_over(url, named)
     if ended:
@@ -95,10 +95,7 @@ def _record(store: SqlStore, node: str, by: str) -> None:
             f"({error}), so the takeover is not on record. Run `ops verify --node {node}`."
         ) from error
     assert store.token is not None
-    events: list[ev.Event] = []
-    if state.boot is not None:
-        events.append(ev.ServerLost(boot=state.boot))
-    events.append(ev.NodeTakenOver(token=store.token, by=by))
+    events = [*lost_run(state), ev.NodeTakenOver(token=store.token, by=by)]
     outcome = Ledger(clock(), state=state, head=store.head()[1]).propose(events)
     if outcome.bug is not None:
         raise StoreError(f"The takeover of {node} cannot be recorded: {outcome.bug.message}.")

@@ -19,6 +19,7 @@ from cairn.journal.replay import replay
 from cairn.journal.rows.base import Base, histories_of
 from cairn.journal.rows.codec import decode
 from cairn.journal.rows.export import require_complete
+from cairn.journal.runs import lost_run
 from cairn.journal.state import State, apply
 from cairn.journal.tenants import LOCAL
 from cairn.journal.turns import Place
@@ -72,15 +73,15 @@ class _Found:
 
         rows = require_complete(source.rows("fold", base=base), base)
         state = replay(rows, base=base, watch=watch).state
-        if state.boot is not None and source.is_held is False:
-            # A server that was killed could not record it. The next one will.
+        # A server that was killed could not record its end. The next one will.
+        for event in lost_run(state) if source.is_held is False else ():
             lost = ev.Recorded(
                 position=state.position + 1,
                 stream="server",
                 seq=state.streams["server"] + 1,
                 event_id="",
                 time_us=0,
-                event=ev.ServerLost(boot=state.boot),
+                event=event,
             )
             watch(lost, state)
             state = apply(state, lost)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from cairn.journal.errors import StoreError, StoreLost
+from cairn.journal.errors import StoreError, StoreHeld, StoreLost
 from cairn.journal.events import HeadsSeen, LossAccepted
 from cairn.journal.nodes import SCHEMA_PREFIX, NodeHead, node_of_schema, schema_of
 
@@ -156,7 +156,7 @@ def _claim(raw: Any, place: str, own: set[int], wait_s: float, is_synced: bool) 
     Raises:
         StoreLost: an earlier connection has it, of which the database does not know yet that it is
             lost.
-        StoreError: another server's connection has it.
+        StoreHeld: another server's connection has it.
     """
     settings = [*_SESSION, f"SET lock_timeout = {int(wait_s * 1000)}"]
     if not is_synced:  # otherwise the setting of the database server counts
@@ -183,14 +183,12 @@ def _claim(raw: Any, place: str, own: set[int], wait_s: float, is_synced: bool) 
     if own & {*processes}:
         raise StoreLost(f"The database still keeps a lost connection to {place} ({holder}).")
     node = node_of_schema(name)
-    raise StoreError(
-        f"Another server or command uses {place}: {holder}. Stop it, or "
-        + (
-            "choose another journal with --journal."
-            if node is None
-            else f"if it does not answer, take the node over: `ops takeover {node}`."
-        )
+    advice = (
+        "choose another journal with --journal."
+        if node is None
+        else f"if it does not answer, take the node over: `ops takeover {node}`."
     )
+    raise StoreHeld(f"{place}: {holder}", f"Stop it, or {advice}")
 
 
 def nodes(connection: sa.Connection) -> list[str]:
