@@ -403,6 +403,7 @@ def test_a_node_that_is_killed(fleet: Fleet, tmp_path: Path, lengthy: Any):
     fleet.assert_valid("n1", "n2")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not installed(), reason="HAProxy is not installed")
 def test_a_node_that_is_stopped(fleet: Fleet, tmp_path: Path, lengthy: Any):
     """
@@ -444,6 +445,7 @@ def test_a_node_that_is_stopped(fleet: Fleet, tmp_path: Path, lengthy: Any):
 # --- two fingerprints -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_two_fingerprints(fleet: Fleet):
     """
     Nodes on different fingerprints have no block in common, and `ops doctor` names the field. With

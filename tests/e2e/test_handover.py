@@ -288,6 +288,7 @@ def prune(fleet: Fleet, node: str) -> None:
     assert 0 == code, out + err
 
 
+@pytest.mark.long
 def test_along_three_nodes_with_prunes(fleet: Fleet):
     """
     The source is pruned before and after the release, and the target after the adoption. The agent

@@ -133,6 +133,7 @@ def test_a_node_that_shares_no_blocks(fleet: Fleet, shared: Path, model_director
         assert not adopted(fleet, "n2")
 
 
+@pytest.mark.long
 def test_a_node_that_starts_again(fleet: Fleet, shared: Path):
     """
     What a node adopted is gone with its memory, and is adopted again, by the same rows. Its own
@@ -185,6 +186,7 @@ def test_a_file_that_is_flipped(fleet: Fleet, shared: Path):
     fleet.assert_valid("n1", "n2")
 
 
+@pytest.mark.long
 def test_a_file_that_is_gone(fleet: Fleet, shared: Path):
     """It is a miss: what comes before it is adopted, the rest is computed."""
     with moved(fleet, shared) as (_, talk), fleet.node("n2") as two:
@@ -245,6 +247,7 @@ def test_forgetting_without_the_folder(fleet: Fleet, shared: Path):
     assert "broken: 0" in out.splitlines()
 
 
+@pytest.mark.long
 def test_a_node_whose_blocks_move(fleet: Fleet, shared: Path, model_directory: Path):
     """
     A node with files in the shared folder does not start without it, nor the other way round,
