@@ -29,7 +29,6 @@ from cairn.engine.model import fingerprint
 from cairn.engine.reports import ModelFacts, PassShapes
 from cairn.engine.row_class import RowClass
 from cairn.journal import events as ev
-from cairn.journal.cache.checkpoints import STATES_A_SLAB
 from cairn.journal.keys import tested_fields
 from cairn.journal.rows.store import Store
 from cairn.journal.state import ACCEPTED_UNSTABLE, State
@@ -104,8 +103,8 @@ async def load(run: Run, settings: Settings) -> StartedEngine:
         ``StartedEngine``, for ``boot.model_server``.
 
     Raises:
-        BootRefused: the device is not stable, or the memory for sessions holds nothing.
-        ModelRefused: the model cannot be served.
+        BootRefused: the device is not stable.
+        ModelRefused: the model cannot be served, or the memory for sessions holds nothing.
     """
     state, progress = run.sequencer.state, run.progress
     started = await run.engine.load(lambda: run.start_engine(settings, state, progress))
@@ -207,16 +206,9 @@ def _put_on_record(settings: Settings, sequencer: Sequencer, started: StartedEng
     Journal the model and its self-test.
 
     Raises:
-        BootRefused: the pool holds nothing, or the self-test failed and the operator did not accept
-            that.
+        BootRefused: the self-test failed and the operator did not accept that.
     """
     facts = started.facts
-    if facts.context_tokens < 2:  # a prompt and an answer, of a token each
-        raise BootRefused(
-            f"the memory for sessions ({started.budgets.pool_bytes} bytes) does not hold the KV of "
-            f"one chunk of {facts.block_tokens} tokens ({_memory_words(facts)}), so "
-            "nothing could be served. Start with a larger --pool-mb or a smaller --block-tokens."
-        )
     if started.tight is not None:
         log.warning("memory is tight", fact=started.tight)
         sequencer.append(ev.OperatorActed(action="accept_tight_memory", detail=started.tight))
@@ -293,16 +285,6 @@ def _warn_of_less(tested: SelfTestReport, *, cold: bool) -> None:
     if tested.fault is not None:
         more = {"fault": tested.fault.text, "exception": tested.fault.traceback}
     log.warning(what, failed=failed, **more)
-
-
-def _memory_words(facts: ModelFacts) -> str:
-    """The memory that a chunk takes, as text for an error message."""
-    if facts.growth is not None:
-        return f"{facts.growth.bytes_at(facts.block_tokens)} bytes in mlx-lm's own caches"
-    each = f"{facts.kv_token_bytes} bytes each"
-    if not facts.state_bytes:
-        return each
-    return f"{each}, and {STATES_A_SLAB * facts.state_bytes} bytes of states"
 
 
 def _self_test(facts: ModelFacts, tested: SelfTestReport) -> ev.SelfTestFinished:

@@ -17,6 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from cairn.engine.answer.markers import markers_of
 from cairn.engine.contract import StartedEngine
 from cairn.engine.errors import ModelRefused, ModelTooLarge
+from cairn.engine.growth import Growth
 from cairn.engine.machine.blas import loaded_blas
 from cairn.engine.machine.cuda import cuda_versions
 from cairn.engine.machine.heap import give_back_free_memory
@@ -98,7 +99,7 @@ def start_engine(
             it from the budget.
 
     Raises:
-        ModelRefused: it cannot be served.
+        ModelRefused: it cannot be served, or the budget of slabs holds nothing.
     """
     budgets = tight = None
     memory = max(0, _memory() - beside_bytes)
@@ -218,6 +219,13 @@ def _with_rows(
     else:
         context = asked_tokens or growth.context_within(
             budgets.pool_bytes, loaded.context_tokens, block_tokens
+        )
+    if context < 2:  # a prompt and an answer, of a token each
+        raise ModelRefused(
+            f"{loaded.name} cannot be served: the memory for sessions ({budgets.pool_bytes} bytes) "
+            f"does not hold the KV of one block of {block_tokens} tokens "
+            f"({_memory_words(loaded, growth, block_tokens)}). Start with a larger --pool-mb or a "
+            "smaller --block-tokens."
         )
     try:
         fields = fingerprint.collect(
@@ -366,6 +374,16 @@ def _states(loaded: LoadedModel, rule: Checkpoints | None) -> dict[str, Any] | N
         "together": list(loaded.together),
         "layers": [[f"{dtype} {list(shape)}" for shape, dtype in arrays] for arrays in states],
     }
+
+
+def _memory_words(loaded: LoadedModel, growth: Growth | None, block_tokens: int) -> str:
+    """The memory that a block takes, for a message."""
+    if growth is not None:
+        return f"{growth.bytes_at(block_tokens)} bytes in mlx-lm's own caches"
+    each = f"{sum(shape.token_bytes for shape in loaded.shapes)} bytes each"
+    if not loaded.state_bytes:
+        return each
+    return f"{each}, and {STATES_A_SLAB * loaded.state_bytes} bytes of states"
 
 
 def _context(
