@@ -125,6 +125,23 @@ def test_a_refusal(run: Run, fleet: str, answers: list[tuple[int, str]], words: 
     assert ("Nothing was changed." == words) == ("Nothing was changed." in done.stderr)
 
 
+def test_an_address_of_one_node(run: Run, fleet: str):
+    """Only a router reaches both nodes, so a refusal says what the address may be."""
+    with answering((404, "agent_not_found")) as url:
+        done = move(run, fleet, "--server", url)
+        named = f"If {url} is a node and not the router, give each node's address: --server n2=URL"
+        assert (2, True) == (done.exit_code, named in done.stderr)
+    with answering((404, "agent_not_found")) as url:
+        assert "not the router" not in move(run, fleet, "--server", f"n2={url}").stderr
+
+
+def test_no_server_at_an_address(run: Run, fleet: str):
+    """Before the first answer nothing was changed, and the message says so."""
+    done = move(run, fleet, "--server", "http://127.0.0.1:1")
+    assert 2 == done.exit_code
+    assert "Nothing was changed. If it does not run, start it; then run the same" in done.stderr
+
+
 def test_a_server_of_another_node(run: Run, fleet: str):
     """It is not asked, so it is refused."""
     done = move(run, fleet, "--server", "n3=http://127.0.0.1:1")

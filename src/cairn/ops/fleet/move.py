@@ -36,6 +36,7 @@ from cairn.ops.serve.api_keys import KEY_VARIABLE, api_key_option
 
 _TIMEOUT_S = 600.0
 _CLOSED = "its agent was handed over"
+_AGAIN = "If it does not run, start it; then run the same command again"
 
 
 class _Refusal(msgspec.Struct):
@@ -48,6 +49,7 @@ class _Answer(msgspec.Struct):
     error: _Refusal | None = None
     of_tenant: str | None = None  # whose agent it is, where the node says so
     is_open: bool = False  # whether what was asked may have been done although it was refused
+    hint: str = ""  # what else may be the reason of a refusal
 
 
 @click.command(
@@ -121,7 +123,7 @@ def move(
             )
     places = _places(servers, (source, to_node))
     adopt = f"/v1/agents/{quote(to)}/adopt", {"source": name}
-    answer = _ask(places, to_node, api_key, *adopt)
+    answer = _ask(places, to_node, api_key, *adopt, then=f"Nothing was changed. {_AGAIN}.")
     if answer.error is None:
         click.echo(
             f"{name} was released before: it is {to} now, with {counted(answer.turns, 'turn')}."
@@ -179,10 +181,19 @@ def _places(servers: Sequence[str], nodes: Sequence[str]) -> dict[str | None, st
 
 
 def _ask(
-    places: dict[str | None, str], node: str, key: str | None, path: str, body: dict[str, Any]
+    places: dict[str | None, str],
+    node: str,
+    key: str | None,
+    path: str,
+    body: dict[str, Any],
+    *,
+    then: str = f"{_AGAIN}, which finishes what was begun.",
 ) -> _Answer:
     """
     Send a node a request.
+
+    Args:
+        then: what the operator can do if the node does not answer.
 
     Raises:
         Unreadable: it cannot be asked.
@@ -200,8 +211,7 @@ def _ask(
         answer = msgspec.json.decode(response.content, type=_Answer)
     except (httpx.HTTPError, msgspec.MsgspecError) as error:
         raise Unreadable(
-            f"{node} at {address} did not answer as it should: {error}. If it does not run, start "
-            "it; then run the same command again, which finishes what was begun."
+            f"{node} at {address} did not answer as it should: {error}. {then}"
         ) from error
     if response.status_code == 401:
         raise Unreadable(
@@ -212,6 +222,11 @@ def _ask(
         raise Unreadable(f"{node} at {address} answered {response.status_code}, without a reason.")
     answer.of_tenant = response.headers.get("x-cairn-tenant")
     answer.is_open = response.status_code >= 500
+    if node not in places and response.status_code in (400, 404):
+        answer.hint = (
+            f" If {address} is a node and not the router, give each node's address: --server "
+            f"{node}=URL, and another --server for the other one."
+        )
     return answer
 
 
@@ -221,7 +236,7 @@ def _refused(node: str, answer: _Answer, then: str = "") -> Unreadable:
         then = "Nothing was changed."
         if answer.is_open:
             then = "Run the same command again, which finishes what may have been begun."
-    return Unreadable(f"{node} refuses: {answer.error.message.rstrip('.')}. {then}")
+    return Unreadable(f"{node} refuses: {answer.error.message.rstrip('.')}. {then}{answer.hint}")
 
 
 def _release(url: str, source: str, name: str, tenant: str, to: str, to_node: str) -> None:
