@@ -57,7 +57,7 @@ class SessionFilter:
     Which sessions to show.
 
     Attributes:
-        text: in their first words, in any case of letters; or the beginning of their names.
+        text: in their first words, in any case of letters; or anywhere in their ids.
         state: a ``SessionState``, or ``closed``; None for any.
         model, client, of_tenant: None for any.
         with_bugs: only those that a violation names.
