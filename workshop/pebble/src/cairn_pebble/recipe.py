@@ -288,6 +288,15 @@ _MET: Final = (
     (dialogues.talk, 1),
     (dialogues.echo, 1),
 )
+_BOTH: Final = (
+    (first_messages, 50),
+    (partial(first_messages, most=40), 3),
+    *_MANY,
+    (partial(dialogues.recall, turns=0, questions=6), 3),
+    (dialogues.untold, 3),
+    (dialogues.talk, 1),
+    (dialogues.echo, 15),
+)
 MET_STAGES: Final = (
     *STAGES[:-4],  # up to "close"
     # Another fifth round, for first messages of a chat. Smaller batches give more steps.
@@ -310,6 +319,26 @@ MET_STAGES: Final = (
         mix=_MET,
         batch_tokens=4096,
         rates=(0.12, 0.0),
+    ),
+    # Longer and at higher rates, because the old skills had suffered: copying most of all, and with
+    # it every answer that repeats a name. Old kinds are now most of what is read.
+    Stage(
+        name="both",
+        tokens=1_600_000,
+        longest=2304,
+        spread=5120,
+        mix=_BOTH,
+        batch_tokens=4096,
+        rates=(0.3, 0.29),
+    ),
+    Stage(
+        name="rest",
+        tokens=12_000_000,
+        longest=3072,
+        spread=5120,
+        mix=(*_BOTH, (partial(dialogues.recall, turns=18, fillers=18, questions=8), 1)),
+        batch_tokens=6144,
+        rates=(0.29, 0.09),
     ),
 )
 

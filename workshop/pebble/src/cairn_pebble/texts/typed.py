@@ -30,10 +30,13 @@ _CASES: Final[tuple[tuple[Callable[[str], str], float], ...]] = (
 )
 
 
-def typed(rng: random.Random, form: str, slots: Mapping[str, str]) -> str:
+def typed(rng: random.Random, form: str, slots: Mapping[str, str], *, slips: bool = True) -> str:
     """
     A wording with its slots filled, as a user may type it. The values in the slots stay as they
     are, because answers repeat them.
+
+    Args:
+        slips: whether some have a slip of the fingers.
     """
     case = rng.choices([one for one, _ in _CASES], [share for _, share in _CASES])[0]
     if rng.random() < 0.15:
@@ -47,7 +50,7 @@ def typed(rng: random.Random, form: str, slots: Mapping[str, str]) -> str:
         elif kind < 0.6:
             form = form.rstrip("?.!") + rng.choice(_ENDS)
     parts = _SLOT.split(form)
-    slip = rng.random() < _TYPO_SHARE
+    slip = slips and rng.random() < _TYPO_SHARE
     text = ""
     for part in parts:
         if _SLOT.fullmatch(part):
