@@ -20,6 +20,8 @@ from cairn_pebble.texts.written_tools import written_tools
 Draw: TypeAlias = Callable[[Random, Split], Dialogue]
 _WRITTEN_SIZE: Final = "about two million"
 """As the texts have it."""
+ADDED_TOKENS: Final = 96
+"""How many tokens ``vocabulary.py`` adds: as many as 8 MB have room for."""
 
 
 @attrs.frozen(kw_only=True)
@@ -341,6 +343,27 @@ MET_STAGES: Final = (
         rates=(0.29, 0.09),
     ),
 )
+WORDS_STAGES: Final = (
+    *MET_STAGES,
+    # The new tokens are learned first and alone.
+    Stage(
+        name="new",
+        tokens=700_000,
+        longest=256,
+        mix=((first_messages, 1),),
+        batch_tokens=4096,
+        rates=(0.3, 0.3),
+    ),
+    Stage(
+        name="words",
+        tokens=24_000_000,
+        longest=3072,
+        spread=5120,
+        mix=(*_BOTH, (partial(dialogues.recall, turns=18, fillers=18, questions=8), 1)),
+        batch_tokens=4096,
+        rates=(0.3, 0.0),
+    ),
+)
 
 
 # --- seven million parameters, stored in 8 bits --------------------------------------------------
@@ -459,6 +482,9 @@ SHIPPED: Final = "2m"
 RECIPES: Final = {
     SHIPPED: Recipe(shape=Shape(), stages=STAGES),
     "2m-met": Recipe(shape=Shape(), stages=MET_STAGES),
+    "2m-words": Recipe(
+        shape=Shape(vocab_size=Shape().vocab_size + ADDED_TOKENS), stages=WORDS_STAGES
+    ),
     "7m": Recipe(
         shape=Shape(
             hidden_size=320, layers=6, intermediate_size=768, heads=10, kv_heads=5, vocab_size=2048
