@@ -12,9 +12,9 @@ import pytest
 import trio
 import trio.testing
 
-from cairn.actors.boot import BootRefused
 from cairn.actors.errors import Broken, PromptTooLong
 from cairn.actors.requests.messages import Statistics
+from cairn.engine.errors import ModelRefused
 from cairn.engine.growth import Growth, LayerGrowth
 from cairn.engine.mlx import start as mlx_start
 from cairn.engine.prompt.template import Conversation, Message
@@ -108,7 +108,7 @@ def test_a_small_pool_bounds_the_context(directory: Path) -> None:
 
 
 def test_a_pool_that_holds_no_block_is_refused(directory: Path) -> None:
-    """The error names the bytes that a chunk takes, and the server does not start."""
+    """The error names the bytes that a block takes, and the server does not start."""
 
     async def main() -> None:
         async with serving(directory, pool_bytes=MIB):
@@ -116,7 +116,9 @@ def test_a_pool_that_holds_no_block_is_refused(directory: Path) -> None:
 
     with pytest.raises(ExceptionGroup) as caught:
         trio.run(main)
-    assert caught.group_contains(BootRefused, match=rf"\({4 * STEP} bytes in mlx-lm's own caches\)")
+    assert caught.group_contains(
+        ModelRefused, match=rf"\({4 * STEP} bytes in mlx-lm's own caches\)"
+    )
 
 
 def test_a_pool_that_is_large_enough_changes_no_fingerprint(directory: Path) -> None:
