@@ -128,9 +128,9 @@ coverage: env ## run the tests as `make test` does, and measure which lines and 
 	$(pure_report); gate; exit $$status
 
 # Being measured takes half as long again, and these rooms run all lines of the pure core.
-CORE := tests/journal tests/http tests/engine tests/actors
+CORE := tests/journal tests/http tests/engine tests/actors tests/ops
 
-core: env ## test journal, http, engine and actors, and measure the pure core: one part of .ci/run
+core: env ## test journal, http, engine, actors and ops, and measure the pure core: one part of .ci/run
 	@$(call measure,$(CORE)); $(pure_report); gate; exit $$status
 
 rest: env ## run all other tests, without measuring them: the other part

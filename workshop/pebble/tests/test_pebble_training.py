@@ -73,8 +73,8 @@ def test_gradients_by_torch_are_the_same(renderer: Renderer, tmp_path: Path, mon
     for name, step in (("mlx", None), ("torch", by_torch)):
         (tmp_path / name).mkdir()
         trainings.append(Training(renderer, shape, (stage,), tmp_path / name, gradients=step))
-    compiled = trainings[0]._compiled
-    monkeypatch.setattr(trainings[0], "_compiled", lambda: Recorded("mlx", compiled()))
+    compiled = trainings[0].mlx_gradients
+    monkeypatch.setattr(trainings[0], "mlx_gradients", lambda: Recorded("mlx", compiled()))
 
     for one in trainings:
         one.run(lambda _: None)

@@ -211,7 +211,7 @@ class Training:
         on_cpu = mx.default_device().type == mx.DeviceType.cpu
         attention = attention_in_blocks() if on_cpu else contextlib.nullcontext()
         with positions_from(self._rope, self.model), attention, self._pools:
-            step = self._gradients or self._compiled()
+            step = self._gradients or self.mlx_gradients()
             while self._stands["stage"] < len(self._stages):
                 stage = self._stages[self._stands["stage"]]
                 before = sum(one.tokens for one in self._stages[: self._stands["stage"]])
@@ -250,7 +250,7 @@ class Training:
             )
         )
 
-    def _compiled(self) -> Gradients:
+    def mlx_gradients(self) -> Gradients:
         """A step up to its gradients, by MLX."""
 
         def loss(
