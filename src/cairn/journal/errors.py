@@ -55,11 +55,13 @@ class StoreHeld(StoreError):
 
     Attributes:
         what: the journal, and who has it.
+        advice: what the operator can do.
     """
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"Another server or command uses {what}. {advice}")
         self.what = what
+        self.advice = advice
 
 
 class HeadMoved(StoreError):

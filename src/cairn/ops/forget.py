@@ -115,6 +115,7 @@ def forget(
     \b
     Exit code
       0  done
+      1  you answered no; nothing was changed
       2  refused, or not finished; nothing is forgotten, unless the output says so
     """
     from cairn.journal.rows.store_sql import SqlStore
@@ -138,9 +139,10 @@ def forget(
             try:
                 store = SqlStore.open(url, keys=keys)
             except StoreHeld as error:
+                advice = error.advice[:1].lower() + error.advice[1:]
                 raise StoreHeld(
                     error.what,
-                    f"If it is a server, it can forget the session: {_REQUEST}. Else stop it.",
+                    f"A server can forget the session itself: {_REQUEST}. Otherwise {advice}",
                 ) from error
             opened.callback(store.close)
             name = _named(source, keys, session)

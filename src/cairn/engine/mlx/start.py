@@ -224,8 +224,8 @@ def _with_rows(
         raise ModelRefused(
             f"{loaded.name} cannot be served: the memory for sessions ({budgets.pool_bytes} bytes) "
             f"does not hold the KV of one block of {block_tokens} tokens "
-            f"({_memory_words(loaded, growth, block_tokens)}). Start with a larger --pool-mb or a "
-            "smaller --block-tokens."
+            f"({_memory_words(loaded, growth, block_tokens)}). Start with a larger --pool-mb"
+            + ("." if loaded.state_bytes else " or a smaller --block-tokens.")
         )
     try:
         fields = fingerprint.collect(

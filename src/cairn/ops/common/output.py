@@ -14,6 +14,7 @@ from cairn.ops.cli import Unreadable
 
 Item = TypeVar("Item")
 
+_NO_TERMINAL = "There is no terminal to ask at, so nothing was changed. Add --yes to do it."
 _STEP_ROWS = 1000
 _GAP = 2
 _PROSE = 20  # the least width of a column of sentences
@@ -41,15 +42,15 @@ def confirm(question: str) -> None:
         click.Abort: the answer was no, or Ctrl-C.
         Unreadable: there is no terminal to ask at, and stdin has no answer.
     """
+    if sys.stdin is None:  # closed
+        raise Unreadable(_NO_TERMINAL)
     try:
         click.confirm(question, abort=True, err=True)
     except click.Abort as abort:
         if sys.stdin.isatty() or not isinstance(abort.__context__, EOFError):
             raise
         click.echo(err=True)
-        raise Unreadable(
-            "There is no terminal to ask at, so nothing was changed. Add --yes to do it."
-        ) from abort
+        raise Unreadable(_NO_TERMINAL) from abort
 
 
 def progress(items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:

@@ -100,6 +100,7 @@ def move(
     \b
     Exit code
       0  done, or was done before
+      1  you answered no; nothing was changed
       2  refused, or not finished; the output says which
     """
     from cairn.journal.rows.database.fleet import nodes_of, running_nodes
@@ -123,7 +124,7 @@ def move(
             )
     places = _places(servers, (source, to_node))
     adopt = f"/v1/agents/{quote(to)}/adopt", {"source": name}
-    answer = _ask(places, to_node, api_key, *adopt, then=f"Nothing was changed. {_AGAIN}.")
+    answer = _ask(places, to_node, api_key, *adopt, unsent=f"Nothing was changed. {_AGAIN}.")
     if answer.error is None:
         click.echo(
             f"{name} was released before: it is {to} now, with {counted(answer.turns, 'turn')}."
@@ -187,13 +188,13 @@ def _ask(
     path: str,
     body: dict[str, Any],
     *,
-    then: str = f"{_AGAIN}, which finishes what was begun.",
+    unsent: str = f"{_AGAIN}, which finishes what was begun.",
 ) -> _Answer:
     """
     Send a node a request.
 
     Args:
-        then: what the operator can do if the node does not answer.
+        unsent: what the operator can do if the node cannot be connected to.
 
     Raises:
         Unreadable: it cannot be asked.
@@ -210,6 +211,9 @@ def _ask(
             response = client.post(path, json=body)
         answer = msgspec.json.decode(response.content, type=_Answer)
     except (httpx.HTTPError, msgspec.MsgspecError) as error:
+        then = f"{_AGAIN}, which finishes what may have been begun."
+        if isinstance(error, httpx.ConnectError):
+            then = unsent
         raise Unreadable(
             f"{node} at {address} did not answer as it should: {error}. {then}"
         ) from error

@@ -53,6 +53,7 @@ def takeover(node: str, journal: str, by: str | None, yes: bool) -> None:
     \b
     Exit code
       0  done
+      1  you answered no; nothing was changed
       2  refused, or not finished; the output says which
     """
     from cairn.journal.rows.database.fleet import nodes_of, take_over

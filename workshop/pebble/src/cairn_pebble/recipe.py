@@ -322,6 +322,9 @@ MET_STAGES: Final = (
         batch_tokens=4096,
         rates=(0.12, 0.0),
     ),
+)
+THIRD_STAGES: Final = (
+    *MET_STAGES,
     # Longer and at higher rates, because the old skills had suffered: copying most of all, and with
     # it every answer that repeats a name. Old kinds are now most of what is read.
     Stage(
@@ -344,8 +347,8 @@ MET_STAGES: Final = (
     ),
 )
 WORDS_STAGES: Final = (
-    *MET_STAGES,
-    # The new tokens are learned first and alone.
+    *THIRD_STAGES,
+    # First messages alone come first, so that the new tokens are learned.
     Stage(
         name="new",
         tokens=700_000,
@@ -482,6 +485,7 @@ SHIPPED: Final = "2m"
 RECIPES: Final = {
     SHIPPED: Recipe(shape=Shape(), stages=STAGES),
     "2m-met": Recipe(shape=Shape(), stages=MET_STAGES),
+    "2m-third": Recipe(shape=Shape(), stages=THIRD_STAGES),
     "2m-words": Recipe(
         shape=Shape(vocab_size=Shape().vocab_size + ADDED_TOKENS), stages=WORDS_STAGES
     ),

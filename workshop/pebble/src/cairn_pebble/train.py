@@ -19,8 +19,8 @@ optimisers start with fresh state:
 
     python -P -m cairn_pebble.train --work /tmp/more --ranks 2 --from src/cairn/pebble --after close
 
-With PyTorch (``pip install torch``), ``--torch`` computes the gradients by it, on an x86 CPU in
-half of the time; MLX does the rest.
+With PyTorch (``pip install torch``), ``--torch`` computes the gradients by it, and MLX does the
+rest: on an x86 CPU, a third more tokens a second. Each of ``--ranks`` uses one core.
 
 ``--recipe 7m`` makes a model of seven million parameters, stored in 8 bits, with everyday openings.
 On a GPU, let other processes draw the dialogues. One command trains, exports and measures:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -143,6 +144,8 @@ def main() -> None:
     words = typed_words(tokenizer)
     pieces = {word: tuple(one.value for one in tokenizer.model.tokenize(word)) for word in words}
     merges = new_merges(words, pieces, ADDED_TOKENS)
+    if len(merges) < ADDED_TOKENS:
+        sys.exit(f"Only {len(merges)} tokens can be added; the recipe 2m-words has {ADDED_TOKENS}.")
     grown = attrs.evolve(shape, vocab_size=shape.vocab_size + len(merges))
     weights = dict(exported.weights)
     name = "model.embed_tokens.weight"
