@@ -99,7 +99,8 @@ quick: env ## test journal, http and actors in 30 seconds, on the fake engine, w
 
 # Every line and branch of these has to be run: the journal, the adapters of the protocols, and what
 # is pure in the engine: `make core` and `make coverage` check that. `make coverage` alone checks the
-# second bound, that of all of src/cairn. pyproject.toml says what is excluded, and why. PostgreSQL has to be installed: the store is run on it, too.
+# second bound, that of all of src/cairn. pyproject.toml says what is excluded, and why. PostgreSQL
+# has to be installed: the store is run on it, too.
 PURE := src/cairn/journal/*,src/cairn/http/chat_completions/*,src/cairn/http/completions/*,$\
 src/cairn/http/messages/*,src/cairn/http/responses/*,src/cairn/http/agents/*,$\
 src/cairn/http/ollama/*,$\
