@@ -60,7 +60,7 @@ class TorchGradients:
     def _states(
         self, weights: dict[str, torch.Tensor], ids: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """The hidden states of mlx-lm's Qwen3, (B, T, D)."""
+        """Compute the hidden states that mlx-lm's Qwen3 computes, (B, T, D)."""
         shape = self._shape
         dim = shape.head_dim
         widths = (shape.heads * dim, shape.kv_heads * dim, shape.kv_heads * dim)

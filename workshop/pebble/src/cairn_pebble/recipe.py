@@ -138,7 +138,8 @@ _ACROSS: Final = (
     (chatter, 1),
     (dialogues.echo, 2),
 )
-_SETTLE: Final = (*_WIDE, (partial(dialogues.recall, turns=18, fillers=18, questions=8), 1))
+_FAR: Final = (partial(dialogues.recall, turns=18, fillers=18, questions=8), 1)
+_SETTLE: Final = (*_WIDE, _FAR)
 STAGES: Final = (
     # Copying is learned first and alone: mixed with other skills it takes ten times as many tokens.
     Stage(
@@ -299,6 +300,7 @@ _BOTH: Final = (
     (dialogues.talk, 1),
     (dialogues.echo, 15),
 )
+_BOTH_FAR: Final = (*_BOTH, _FAR)
 MET_STAGES: Final = (
     *STAGES[:-4],  # up to "close"
     # Another fifth round, for first messages of a chat. Smaller batches give more steps.
@@ -341,7 +343,7 @@ THIRD_STAGES: Final = (
         tokens=12_000_000,
         longest=3072,
         spread=5120,
-        mix=(*_BOTH, (partial(dialogues.recall, turns=18, fillers=18, questions=8), 1)),
+        mix=_BOTH_FAR,
         batch_tokens=6144,
         rates=(0.29, 0.09),
     ),
@@ -362,7 +364,7 @@ WORDS_STAGES: Final = (
         tokens=24_000_000,
         longest=3072,
         spread=5120,
-        mix=(*_BOTH, (partial(dialogues.recall, turns=18, fillers=18, questions=8), 1)),
+        mix=_BOTH_FAR,
         batch_tokens=4096,
         rates=(0.3, 0.0),
     ),

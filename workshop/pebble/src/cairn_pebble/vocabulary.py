@@ -2,8 +2,8 @@
 Add tokens to the vocabulary of an exported model, for the words of first messages.
 
 Pebble's tokenizer was trained on its first dialogues, so it spells out four of ten words that users
-type: "hi" is two tokens, "hello" three. None of the model's heads looks at such pieces of words, so
-it answers "hi", "ok" and "help" alike. A word that is one token is learned within 700,000 tokens of
+type: "hi" is two tokens, "hello" three. The first layers of the model hardly attend to such pieces,
+so it answers "hi", "ok" and "help" alike. As one token, "hi" was learned within 700,000 tokens of
 first messages. Merges are added after the old ones: a text without new tokens stays the same.
 
     python -P -m cairn_pebble.vocabulary --from src/cairn/pebble --out /tmp/words
@@ -50,11 +50,11 @@ def typed_words(tokenizer: Tokenizer, dialogues: int = _DIALOGUES) -> Counter[st
     text before it merges. Words of a name, a number or a mark are left out: they are copied, and
     copying is learned by their pieces.
     """
+    split: Any = tokenizer.pre_tokenizer
     rng, found = Random(0), Counter[str]()
     for _ in range(dialogues):
         for message in first_messages(rng, Split.TRAIN).messages:
             if message["role"] == "user":
-                split: Any = tokenizer.pre_tokenizer
                 found.update(word for word, _ in split.pre_tokenize_str(message["content"]))
     plain = {word: word.removeprefix(_SPACE) for word in found}
     return Counter(
