@@ -19,8 +19,9 @@ import trio
 from hypothesis import settings
 
 from cairn.engine.machine.blas import loaded_blas
-from tests.support.postgres import NotInstalled, Postgres, running_postgres
-from tests.support.random_model import make_random_model
+from tests.support.models.random_model import make_random_model
+from tests.support.processes.forked_server import usual_environment
+from tests.support.processes.postgres import NotInstalled, Postgres, running_postgres
 
 if TYPE_CHECKING:
     from cairn.ops.drills.server.baseline import Baseline
@@ -51,7 +52,7 @@ settings.load_profile("default")
 
 _NO_GATE = "gate not run: "
 _IMPORTS_MLX = re.compile(
-    r"^(from|import) (mlx|cairn\.engine\.mlx|tests\.support\.model_families)", re.MULTILINE
+    r"^(from|import) (mlx|cairn\.engine\.mlx|tests\.support\.models\.model_families)", re.MULTILINE
 )
 
 # Hardly anything that is imported is garbage, and each full collection would look at all of it.
@@ -99,6 +100,11 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory(prefix="cairn-tests-")
     os.environ["CAIRN_CACHE_DIR"] = folder.name
     config.add_cleanup(folder.cleanup)
+
+
+def pytest_sessionstart() -> None:
+    """Note the environment of the servers that are forked, before a test changes it."""
+    usual_environment()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

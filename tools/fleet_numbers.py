@@ -35,12 +35,12 @@ from tqdm import tqdm
 from cairn.engine.model.builtin import builtin_directory
 from cairn.journal.rows.database.urls import node_url
 from cairn.ops.common.locations import snapshot_path
-from tests.support import subprocess_server
-from tests.support.dtype_models import HALF, make_model
-from tests.support.fleet import Fleet
-from tests.support.haproxy import free_port, running_haproxy
-from tests.support.postgres import DURABLE, Postgres, running_postgres
-from tests.support.subprocess_server import (
+from tests.support.models.dtype_models import HALF, make_model
+from tests.support.processes import subprocess_server
+from tests.support.processes.fleet import Fleet
+from tests.support.processes.haproxy import free_port, running_haproxy
+from tests.support.processes.postgres import DURABLE, Postgres, running_postgres
+from tests.support.processes.subprocess_server import (
     Answer,
     Serving,
     ask,

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.subprocess_server import started
+from tests.support.processes.subprocess_server import started
 
 KEYS = {name: f"{name}-{'0' * 24}" for name in ("alice", "bob")}
 

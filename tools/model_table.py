@@ -89,7 +89,7 @@ def measured(family: str, source: Path) -> Row:
     from cairn.engine.errors import ModelRefused
     from cairn.engine.mlx.cache import flat
     from cairn.engine.mlx.start import start_engine
-    from tests.support.model_families import kind_of
+    from tests.support.models.model_families import kind_of
 
     kind = kind_of(family)
     with tempfile.TemporaryDirectory() as temporary:
@@ -133,7 +133,7 @@ def _made(family: str, directory: Path, source: Path) -> Path:
     A small model of a family. If its class cannot be imported, a model of a different family under
     its name.
     """
-    from tests.support.model_families import config_of, make_family_model
+    from tests.support.models.model_families import config_of, make_family_model
 
     try:
         return make_family_model(directory, source, config_of(family))
@@ -168,8 +168,8 @@ def main(arguments: Sequence[str]) -> int:
     if blas is not None:
         os.environ["LD_PRELOAD"] = str(blas)
         os.execv(sys.executable, [sys.executable, "-P", __file__, *arguments])
-    from tests.support.model_families import FAMILIES
-    from tests.support.random_model import make_random_model
+    from tests.support.models.model_families import FAMILIES
+    from tests.support.models.random_model import make_random_model
 
     known = [family for families in FAMILIES.values() for family in families]
     if asked.write and asked.families:

@@ -33,7 +33,7 @@ from cairn.engine.schedule import passes, slab_capacity
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(1, str(Path(__file__).parent))
 
-from tests.support.random_model import make_random_model
+from tests.support.models.random_model import make_random_model
 
 CHUNK, ROWS = 64, 4
 ANSWER, TOP = 24, 8

@@ -17,7 +17,7 @@ from cairn.journal.rows.codec import GENESIS, Row
 from cairn.journal.rows.database.schema import migrate
 from cairn.journal.rows.store_sql import SqlStore
 from tests.support.journals import healthy
-from tests.support.postgres import DURABLE, running_postgres
+from tests.support.processes.postgres import DURABLE, running_postgres
 
 _SIZES = (1, 10, 100, 1000)
 _SECONDS = 5.0

@@ -67,7 +67,7 @@ from cairn_pebble.sequences import TURN_END
 from tests.journal.model import AGENT, NOTES, played
 from tests.support.held_engine import hold_prewarm
 from tests.support.journals import handed_over
-from tests.support.random_model import make_random_model
+from tests.support.models.random_model import make_random_model
 
 HISTORIES = Path("tests/histories")
 EXPECTED = "expected.json"

@@ -28,7 +28,7 @@ from typing import Final
 from tqdm import tqdm
 
 from cairn.ops.serve.api_keys import KEYS_VARIABLE
-from tests.support.subprocess_server import Serving, started
+from tests.support.processes.subprocess_server import Serving, started
 
 KEYS: Final = {"a": "the-key-of-tenant-a-012345", "b": "the-key-of-tenant-b-012345"}
 OTHER, NONE, SAME = "sent by another tenant", "not sent before", "sent by the same tenant"

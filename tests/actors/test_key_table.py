@@ -25,7 +25,7 @@ from cairn.journal.rows.database.schema import migrate
 from cairn.journal.rows.database.urls import journal_url, node_url
 from cairn.journal.rows.sealing import SERVER
 from cairn.journal.rows.store_sql import SqlStore
-from tests.support.postgres import Postgres
+from tests.support.processes.postgres import Postgres
 
 _WAITING = "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)"
 _UNKNOWN = "UPDATE journal_key SET secret_known = NULL"

@@ -26,7 +26,7 @@ from cairn.journal.rows.store import MemoryStore
 from cairn.ops.journal.replay_engine import DIFFERS, SAME, rerun
 from tests.ops.journal.test_replay_engine import forged
 from tests.support.in_process_server import MIB, ask, generate, serving, wait_idle
-from tests.support.model_families import config_of, make_family_model
+from tests.support.models.model_families import config_of, make_family_model
 
 ROW = 2 * 4 * 128 * 4  # of a layer: keys and values, four heads, floats
 BOUNDED = 3 * 356 * ROW  # three layers keep a chunk of 100 tokens, and one more step

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cairn.engine.model.builtin import builtin_directory
-from tests.support.subprocess_server import Serving, assert_valid, started, user
+from tests.support.processes.subprocess_server import Serving, assert_valid, started, user
 
 Start = Callable[..., Serving]
 

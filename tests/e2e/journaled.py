@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cairn.journal import events as ev
-from tests.support.subprocess_server import Listener, recorded
+from tests.support.processes.subprocess_server import Listener, recorded
 
 
 def assert_journaled(

@@ -10,7 +10,14 @@ import httpx
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
-from tests.support.subprocess_server import DEADLINE_S, Serving, ask, assert_valid, run_ops, user
+from tests.support.processes.subprocess_server import (
+    DEADLINE_S,
+    Serving,
+    ask,
+    assert_valid,
+    run_ops,
+    user,
+)
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 

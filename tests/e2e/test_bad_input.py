@@ -17,7 +17,7 @@ import pytest
 from cairn.http.wire.checks import BODY_BYTES_MAX
 from tests.e2e.conftest import servers
 from tests.http.wire.bad_bodies import BAD, ODD, say, streamed
-from tests.support.subprocess_server import DEADLINE_S, Serving, ask, eventually, user
+from tests.support.processes.subprocess_server import DEADLINE_S, Serving, ask, eventually, user
 
 RAISES = """
 {%- for message in messages -%}

@@ -19,7 +19,14 @@ import pytest
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
 from tests.e2e.test_startup import refusal, rows
-from tests.support.subprocess_server import Listener, Serving, ask, assistant, run_ops, user
+from tests.support.processes.subprocess_server import (
+    Listener,
+    Serving,
+    ask,
+    assistant,
+    run_ops,
+    user,
+)
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 

@@ -15,8 +15,8 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import servers
-from tests.support.random_model import make_random_model
-from tests.support.subprocess_server import DEADLINE_S, Serving, run_ops, together, user
+from tests.support.models.random_model import make_random_model
+from tests.support.processes.subprocess_server import DEADLINE_S, Serving, run_ops, together, user
 
 STONE: dict[str, Any] = {
     "type": "object",

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from cairn.journal import events as ev
-from tests.support.embedding_model import DIMENSIONS, make_embedding_model
-from tests.support.subprocess_server import ask, assert_valid, run_ops, started, user
+from tests.support.models.embedding_model import DIMENSIONS, make_embedding_model
+from tests.support.processes.subprocess_server import ask, assert_valid, run_ops, started, user
 
 pytestmark = pytest.mark.slow
 

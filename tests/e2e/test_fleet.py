@@ -14,10 +14,10 @@ from cairn.journal import events as ev
 from cairn.journal.rows.database.urls import node_url
 from cairn.ops.common.heads import HeadFiles
 from tests.e2e.test_startup import refusal
-from tests.support.fleet import Fleet
-from tests.support.haproxy import installed, running_haproxy
-from tests.support.postgres import Postgres, running_postgres
-from tests.support.subprocess_server import (
+from tests.support.processes.fleet import Fleet
+from tests.support.processes.haproxy import installed, running_haproxy
+from tests.support.processes.postgres import Postgres, running_postgres
+from tests.support.processes.subprocess_server import (
     Listener,
     Serving,
     ask,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cairn.journal import events as ev
-from tests.support.subprocess_server import (
+from tests.support.processes.subprocess_server import (
     ask,
     eventually,
     recorded,

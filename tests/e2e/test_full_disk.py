@@ -19,7 +19,7 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.support.journals import released
-from tests.support.subprocess_server import (
+from tests.support.processes.subprocess_server import (
     DEADLINE_S,
     Listener,
     Serving,

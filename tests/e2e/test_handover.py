@@ -10,9 +10,9 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.e2e.test_fleet import call
-from tests.support.fleet import Fleet
-from tests.support.postgres import Postgres
-from tests.support.subprocess_server import Serving, run_ops, user
+from tests.support.processes.fleet import Fleet
+from tests.support.processes.postgres import Postgres
+from tests.support.processes.subprocess_server import Serving, run_ops, user
 
 ALICES, BOBS = "a" * 32, "b" * 32
 

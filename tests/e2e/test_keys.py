@@ -11,7 +11,7 @@ import pytest
 from cairn.journal import events as ev
 from cairn.ops.serve.api_keys import KEYS_VARIABLE
 from tests.e2e.conftest import Start
-from tests.support.subprocess_server import Answer, Serving, ask, run_ops, user
+from tests.support.processes.subprocess_server import Answer, Serving, ask, run_ops, user
 
 ALICE, BOB = "alice-has-this-key-0123", "bob-has-another-key-4567"
 OPERATOR = "the-operator-has-this-one-01"

@@ -9,7 +9,7 @@ from typing import Any
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
-from tests.support.subprocess_server import (
+from tests.support.processes.subprocess_server import (
     Listener,
     Serving,
     ask,

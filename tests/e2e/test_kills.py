@@ -21,7 +21,7 @@ from cairn.journal import events as ev
 from cairn.journal.replay import Replay
 from cairn.journal.rows.codec import decode
 from tests.e2e.journaled import assert_journaled
-from tests.support.subprocess_server import (
+from tests.support.processes.subprocess_server import (
     DEADLINE_S,
     PLAIN,
     Listener,

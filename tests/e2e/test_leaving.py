@@ -15,7 +15,14 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import servers
-from tests.support.subprocess_server import Listener, Serving, ask, assistant, eventually, user
+from tests.support.processes.subprocess_server import (
+    Listener,
+    Serving,
+    ask,
+    assistant,
+    eventually,
+    user,
+)
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 

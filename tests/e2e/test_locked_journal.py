@@ -7,7 +7,7 @@ from contextlib import closing
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
-from tests.support.subprocess_server import Listener, Serving, ask, eventually, user
+from tests.support.processes.subprocess_server import Listener, Serving, ask, eventually, user
 
 
 def refused(server: Serving) -> str | None:

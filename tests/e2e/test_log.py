@@ -8,7 +8,14 @@ import json
 from typing import Any
 
 from cairn.journal import events as ev
-from tests.support.subprocess_server import Serving, ask, assistant, eventually, run_ops, user
+from tests.support.processes.subprocess_server import (
+    Serving,
+    ask,
+    assistant,
+    eventually,
+    run_ops,
+    user,
+)
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 

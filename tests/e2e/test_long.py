@@ -21,7 +21,14 @@ import pytest
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
 from tests.e2e.journaled import assert_journaled
-from tests.support.subprocess_server import Listener, Serving, ask, assistant, eventually, user
+from tests.support.processes.subprocess_server import (
+    Listener,
+    Serving,
+    ask,
+    assistant,
+    eventually,
+    user,
+)
 
 pytestmark = [pytest.mark.soak, pytest.mark.slow]
 

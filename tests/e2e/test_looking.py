@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 
 from tests.e2e.conftest import Start
-from tests.support.subprocess_server import ask, user
+from tests.support.processes.subprocess_server import ask, user
 
 
 def test_the_texts_of_events(start: Start) -> None:

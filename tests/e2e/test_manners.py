@@ -15,8 +15,8 @@ from cairn.journal import events as ev
 from cairn.ops.models.fitting import suggestion, this_machine
 from tests.e2e.conftest import Start
 from tests.e2e.test_startup import refusal
-from tests.support.lora_adapters import make_adapter
-from tests.support.subprocess_server import started, user
+from tests.support.models.lora_adapters import make_adapter
+from tests.support.processes.subprocess_server import started, user
 
 HELLO = [user("Hello")]
 

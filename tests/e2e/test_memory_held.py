@@ -19,7 +19,14 @@ import pytest
 from cairn_bench.servers.sized_model import make_sized_model
 from cairn_bench.servers.sizes import Size
 from tests.e2e.conftest import Start, servers
-from tests.support.subprocess_server import Answer, Serving, ask, assistant, eventually, user
+from tests.support.processes.subprocess_server import (
+    Answer,
+    Serving,
+    ask,
+    assistant,
+    eventually,
+    user,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

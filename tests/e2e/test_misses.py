@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from cairn.journal import events as ev
-from tests.support.subprocess_server import Serving, eventually, started
+from tests.support.processes.subprocess_server import Serving, eventually, started
 
 SYSTEM = (
     "You are a guide in the hills who knows each path. It is {} now. Describe the way from cairn "

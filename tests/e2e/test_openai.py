@@ -9,7 +9,7 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
-from tests.support.subprocess_server import (
+from tests.support.processes.subprocess_server import (
     PLAIN,
     Answer,
     Listener,

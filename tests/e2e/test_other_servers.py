@@ -18,8 +18,14 @@ from tokenizers import Tokenizer
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import servers
-from tests.support.random_model import make_random_model
-from tests.support.subprocess_server import DEADLINE_S, Serving, assistant, eventually, user
+from tests.support.models.random_model import make_random_model
+from tests.support.processes.subprocess_server import (
+    DEADLINE_S,
+    Serving,
+    assistant,
+    eventually,
+    user,
+)
 
 Body = dict[str, Any]
 

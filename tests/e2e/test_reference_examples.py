@@ -22,8 +22,8 @@ import pytest
 
 from cairn.http.openapi.document import OPERATIONS
 from tests.e2e.conftest import servers
-from tests.support.embedding_model import make_embedding_model
-from tests.support.subprocess_server import DEADLINE_S, Serving, started
+from tests.support.models.embedding_model import make_embedding_model
+from tests.support.processes.subprocess_server import DEADLINE_S, Serving, started
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 PAGES = sorted(page for page in REFERENCE.glob("*.md") if page.name != "cli.md")

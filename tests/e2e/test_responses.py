@@ -15,8 +15,8 @@ import pytest
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start, servers
 from tests.e2e.test_tools import CHUNK, SCRIPT
-from tests.support.scripted_model import make_scripted_model
-from tests.support.subprocess_server import DEADLINE_S, Serving, assert_valid, run_ops
+from tests.support.models.scripted_model import make_scripted_model
+from tests.support.processes.subprocess_server import DEADLINE_S, Serving, assert_valid, run_ops
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 TOOLS: list[Any] = [

@@ -11,7 +11,7 @@ from cairn.journal.pruning import PruneOptions, prepare_prune
 from cairn.journal.rows.database.urls import journal_url
 from cairn.journal.rows.store_sql import SqlStore
 from tests.e2e.conftest import Start
-from tests.support.subprocess_server import (
+from tests.support.processes.subprocess_server import (
     Serving,
     ask,
     assert_valid,

@@ -11,8 +11,14 @@ import attrs
 import httpx
 import pytest
 
-from tests.support.haproxy import CONFIGURATION, Node, installed, running_haproxy, running_node
-from tests.support.subprocess_server import eventually
+from tests.support.processes.haproxy import (
+    CONFIGURATION,
+    Node,
+    installed,
+    running_haproxy,
+    running_node,
+)
+from tests.support.processes.subprocess_server import eventually
 
 pytestmark = [
     pytest.mark.slow,

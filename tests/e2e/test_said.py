@@ -20,7 +20,14 @@ from cairn_pebble.dialogues import Dialogue
 from cairn_pebble.texts import plain_tools, words
 from cairn_pebble.texts.words import Split
 from tests.e2e.conftest import Start
-from tests.support.subprocess_server import Answer, Serving, ask, assistant, together, user
+from tests.support.processes.subprocess_server import (
+    Answer,
+    Serving,
+    ask,
+    assistant,
+    together,
+    user,
+)
 
 WHOLE = {"max_tokens": 200}
 CHAT = (

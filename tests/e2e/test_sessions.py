@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from cairn.journal import events as ev
-from tests.support.subprocess_server import (
+from tests.support.processes.subprocess_server import (
     Answer,
     Listener,
     Serving,

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from cairn.journal import events as ev
-from tests.support.subprocess_server import (
+from tests.support.processes.subprocess_server import (
     Listener,
     Serving,
     ask,

@@ -11,7 +11,14 @@ from urllib.request import urlopen
 import pytest
 
 from cairn.journal import events as ev
-from tests.support.subprocess_server import Serving, ask, assistant, eventually, run_ops, user
+from tests.support.processes.subprocess_server import (
+    Serving,
+    ask,
+    assistant,
+    eventually,
+    run_ops,
+    user,
+)
 
 PATH = "The stone lies on the path, and the path goes over the hill. "
 

@@ -11,9 +11,9 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.e2e.test_startup import refusal
-from tests.support.fleet import Fleet
-from tests.support.postgres import Postgres
-from tests.support.subprocess_server import (
+from tests.support.processes.fleet import Fleet
+from tests.support.processes.postgres import Postgres
+from tests.support.processes.subprocess_server import (
     Answer,
     Serving,
     ask,

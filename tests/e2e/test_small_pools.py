@@ -12,7 +12,7 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start, servers
-from tests.support.subprocess_server import (
+from tests.support.processes.subprocess_server import (
     Answer,
     Listener,
     Serving,

@@ -14,7 +14,7 @@ import pytest
 from cairn.engine.machine.blas import find_blas
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
-from tests.support.subprocess_server import Serving, ask, run_ops, user
+from tests.support.processes.subprocess_server import Serving, ask, run_ops, user
 
 STORY = "The stone lies on the path, and the path goes over the hill. "
 

@@ -14,8 +14,8 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import servers
-from tests.support.scripted_model import make_scripted_model
-from tests.support.subprocess_server import Serving, run_ops, user
+from tests.support.models.scripted_model import make_scripted_model
+from tests.support.processes.subprocess_server import Serving, run_ops, user
 
 CHUNK = 8
 LOOK = '{"name": "look", "arguments": {"city": "Rom", "days": 3}}'

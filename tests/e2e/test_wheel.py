@@ -11,7 +11,7 @@ import pytest
 
 from cairn.engine.model.builtin import builtin_directory
 from cairn.journal import events as ev
-from tests.support.subprocess_server import ask, assistant, started, user
+from tests.support.processes.subprocess_server import ask, assistant, started, user
 
 ROOT = Path(__file__).parents[2]
 

@@ -29,7 +29,7 @@ from cairn.journal import events as ev
 from cairn.journal.rows.codec import Row, decode
 from tests.gate.jitter import ROUND, begun, lived, written, wrong
 from tests.gate.kernels import has_avx512, on_kernels
-from tests.support.random_model import make_random_model
+from tests.support.models.random_model import make_random_model
 from tests.support.self_tests import self_tests_run_once, without_row_class
 
 CORES = ("Haswell", "Zen", "SkylakeX")

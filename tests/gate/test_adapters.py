@@ -19,7 +19,7 @@ from cairn.ops.journal.replay_engine import OTHER_FINGERPRINT, SAME, rerun
 from tests.gate.conversation import words
 from tests.gate.test_gate import same_bits
 from tests.support.in_process_server import Said, ask, generate, serving
-from tests.support.lora_adapters import make_adapter
+from tests.support.models.lora_adapters import make_adapter
 
 pytestmark = pytest.mark.gate
 

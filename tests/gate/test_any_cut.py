@@ -19,7 +19,7 @@ import pytest
 from cairn.engine.machine.blas import loaded_blas
 from cairn.engine.row_class import RowClass
 from tests.gate.kernels import has_avx512, on_kernels
-from tests.support.lora_adapters import make_adapter
+from tests.support.models.lora_adapters import make_adapter
 
 pytestmark = pytest.mark.gate
 

@@ -26,7 +26,7 @@ from tests.gate.conversation import words
 from tests.gate.test_gate import same_bits
 from tests.support.held_engine import hold_in_copy
 from tests.support.in_process_server import Said, ask, generate, serving, wait_idle
-from tests.support.model_families import config_of, make_family_model
+from tests.support.models.model_families import config_of, make_family_model
 
 pytestmark = pytest.mark.gate
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from cairn.engine.errors import EngineFault, ModelRefused
 from cairn.engine.mlx.embedding import MlxEmbedder, start_embedder
 from tests.gate.conversation import words
-from tests.support.embedding_model import DIMENSIONS, change_json, make_embedding_model
+from tests.support.models.embedding_model import DIMENSIONS, change_json, make_embedding_model
 
 Model: TypeAlias = Callable[[mx.array], mx.array]
 

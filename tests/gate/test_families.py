@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from model_table import BEGIN, END, PAGE, Row, measured, table, with_table
 
-from tests.support.model_families import FAMILIES, QUICK, kind_of
+from tests.support.models.model_families import FAMILIES, QUICK, kind_of
 
 
 def lines() -> list[str]:

@@ -49,7 +49,7 @@ from tests.gate.jitter import (
     wrong,
 )
 from tests.support.in_process_server import serving
-from tests.support.model_families import config_of, make_family_model
+from tests.support.models.model_families import config_of, make_family_model
 
 pytestmark = [pytest.mark.gate, pytest.mark.slow, pytest.mark.timeout(1800)]
 

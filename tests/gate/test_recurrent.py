@@ -25,7 +25,7 @@ from cairn.journal.rows.store import MemoryStore
 from tests.gate.test_blocks_on_disk import Setup, run, says
 from tests.gate.test_gate import rows_of_an_empty_server
 from tests.support.in_process_server import MIB, Said, ask, generate, serving, wait_idle
-from tests.support.model_families import config_of, make_family_model
+from tests.support.models.model_families import config_of, make_family_model
 
 pytestmark = pytest.mark.gate
 

@@ -35,7 +35,7 @@ from tests.support.in_process_server import (
     wait_idle,
     without_slabs,
 )
-from tests.support.model_families import config_of, make_family_model
+from tests.support.models.model_families import config_of, make_family_model
 
 pytestmark = pytest.mark.gate
 

@@ -15,7 +15,7 @@ from cairn.journal.replay import replay
 from cairn.journal.rows.codec import Row
 from cairn.journal.rows.store import MemoryStore
 from tests.support.in_process_server import Said, ask, generate, serving
-from tests.support.model_families import WINDOW, config_of, make_family_model
+from tests.support.models.model_families import WINDOW, config_of, make_family_model
 
 pytestmark = pytest.mark.gate
 

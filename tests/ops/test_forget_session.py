@@ -29,7 +29,7 @@ from tests.support.forgetting_killed import PLACES as KILLED
 from tests.support.forgetting_killed import killed
 from tests.support.journals import NOTES, TENANT, Builder, healthy
 from tests.support.journals import stored as with_turns
-from tests.support.postgres import Postgres
+from tests.support.processes.postgres import Postgres
 
 
 @pytest.fixture

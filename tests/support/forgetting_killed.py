@@ -21,7 +21,7 @@ from cairn.actors.journal_keys import KeyFile
 from cairn.actors.requests.limits import Limits
 from cairn.actors.snapshots import SnapshotFile
 from cairn.journal.rows.store_sql import SqlStore
-from tests.support.child_process import die_with_parent
+from tests.support.processes.child_process import die_with_parent
 from tests.support.sealed_place import LONG, OTHER, Place, forget, talked
 
 MINE = "mine"

@@ -30,7 +30,7 @@ from tests.support.in_process_server import (
     local,
     wait_idle,
 )
-from tests.support.postgres import Postgres
+from tests.support.processes.postgres import Postgres
 from tests.support.sealed_place import LONG, OTHER, Place, forget, talked
 
 pytestmark = pytest.mark.trio

@@ -22,7 +22,7 @@ from cairn.engine.answer.grammar_matcher import GrammarCompiler, GrammarMatcher
 from cairn.engine.answer.markers import SAYING, THINKING, Markers, markers_of
 from cairn.engine.answer.parts import AnswerForm, AnswerParts, Called
 from cairn.engine.errors import GrammarDeadEnd
-from tests.support.tokenizers import KINDS, wrapped
+from tests.support.models.tokenizers import KINDS, wrapped
 
 STONE: Mapping[str, Any] = {
     "type": "object",

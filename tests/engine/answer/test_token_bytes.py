@@ -10,7 +10,7 @@ from mlx_lm.utils import load_tokenizer
 from tokenizers import decoders
 
 from cairn.engine.answer.token_bytes import NotRead, TokenBytes, bytes_of_tokens
-from tests.support.tokenizers import KINDS, added, bpe, wrapped
+from tests.support.models.tokenizers import KINDS, added, bpe, wrapped
 
 TEXT = "Über 🪨 and 石の上"
 

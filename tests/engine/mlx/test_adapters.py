@@ -12,7 +12,7 @@ import pytest
 
 from cairn.engine.errors import ModelRefused
 from cairn.engine.mlx.model import load_model
-from tests.support.lora_adapters import PARAMETERS, make_adapter
+from tests.support.models.lora_adapters import PARAMETERS, make_adapter
 
 WEIGHTS, CONFIG = "adapters.safetensors", "adapter_config.json"
 

@@ -18,7 +18,7 @@ from cairn.engine.errors import ModelRefused
 from cairn.engine.mlx import start as mlx_start
 from cairn.engine.model.fingerprint import seen
 from cairn.engine.reports import PassShapes
-from tests.support.lora_adapters import make_adapter
+from tests.support.models.lora_adapters import make_adapter
 
 MIB = 1 << 20
 LOADING = "loading the model"

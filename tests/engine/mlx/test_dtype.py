@@ -28,7 +28,7 @@ from cairn.engine.mlx.passes.search import Found
 from cairn.engine.reports import PassShapes
 from cairn_bench.servers.sized_model import make_sized_model
 from cairn_bench.servers.sizes import Size
-from tests.support.dtype_models import FOUR_BITS, HALF, make_model
+from tests.support.models.dtype_models import FOUR_BITS, HALF, make_model
 
 MIB = 1 << 20
 KINDS = [HALF, FOUR_BITS]

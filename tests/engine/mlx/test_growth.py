@@ -24,7 +24,7 @@ from cairn.engine.mlx.growth import measured_growth
 from cairn.engine.mlx.model import LoadedModel, load_model
 from cairn.engine.schedule import passes
 from tests.engine.mlx.test_memory_measured import Watched
-from tests.support.model_families import config_of, make_family_model
+from tests.support.models.model_families import config_of, make_family_model
 
 HEADS, WIDTH = 2, 4
 ROW = 2 * HEADS * WIDTH * 4

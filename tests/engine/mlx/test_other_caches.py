@@ -16,7 +16,7 @@ from cairn.journal.replay import replay
 from cairn.journal.rows.codec import decode
 from cairn.journal.rows.store import MemoryStore
 from tests.support.in_process_server import Said, ask, generate, serving
-from tests.support.model_families import config_of, make_family_model
+from tests.support.models.model_families import config_of, make_family_model
 
 
 @pytest.fixture(params=["mamba", "lfm2"], ids=["recurrent only", "recurrent beside attention"])

@@ -16,7 +16,7 @@ from cairn.engine.mlx.tokenizer import load_tokenizer
 from cairn.engine.prompt import bounds
 from cairn.engine.prompt.bounds import TextBound, bound_of
 from cairn.engine.prompt.template import encode
-from tests.support.tokenizers import KINDS, LINES, bpe, like_llama, wrapped
+from tests.support.models.tokenizers import KINDS, LINES, bpe, like_llama, wrapped
 
 EVERY = [chr(point) for point in range(0x32400) if not 0xD800 <= point < 0xE000]
 """All characters that a normalisation changes, and those between them."""

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cairn.engine.prompt.cuts import AddedToken, Cuts, NotShown, cuts_of, longest_of
 from tests.journal.model import profile
-from tests.support.tokenizers import (
+from tests.support.models.tokenizers import (
     END,
     KINDS,
     MARK,

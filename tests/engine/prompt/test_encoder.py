@@ -21,7 +21,7 @@ from cairn.engine.prompt.encoder import Encoder
 from cairn.engine.prompt.template import Conversation, Message, render
 from tests.journal.model import profile
 from tests.support.fake_engine import FakeTokenizer
-from tests.support.tokenizers import END, KINDS, MARK, START, added, bpe, like_qwen, wrapped
+from tests.support.models.tokenizers import END, KINDS, MARK, START, added, bpe, like_qwen, wrapped
 
 EXAMPLES = 150
 

@@ -16,8 +16,8 @@ from cairn.engine.prompt.template import Conversation, Message, render
 from cairn.journal import events as ev
 from cairn.journal.rows.codec import decode
 from cairn.journal.rows.export import read_export
-from tests.support.tokenizers import END, KINDS, LINES, START, wrapped
-from tests.support.tokenizers import MARK as THINK
+from tests.support.models.tokenizers import END, KINDS, LINES, START, wrapped
+from tests.support.models.tokenizers import MARK as THINK
 
 HISTORIES = Path(__file__).parents[2] / "histories"
 

@@ -12,7 +12,7 @@ from cairn.journal.rows.database.connections import in_database
 from cairn.journal.rows.database.key_table import Entry, OtherNode
 from cairn.journal.rows.database.schema import migrate
 from cairn.journal.rows.database.urls import journal_url, node_of, node_url
-from tests.support.postgres import Postgres
+from tests.support.processes.postgres import Postgres
 
 KEYS = [("a", "s1", b"one"), ("b", "s2", b"two")]
 

@@ -21,7 +21,7 @@ from cairn.journal.rows.database.other_nodes import OtherNodes
 from cairn.journal.rows.database.schema import migrate
 from cairn.journal.rows.database.urls import node_url
 from cairn.journal.rows.store_sql import SqlStore
-from tests.support.postgres import Postgres
+from tests.support.processes.postgres import Postgres
 
 SEALED = ev.BlockSealed(
     session="s",

@@ -11,7 +11,7 @@ from cairn.journal.rows.database.schema import migrate
 from cairn.journal.rows.database.urls import node_url
 from cairn.journal.rows.store_sql import SqlStore
 from tests.support.journals import Builder, healthy
-from tests.support.postgres import Postgres
+from tests.support.processes.postgres import Postgres
 
 KEYS = [
     recorded.event.key

@@ -38,7 +38,7 @@ from cairn.journal.rows.database.urls import sqlite_url as url_of_file
 from cairn.journal.rows.store import MemoryStore, Store
 from cairn.journal.rows.store_sql import SqlStore
 from tests.support.journals import healthy, unrecorded
-from tests.support.postgres import Postgres, lossy_proxy
+from tests.support.processes.postgres import Postgres, lossy_proxy
 
 ROWS = healthy()
 

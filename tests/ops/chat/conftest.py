@@ -25,8 +25,8 @@ from cairn.ops.cli import ops
 from cairn.ops.serve.data_dir import make_home, server_at
 from tests.http.conftest import run_server
 from tests.http.fake_service import ACCEPTED, FINISHED, FakeService, Hold, Step
-from tests.support.subprocess_server import DEADLINE_S
-from tests.support.terminal import Terminal
+from tests.support.processes.subprocess_server import DEADLINE_S
+from tests.support.processes.terminal import Terminal
 
 
 @attrs.define

@@ -38,7 +38,7 @@ from cairn.ops.chat.transcript import (
 from cairn.ops.serve.data_dir import hold, make_home, server_at
 from tests.http.fake_service import ACCEPTED, FINISHED, PREFILLING, Hold
 from tests.ops.chat.conftest import HEALTH, faked, piped, script, stub
-from tests.support.subprocess_server import DEADLINE_S, eventually, started
+from tests.support.processes.subprocess_server import DEADLINE_S, eventually, started
 
 BUG = "1baf1f86-0c3b-4a53-9c0f-2b7f5c6d7e8f"
 SUMMARY = "new_session (cold_start) · 128 of 2048 tokens reused · first token after N ms"

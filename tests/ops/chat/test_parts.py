@@ -18,7 +18,7 @@ from cairn.ops.chat.terminal.rendering import Breaking, Wrapped
 from cairn.ops.chat.transcript import Answer, bar, help_text, is_open, read_line, summary, unquoted
 from cairn.ops.models.fitting import Machine
 from cairn.ops.models.short_names import PEBBLE
-from tests.support.terminal import Picture
+from tests.support.processes.terminal import Picture
 
 GIB = 1024**3
 

@@ -14,7 +14,7 @@ from cairn.engine.answer.parts import Said
 from cairn.ops.chat.terminal.keyboard import HISTORY
 from tests.http.fake_service import ACCEPTED, FACTS, FINISHED, Hold
 from tests.ops.chat.conftest import Faked, faked, script
-from tests.support.subprocess_server import eventually
+from tests.support.processes.subprocess_server import eventually
 
 PASTE, PASTED = "\x1b[200~", "\x1b[201~"
 ALT_ENTER, UP, TAB = "\x1b\r", "\x1b[A", "\t"

@@ -19,7 +19,7 @@ from cairn.journal.state import EMPTY
 from cairn.ops.doctor import check_bits, check_fleet, check_journal
 from cairn.ops.fleet.fingerprints import Difference, differences
 from tests.support.journals import FIELDS, MODEL, Builder, model_loaded
-from tests.support.postgres import Postgres
+from tests.support.processes.postgres import Postgres
 
 
 def loaded(name: str = "tiny", **fields: Any) -> ev.ModelLoaded:

@@ -18,7 +18,7 @@ from cairn.journal.rows.database.urls import node_url
 from cairn.journal.rows.store_sql import SqlStore
 from tests.ops.fleet.test_fingerprints import loaded
 from tests.support.journals import Builder, agent_created
-from tests.support.postgres import Postgres
+from tests.support.processes.postgres import Postgres
 
 Run = Callable[..., Result]
 

@@ -19,7 +19,7 @@ from cairn.journal.rows.database.schema import migrate
 from cairn.journal.rows.database.urls import node_url
 from cairn.journal.rows.store_sql import SqlStore
 from tests.support.journals import conversation, in_mid_request, unrecorded
-from tests.support.postgres import Postgres
+from tests.support.processes.postgres import Postgres
 
 Run = Callable[..., Result]
 

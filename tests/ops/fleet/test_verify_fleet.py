@@ -22,7 +22,7 @@ from cairn.journal.rows.database.urls import node_url
 from cairn.journal.rows.store_sql import SqlStore
 from tests.journal.test_fleet_audit import conflicting, quarantining, released
 from tests.support.journals import Builder, healthy
-from tests.support.postgres import Postgres
+from tests.support.processes.postgres import Postgres
 
 _END_WAITING = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "

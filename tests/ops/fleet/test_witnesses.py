@@ -17,7 +17,7 @@ from cairn.ops.cli import Unreadable
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.serve.recorded_heads import require_known_head
 from tests.support.journals import Builder, healthy
-from tests.support.postgres import Postgres
+from tests.support.processes.postgres import Postgres
 
 ROWS = healthy()
 HEAD = f"31:{ROWS[-1].hash}"

@@ -56,7 +56,7 @@ from tests.support.journals import (
     in_mid_request,
     tampered,
 )
-from tests.support.postgres import Postgres
+from tests.support.processes.postgres import Postgres
 
 BEFORE = ("--before", "2026-03-01")
 

@@ -18,7 +18,7 @@ from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops.journal.tail import Log, show_pretty
 from tests.ops.test_commands import on_a_terminal
 from tests.support.journals import FINGERPRINT, TENANT, Builder, healthy
-from tests.support.postgres import Postgres
+from tests.support.processes.postgres import Postgres
 
 LINES = [
     {

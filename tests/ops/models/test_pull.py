@@ -13,7 +13,7 @@ import pytest
 from cairn.engine.model.files import directory_fault
 from tests.ops.models.conftest import NAME, WEIGHTS, WEIGHTS_BYTES, Shell
 from tests.support.hub import Hub, digest_of
-from tests.support.subprocess_server import eventually, started
+from tests.support.processes.subprocess_server import eventually, started
 
 SHORT = "qwen3-0.6b"
 CHUNKS = 20 * 1024 * 1024

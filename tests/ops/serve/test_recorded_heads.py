@@ -21,7 +21,7 @@ from cairn.ops.cli import Unreadable
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.serve.recorded_heads import head_keeper, require_known_head
 from tests.support.journals import healthy
-from tests.support.subprocess_server import ask, recorded, run_ops, started, user
+from tests.support.processes.subprocess_server import ask, recorded, run_ops, started, user
 
 ROWS = healthy()
 

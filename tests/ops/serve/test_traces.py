@@ -31,7 +31,7 @@ from tests.journal.test_timelines import (
     recorded,
     violated,
 )
-from tests.support.subprocess_server import ask, eventually, started
+from tests.support.processes.subprocess_server import ask, eventually, started
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CALLER = f"00-{TRACE}-{PARENT}-01"

@@ -19,7 +19,7 @@ from cairn.ops.chat.server import OwnServer
 from cairn.ops.cli import Unreadable, ops
 from cairn.ops.doctor import Found
 from cairn.ops.state import report
-from tests.support.subprocess_server import DEADLINE_S
+from tests.support.processes.subprocess_server import DEADLINE_S
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ import pytest
 from cairn.journal import events as ev
 from cairn.ops.serve.data_dir import hold_directory
 from cairn.ops.state.running import Running, is_the_server, resident_bytes, running
-from tests.support.child_process import die_with_parent
 from tests.support.journals import healthy
+from tests.support.processes.child_process import die_with_parent
 
 HOLDS = """
 import signal, sys

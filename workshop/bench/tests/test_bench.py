@@ -34,7 +34,7 @@ from cairn_bench.servers.processes import DidNotStart, Kind, NeverAtRest, Runnin
 from cairn_bench.servers.sizes import DEFAULT, SIZES, Size
 from cairn_conform.client import Client
 from cairn_conform.client_answers import Answer
-from tests.support.subprocess_server import DEADLINE_S
+from tests.support.processes.subprocess_server import DEADLINE_S
 from workshop.bench.tests.fake_completions import Fake, serving
 
 Invoke = Callable[..., Result]

@@ -54,7 +54,7 @@ from cairn_bench.servers.processes import Kind, Running
 from cairn_conform.client import Client
 from cairn_conform.client_answers import Answer
 from tests.support.journals import healthy, tampered
-from tests.support.subprocess_server import DEADLINE_S
+from tests.support.processes.subprocess_server import DEADLINE_S
 from workshop.bench.tests.fake_completions import Fake, serving
 
 pytestmark = pytest.mark.long

@@ -55,7 +55,7 @@ from cairn_conform.client import Client
 from cairn_conform.client_answers import Answer
 from cairn_conform.client_texts import system, user
 from tests.journal.test_histories import rows_of
-from tests.support.subprocess_server import DEADLINE_S
+from tests.support.processes.subprocess_server import DEADLINE_S
 from workshop.bench.tests.fake_completions import Fake, serving
 
 pytestmark = pytest.mark.long

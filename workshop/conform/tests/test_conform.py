@@ -23,7 +23,7 @@ from cairn_conform import case as conform_case
 from cairn_conform.case import Case
 from cairn_conform.client_answers import Answer, Streamed, Token, difference, whole
 from cairn_conform.suite import ROWS
-from tests.support.subprocess_server import DEADLINE_S, started
+from tests.support.processes.subprocess_server import DEADLINE_S, started
 from workshop.bench.tests.fake_completions import Fake, serving
 
 Run = Callable[..., Result]

@@ -18,7 +18,7 @@ from cairn.engine.mlx.passes.search import one_shape
 from cairn.engine.reports import DrawSpec
 from cairn.engine.row_class import RowClass
 from cairn.engine.sampling import Sampling
-from tests.support.model_families import config_of, make_family_model
+from tests.support.models.model_families import config_of, make_family_model
 
 nn: Any = mlx.nn  # its types do not know its layers
 BLOCK = 16

@@ -14,7 +14,7 @@ from cairn.engine.mlx.engine import MlxEngine
 from cairn.engine.mlx.model import load_model
 from cairn.engine.mlx.passes.low_rank import PaddedLoRA, low_rank_layers, padded
 from cairn.engine.row_class import RowClass
-from tests.support.lora_adapters import make_adapter
+from tests.support.models.lora_adapters import make_adapter
 
 BLOCK = 16
 OPEN = RowClass(segment=BLOCK, quantum=1, least=2, most=4 * BLOCK, product=0)

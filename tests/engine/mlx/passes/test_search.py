@@ -24,7 +24,7 @@ from cairn.engine.mlx.passes.search import (
 )
 from cairn.engine.row_class import RowClass
 from cairn.journal.cache.windows import SinkWindow
-from tests.support.model_families import config_of, make_family_model
+from tests.support.models.model_families import config_of, make_family_model
 
 BLOCK = 16
 

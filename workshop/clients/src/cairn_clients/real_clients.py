@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[4]))
 from cairn_clients import alone, coding, packages, scripted
 from cairn_clients.figures import Turn, faults, requests_of, turns_of
 from cairn_clients.processes import Failed, Place, place, run
-from tests.support.subprocess_server import Serving, started
+from tests.support.processes.subprocess_server import Serving, started
 
 CHUNK = 64
 _CACHE = Path(".cache/clients")

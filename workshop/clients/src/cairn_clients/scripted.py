@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 from safetensors.numpy import load_file, save_file
 
-from tests.support.scripted_model import make_scripted_model
+from tests.support.models.scripted_model import make_scripted_model
 
 _CONTEXT_TOKENS = 131_072
 _ENDS = "<|im_end|>"

@@ -17,10 +17,10 @@ from typing import Any, Literal
 import attrs
 import httpx
 
-from tests.support.child_process import die_with_parent
-from tests.support.subprocess_server import DEADLINE_S, Serving, eventually
+from tests.support.processes.child_process import die_with_parent
+from tests.support.processes.subprocess_server import DEADLINE_S, Serving, eventually
 
-CONFIGURATION = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "fleet.cfg"
+CONFIGURATION = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "fleet.cfg"
 _CHECK = "timeout check 1s"
 _SERVER = "timeout server 1h"
 _CLIENTS, _NODES = "127.0.0.1:8080", {"n1": "127.0.0.1:8001", "n2": "127.0.0.1:8002"}

@@ -12,7 +12,7 @@ import attrs
 
 from cairn.journal import events as ev
 from cairn.journal.rows.database.urls import node_url
-from tests.support.subprocess_server import Serving, recorded, run_ops, started
+from tests.support.processes.subprocess_server import Serving, recorded, run_ops, started
 
 E = TypeVar("E", bound=ev.Event)
 

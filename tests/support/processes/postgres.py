@@ -26,7 +26,7 @@ from typing import Any
 import attrs
 import psycopg
 
-from tests.support.child_process import die_with_parent
+from tests.support.processes.child_process import die_with_parent
 
 _DEADLINE_S = 60.0
 _ROLE = "cairn"

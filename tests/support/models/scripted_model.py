@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
-from tests.support.random_model import make_random_model
+from tests.support.models.random_model import make_random_model
 
 _GAIN = 40.0
 

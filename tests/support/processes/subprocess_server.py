@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import re
 import select
 import signal
@@ -21,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import attrs
@@ -37,8 +36,9 @@ from cairn.journal.rows.store_sql import SqlStore
 from cairn.ops.cli import ops
 from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import log_path
-from tests.support.child_process import die_with_parent
 from tests.support.journals import released
+from tests.support.processes.child_process import die_with_parent, server_environment
+from tests.support.processes.forked_server import ForkedProcess, can_fork, start_forked
 
 T = TypeVar("T")
 E = TypeVar("E", bound=ev.Event)
@@ -47,6 +47,7 @@ DEADLINE_S = 120.0
 """How long to wait for something that must happen. No test asserts how long it took."""
 
 _COMMAND = (sys.executable, "-P", "-m", "cairn.ops")
+Process: TypeAlias = subprocess.Popen[str] | ForkedProcess
 _URL = re.compile(r"http://127\.0\.0\.1:\d+")
 
 
@@ -56,7 +57,7 @@ _URL = re.compile(r"http://127\.0\.0\.1:\d+")
 class Serving:
     """A server at ``url`` with the data directory ``data_dir``."""
 
-    def __init__(self, process: subprocess.Popen[str], data_dir: Path, url: str, log: Path) -> None:
+    def __init__(self, process: Process, data_dir: Path, url: str, log: Path) -> None:
         self._process = process
         self._log = log
         # Kept, because creating a client takes longer than a request.
@@ -257,7 +258,7 @@ def run_ops(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[i
     """Run an `ops` command to its end; returns exit code, stdout and stderr."""
     done = subprocess.run(
         [*_COMMAND, *map(str, arguments)],
-        env=_environment(env),
+        env=server_environment(env),
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -316,7 +317,7 @@ def stopped_at(word: str, data_dir: Path, *options: object) -> tuple[int, str]:
         return process.wait(DEADLINE_S), log.read_text(encoding="utf-8")
 
 
-def _say(word: str, process: subprocess.Popen[str], log: Path) -> None:
+def _say(word: str, process: Process, log: Path) -> None:
     def said() -> bool:
         assert process.poll() is None, log.read_text(encoding="utf-8")
         return word in log.read_text(encoding="utf-8")
@@ -330,22 +331,15 @@ def _spawned(
     options: Sequence[object],
     env: Mapping[str, str] | None = None,
     within: Sequence[str] = (),
-) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+) -> Iterator[tuple[Process, Path]]:
     """A server's process, and the file with its stderr."""
     data_dir.parent.mkdir(parents=True, exist_ok=True)
     log = data_dir.with_name(f"{data_dir.name}.{time.monotonic_ns()}.stderr")
     # Which answers are checked by default depends on their ids, which are random.
     always = ("--port", 0, "--data-dir", data_dir, "--shadow-check", 0, "--verbose")
-    arguments = ("serve", *always, *options)
+    arguments = [str(one) for one in ("serve", *always, *options)]
     with log.open("w", encoding="utf-8") as stderr:
-        process = subprocess.Popen(
-            [*within, *_COMMAND, *map(str, arguments)],
-            env=_environment(env),
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            preexec_fn=die_with_parent,
-        )
+        process = _begun(arguments, env, stderr, within)
     try:
         yield process, log
     finally:
@@ -356,7 +350,26 @@ def _spawned(
         process.stdout.close()
 
 
-def _url_of(process: subprocess.Popen[str], log: Path) -> str:
+def _begun(
+    arguments: Sequence[str],
+    env: Mapping[str, str] | None,
+    stderr: IO[str],
+    within: Sequence[str],
+) -> Process:
+    # A forked server has the BLAS of `--blas auto`.
+    if env is None and not within and "--blas" not in arguments and can_fork():
+        return start_forked(arguments, stderr)
+    return subprocess.Popen(
+        [*within, *_COMMAND, *arguments],
+        env=server_environment(env),
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        preexec_fn=die_with_parent,
+    )
+
+
+def _url_of(process: Process, log: Path) -> str:
     """The address on the server's first line."""
     assert process.stdout is not None
     if select.select([process.stdout], [], [], DEADLINE_S)[0]:
@@ -364,12 +377,6 @@ def _url_of(process: subprocess.Popen[str], log: Path) -> str:
         if found is not None:
             return found[0]
     raise AssertionError(f"the server did not start:\n{log.read_text(encoding='utf-8')}")
-
-
-def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
-    """The environment, with one BLAS thread: many servers share few cores."""
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    return {**environment, "OPENBLAS_NUM_THREADS": "1", **(more or {})}
 
 
 def eventually(look: Callable[[], T | None]) -> T:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.support.subprocess_server import DEADLINE_S, eventually
+from tests.support.processes.subprocess_server import DEADLINE_S, eventually
 
 WIDTH, HEIGHT = 120, 40
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
-from tests.support.random_model import make_random_model
+from tests.support.models.random_model import make_random_model
 
 DIMENSIONS = 256
 
