@@ -139,11 +139,8 @@ def forget(
             try:
                 store = SqlStore.open(url, keys=keys)
             except StoreHeld as error:
-                advice = error.advice[:1].lower() + error.advice[1:]
-                raise StoreHeld(
-                    error.what,
-                    f"A server can forget the session itself: {_REQUEST}. Otherwise {advice}",
-                ) from error
+                server = f"A server can forget the session itself: {_REQUEST}."
+                raise StoreHeld(error.what, f"{server} Otherwise: {error.advice}") from error
             opened.callback(store.close)
             name = _named(source, keys, session)
             place = (data_dir, url, blocks)

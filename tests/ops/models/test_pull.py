@@ -163,7 +163,8 @@ def test_no_room_in_memory(shell: Shell, hub: Hub, files: Path) -> None:
     done = shell.run("pull", SHORT)
     assert 2 == done.returncode
     assert f"{NAME} does not fit in memory" in done.stderr
-    assert "--yes downloads it all the same." in done.stderr
+    assert "Download it all the same?" in done.stderr
+    assert "so nothing was changed. Add --yes to do it." in done.stderr
     assert [] == hub.sent(WEIGHTS)
     served = shell.run("serve", "--model", SHORT, "--port", "0")
     assert 2 == served.returncode
@@ -228,7 +229,7 @@ def test_removal(shell: Shell, hub: Hub, files: Path) -> None:
             hub.cut_after[WEIGHTS] = CHUNKS + 1
         shell.run("pull", SHORT)
         asked = shell.run("rm", SHORT)
-        assert (2, True) == (asked.returncode, "Add --yes to do so." in asked.stderr)
+        assert (2, True) == (asked.returncode, "Add --yes to do it." in asked.stderr)
         assert shell.folder.exists()
         near = shell.run("rm", f"{NAME}s")
         assert f"Did you mean {NAME}?" in near.stderr

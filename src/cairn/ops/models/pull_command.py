@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import click
 from cairn.ops.cli import Unreadable
 from cairn.ops.common.completions import complete_pull, complete_rm
 from cairn.ops.common.locations import data_dir_option, example
-from cairn.ops.common.output import printable
+from cairn.ops.common.output import confirm, printable
 from cairn.ops.common.program import program
 from cairn.ops.models.fitting import Fit, gigabytes, this_machine
 from cairn.ops.models.found import hub_cache, hub_folder
@@ -48,9 +47,7 @@ def pull(name: str, yes: bool) -> None:
     machine = this_machine()
     if listed_fit(listed, machine) is Fit.NO and not yes:
         words = memory_words(listed, machine, f"{program()} pull")
-        if not sys.stdin.isatty() or not sys.stderr.isatty():
-            raise Unreadable(f"{words} --yes downloads it all the same.")
-        click.confirm(f"{words}\nDownload it all the same?", abort=True, err=True)
+        confirm(f"{words}\nDownload it all the same?")
     directory = downloaded(listed, machine)
     click.echo(f"Ready: `{program()} serve --model {printable(name)}`.", err=True)
     click.echo(str(directory))
@@ -86,10 +83,7 @@ def rm(name: str, yes: bool, data_dir: Path, api_key: str | None) -> None:
         )
     size = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
     if not yes:
-        words = f"Remove {printable(full)} ({gigabytes(size)}) from {hub_cache()}?"
-        if not sys.stdin.isatty() or not sys.stderr.isatty():
-            raise Unreadable(f"{words} Add --yes to do so.")
-        click.confirm(words, abort=True, err=True)
+        confirm(f"Remove {printable(full)} ({gigabytes(size)}) from {hub_cache()}?")
     _remove(folder, full)
     click.echo(f"Removed {printable(full)}: {gigabytes(size)}.")
 
