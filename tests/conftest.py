@@ -96,6 +96,8 @@ def pytest_configure(config: pytest.Config) -> None:
     that tests start test each model once, and no test uses the results of its user.
     """
     if hasattr(config, "workerinput"):  # a worker has the environment of the process that began
+        if "CAIRN_MEASURE_SERVERS" not in os.environ:
+            os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
         return
     folder = tempfile.TemporaryDirectory(prefix="cairn-tests-")
     os.environ["CAIRN_CACHE_DIR"] = folder.name
