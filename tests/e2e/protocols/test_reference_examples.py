@@ -25,7 +25,7 @@ from tests.e2e.conftest import servers
 from tests.support.models.embedding_model import make_embedding_model
 from tests.support.processes.subprocess_server import DEADLINE_S, Serving, started
 
-REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 PAGES = sorted(page for page in REFERENCE.glob("*.md") if page.name != "cli.md")
 
 #: The server of these tests has no embedding model, and is no node of a fleet.

@@ -13,7 +13,7 @@ import pytest
 from cairn.journal import events as ev
 from cairn.journal.rows.database.urls import node_url
 from cairn.ops.common.heads import HeadFiles
-from tests.e2e.test_startup import refusal
+from tests.e2e.operation.test_startup import refusal
 from tests.support.processes.fleet import Fleet
 from tests.support.processes.haproxy import installed, running_haproxy
 from tests.support.processes.postgres import Postgres, running_postgres

@@ -20,7 +20,7 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
-from tests.e2e.journaled import assert_journaled
+from tests.e2e.faults.journaled import assert_journaled
 from tests.support.processes.subprocess_server import (
     Listener,
     Serving,

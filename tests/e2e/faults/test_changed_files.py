@@ -18,7 +18,7 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import Start
-from tests.e2e.test_startup import refusal, rows
+from tests.e2e.operation.test_startup import refusal, rows
 from tests.support.processes.subprocess_server import (
     Listener,
     Serving,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cairn.journal import events as ev
-from tests.e2e.test_startup import refusal
+from tests.e2e.operation.test_startup import refusal
 from tests.support.journals import released
 from tests.support.processes.postgres import Postgres
 from tests.support.processes.subprocess_server import (

@@ -13,7 +13,7 @@ from cairn.engine.model.builtin import builtin_directory
 from cairn.journal import events as ev
 from tests.support.processes.subprocess_server import ask, assistant, started, user
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

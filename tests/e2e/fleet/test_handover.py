@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from cairn.journal import events as ev
-from tests.e2e.test_fleet import call
+from tests.e2e.fleet.test_fleet import call
 from tests.support.processes.fleet import Fleet
 from tests.support.processes.postgres import Postgres
 from tests.support.processes.subprocess_server import Serving, run_ops, user

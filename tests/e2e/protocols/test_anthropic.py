@@ -14,7 +14,7 @@ import pytest
 
 from cairn.journal import events as ev
 from tests.e2e.conftest import servers
-from tests.e2e.test_tools import CALLS, CHUNK, SCRIPT
+from tests.e2e.protocols.test_tools import CALLS, CHUNK, SCRIPT
 from tests.support.models.scripted_model import make_scripted_model
 from tests.support.processes.subprocess_server import DEADLINE_S, Serving
 

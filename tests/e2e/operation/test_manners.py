@@ -14,7 +14,7 @@ import pytest
 from cairn.journal import events as ev
 from cairn.ops.models.fitting import suggestion, this_machine
 from tests.e2e.conftest import Start
-from tests.e2e.test_startup import refusal
+from tests.e2e.operation.test_startup import refusal
 from tests.support.models.lora_adapters import make_adapter
 from tests.support.processes.subprocess_server import started, user
 
