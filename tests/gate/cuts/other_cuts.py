@@ -1,8 +1,8 @@
 """
 Serves a conversation under a row class that may be a little wrong, and checks its answers.
 
-``python -P -m tests.gate.other_cuts MODEL quantum|least|""`` prints JSON: the results of the shadow
-checks, the invariants that broke, and the exit code of ``ops replay --engine``.
+``python -P -m tests.gate.cuts.other_cuts MODEL quantum|least|""`` prints JSON: the results of the
+shadow checks, the invariants that broke, and the exit code of ``ops replay --engine``.
 """
 
 from __future__ import annotations

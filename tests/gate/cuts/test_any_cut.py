@@ -53,7 +53,7 @@ def test_every_cut_gives_the_same_bits(
     arguments = ["controls"] if threads == 1 else []
     if core == "SkylakeX" and threads == 1:
         arguments.append(str(make_adapter(model_directory, tmp_path / "a", seed=1, rank=RANK)))
-    found = on_kernels(core, threads, "tests.gate.any_cut", str(model_directory), *arguments)
+    found = on_kernels(core, threads, "tests.gate.cuts.any_cut", str(model_directory), *arguments)
     row_class = RowClass.of(found["found"])
     assert row_class is not None
     assert found["same"]

@@ -1,9 +1,9 @@
 """
 Cuts one sequence into passes at random, under the BLAS and its kernels that the environment names.
 
-``python -P -m tests.gate.any_cut MODEL [controls [ADAPTER]]`` prints JSON: the row class that the
-search finds, whether cuts give the same bits with it, and whether they do in the controls. It runs
-as its own process, because kernels are chosen before a process starts.
+``python -P -m tests.gate.cuts.any_cut MODEL [controls [ADAPTER]]`` prints JSON: the row class that
+the search finds, whether cuts give the same bits with it, and whether they do in the controls. It
+runs as its own process, because kernels are chosen before a process starts.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def test_a_wrong_class_is_found_in_service(wrong: str, model_directory: Path) ->
     journal comes out the same with its own passes and differently with others. With the class that
     was found, both are the same.
     """
-    found = on_kernels("Haswell", 1, "tests.gate.other_cuts", str(model_directory), wrong)
+    found = on_kernels("Haswell", 1, "tests.gate.cuts.other_cuts", str(model_directory), wrong)
     assert ("differs" if wrong else "same") in found["checks"]
     assert ("INV-3" in found["findings"]) == bool(wrong)
     assert (OTHER_CUTS if wrong else SAME) == found["replay"]
@@ -44,5 +44,5 @@ def test_too_few_rows_are_found_by_the_next_turn(model_directory: Path) -> None:
     """
     if not has_avx512():
         pytest.skip("this processor has no AVX-512")
-    found = on_kernels("SkylakeX", 1, "tests.gate.other_cuts", str(model_directory), "least")
+    found = on_kernels("SkylakeX", 1, "tests.gate.cuts.other_cuts", str(model_directory), "least")
     assert {"INV-3"} == set(found["findings"])
