@@ -182,7 +182,8 @@ def work(stage: Stage, kind: Work) -> list[Row]:
 
 def short_batch(stage: Stage) -> list[Row]:
     """
-    A short instruction, with several chunk sizes: a part that does not fill a chunk is not reused.
+    A short instruction, with several block sizes. With a grain of C, a part that does not fill a
+    block is not reused.
     """
     rows = []
     server = stage.ours()
