@@ -107,6 +107,8 @@ PURE_MODULES := contract errors growth json_text names reports sampling schedule
 comma := ,
 space := $(subst ,, )
 commas = $(subst $(space),$(comma),$(strip $(1)))
+$(foreach one,$(PURE_ROOMS:%=src/cairn/%) $(PURE_MODULES:%=src/cairn/engine/%.py),$\
+	$(if $(wildcard $(one)),,$(error $(one) is to be measured, and does not exist)))
 PURE := $(call commas,$(PURE_ROOMS:%=src/cairn/%/*) $(PURE_MODULES:%=src/cairn/engine/%.py))
 PURE_PERCENT := 100
 ALL_PERCENT := 95
@@ -128,8 +130,8 @@ coverage: env ## run the tests as `make test` does, and measure which lines and 
 	$(BIN)/coverage report --fail-under=$(ALL_PERCENT) || status=1; \
 	$(pure_report); gate; exit $$status
 
-# Being measured takes half as long again. These rooms run all lines of the pure core, without the
-# servers that they start, and nothing else is measured here.
+# Measuring takes half as long again, so these rooms alone are measured: they run all lines of the
+# pure core, even without the servers that they start.
 CORE := tests/journal tests/http tests/engine tests/actors tests/ops
 
 core: env ## test journal, http, engine, actors and ops, and measure the pure core: one part of .ci/run

@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from cairn.engine.machine.blas import loaded_blas
 from tests.support.models.random_model import make_random_model
-from tests.support.processes.forked_server import usual_environment
+from tests.support.processes.forked_server import forking
 from tests.support.processes.postgres import NotInstalled, Postgres, running_postgres
 
 if TYPE_CHECKING:
@@ -93,11 +93,14 @@ def postgres() -> Iterator[Postgres]:
 def pytest_configure(config: pytest.Config) -> None:
     """
     Keep the results of self-tests in a folder of this run, which all workers share: the servers
-    that tests start test each model once, and no test uses the results of its user.
+    that tests start test each model once, and no test uses the results of its user. Servers are
+    measured by `make coverage` alone.
     """
+    # The process that starts workers has to pass it on to them.
+    starts_workers = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if not starts_workers and "CAIRN_MEASURE_SERVERS" not in os.environ:
+        os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
     if hasattr(config, "workerinput"):  # a worker has the environment of the process that began
-        if "CAIRN_MEASURE_SERVERS" not in os.environ:
-            os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
         return
     folder = tempfile.TemporaryDirectory(prefix="cairn-tests-")
     os.environ["CAIRN_CACHE_DIR"] = folder.name
@@ -105,8 +108,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Note the environment of the servers that are forked, before a test changes it."""
-    usual_environment()
+    """Fork the servers that tests start, with the environment that no test has changed yet."""
+    forking.turn_on()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cairn.engine.model.builtin import builtin_directory
+from tests.support.processes.forked_server import forking
 from tests.support.processes.subprocess_server import Serving, assert_valid, started, user
 
 Start = Callable[..., Serving]
@@ -18,15 +19,18 @@ Start = Callable[..., Serving]
 
 # A server that is measured takes a second more to start, and answers more slowly. What only runs in
 # a process of its own (the start, signals, connections, logs) runs in the tests of these modules.
-MEASURED = {"test_startup", "test_stopping", "test_log", "test_manners"}
+STARTED = {"test_startup", "test_stopping", "test_log", "test_manners"}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _few_servers_are_measured(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Measure the coverage of the servers of some modules alone."""
+def _few_servers_are_started(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Start the servers of some modules, and measure their coverage; fork all others."""
+    if request.path.stem in STARTED:
+        with forking.turned_off():
+            yield
+        return
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.stem not in MEASURED:
-            patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+        patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
         yield
 
 

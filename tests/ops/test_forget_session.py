@@ -219,8 +219,8 @@ def test_a_journal_on_postgresql_that_is_in_use(
         refused = run("forget", "s1", "--journal", url, "--yes")
         assert (2, "") == (refused.exit_code, refused.stdout)
         assert (
-            "A server can forget the session itself: POST /v1/sessions/SESSION/forget. Otherwise "
-            "stop it, or choose another journal" in refused.stderr
+            "A server can forget the session itself: POST /v1/sessions/SESSION/forget. Otherwise: "
+            "Stop it, or choose another journal" in refused.stderr
         )
 
 

@@ -139,8 +139,8 @@ def forget(
             try:
                 store = SqlStore.open(url, keys=keys)
             except StoreHeld as error:
-                server = f"A server can forget the session itself: {_REQUEST}."
-                raise StoreHeld(error.what, f"{server} Otherwise: {error.advice}") from error
+                itself = f"A server can forget the session itself: {_REQUEST}."
+                raise StoreHeld(error.what, f"{itself} Otherwise: {error.advice}") from error
             opened.callback(store.close)
             name = _named(source, keys, session)
             place = (data_dir, url, blocks)

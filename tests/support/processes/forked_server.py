@@ -1,13 +1,15 @@
 """
 Servers forked from a process that has imported Cairn: four fifths of a start are imports.
 
-A forked server has the environment, BLAS and output of one that ``subprocess.Popen`` starts.
-Two parents take turns, each with its own hash seed, so that a server that is started again may
-iterate over its sets in another order.
+A forked server has the environment, limits, BLAS and output of one that ``subprocess.Popen``
+starts. It differs in what imports leave behind: two parents take turns, each with its own hash
+seed, so the servers of one worker iterate over their sets in one of two orders, and trio runs their
+tasks in one of two. Tests whose subject is the start itself do not fork.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -19,45 +21,69 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Final
 
+from cairn.engine.machine.cuda import has_cuda
 from tests.support.processes.child_process import die_with_parent, server_environment
 
+ANSWER_WITHIN_S: Final = 120.0
 _PARENTS: Final = 2
 _ROOT: Final = Path(__file__).parents[3]
 _IMPORTED: Final = ("cairn.ops.cli", "cairn.ops.serve.run", "cairn.engine.mlx.start")
-_CHANGING: Final = {"PYTEST_CURRENT_TEST", "COVERAGE_PROCESS_CONFIG"}
+_IGNORED: Final = {
+    "PYTEST_CURRENT_TEST",
+    "COVERAGE_PROCESS_CONFIG",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS",  # mlx-lm sets it when it is imported
+}
+_BLAS_OPTIONS: Final = ("--blas", "--config")
 
 
-def _environment() -> dict[str, str]:
-    found = server_environment()
-    return {name: value for name, value in found.items() if name not in _CHANGING}
+class Forking:
+    """Whether servers are forked. Off until the tests turn it on."""
 
+    def __init__(self) -> None:
+        self._environment: dict[str, str] | None = None
+        self._parents: deque[_Parent] = deque()
+        self._starting = threading.Lock()
 
-@cache
-def usual_environment() -> dict[str, str]:
-    """The environment of forked servers: what this process had when this was called first."""
-    return _environment()
+    def turn_on(self) -> None:
+        """Fork servers from now on, with the environment that this process has."""
+        self._environment = _environment()
 
+    @contextlib.contextmanager
+    def turned_off(self) -> Iterator[None]:
+        """Start all servers of this context as processes of their own."""
+        environment, self._environment = self._environment, None
+        try:
+            yield
+        finally:
+            self._environment = environment
 
-def can_fork() -> bool:
-    """
-    Whether a server can be forked: on Linux, unless its coverage is measured, or a test has changed
-    this process's environment.
-    """
-    measured = "COVERAGE_PROCESS_CONFIG" in os.environ
-    return sys.platform == "linux" and not measured and _environment() == usual_environment()
+    def can_fork(self, arguments: Sequence[str]) -> bool:
+        """
+        Whether a server with these arguments can be forked: on Linux without a GPU, with the usual
+        BLAS, unless its coverage is measured, or a test has changed this process's environment.
+        """
+        return (
+            self._environment is not None
+            and _environment() == self._environment
+            and sys.platform == "linux"
+            and not has_cuda()
+            and not {"COVERAGE_PROCESS_CONFIG", "CAIRN_BLAS"} & os.environ.keys()
+            and not any(one.startswith(_BLAS_OPTIONS) for one in arguments)
+        )
 
-
-def start_forked(arguments: Sequence[str], stderr: IO[str]) -> ForkedProcess:
-    """Start `ops` with these arguments. Its messages go to the file ``stderr``."""
-    if len(_parents) < _PARENTS:
-        _parents.append(_Parent())
-    _parents.rotate()
-    return _parents[0].start(arguments, stderr)
+    def start(self, arguments: Sequence[str], stderr: IO[str]) -> ForkedProcess:
+        """Start `ops` with these arguments. Its messages go to the file ``stderr``."""
+        assert self._environment is not None
+        with self._starting:
+            self._parents = deque(one for one in self._parents if one.answers)
+            if len(self._parents) < _PARENTS:
+                self._parents.append(_Parent(self._environment))
+            self._parents.rotate()
+            return self._parents[0].start(arguments, stderr)
 
 
 class ForkedProcess:
@@ -65,6 +91,7 @@ class ForkedProcess:
 
     def __init__(self, parent: _Parent, pid: int, stdout: IO[str]) -> None:
         self._parent = parent
+        self._waiting = threading.Lock()
         self._ended = os.pidfd_open(pid)
         self._code: int | None = None
         self.pid = pid
@@ -97,38 +124,53 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
     def _code_within(self, timeout: float | None) -> int | None:
-        if self._code is None and select.select([self._ended], [], [], timeout)[0]:
-            os.close(self._ended)
-            self._code = self._parent.code_of(self.pid)
-        return self._code
+        with self._waiting:
+            if self._code is None:
+                end = select.poll()
+                end.register(self._ended, select.POLLIN)
+                if end.poll(None if timeout is None else 1000 * timeout):
+                    self._code = self._parent.code_of(self.pid)
+                    os.close(self._ended)
+            return self._code
 
 
 class _Parent:
     """A process that has imported Cairn, and forks servers when it is asked to."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: dict[str, str]) -> None:
         self._asking = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(ANSWER_WITHIN_S)
         program = f"""
 import sys
 sys.path.append({str(_ROOT)!r})
 from tests.support.processes.forked_server import main
 main({theirs.fileno()})
 """
+        self.answers = True
         with theirs:
+            # It ends when this process closes the socket. Linux would kill it with its parent's
+            # thread, and some tests start servers in threads that end.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", program],
-                env=usual_environment(),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                preexec_fn=die_with_parent,
             )
 
     def start(self, arguments: Sequence[str], stderr: IO[str]) -> ForkedProcess:
         ours, theirs = os.pipe()
-        pid = self._ask({"start": arguments, "folder": str(Path.cwd())}, theirs, stderr.fileno())
-        os.close(theirs)
-        return ForkedProcess(self, pid, os.fdopen(ours, encoding="utf-8"))
+        stdout = os.fdopen(ours, encoding="utf-8")
+        try:
+            pid = self._ask(
+                {"start": arguments, "folder": str(Path.cwd())}, theirs, stderr.fileno()
+            )
+            return ForkedProcess(self, pid, stdout)
+        except BaseException:
+            stdout.close()
+            raise
+        finally:
+            os.close(theirs)
 
     def code_of(self, pid: int) -> int:
         """The exit code of a server that has ended."""
@@ -136,13 +178,22 @@ main({theirs.fileno()})
 
     def _ask(self, request: object, *files: int) -> int:
         with self._asking:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], files)
-            answer = self._socket.recv(1000)
-        assert answer, "the process that forks servers has ended"
-        return int(answer)
+            try:
+                socket.send_fds(self._socket, [json.dumps(request).encode()], files)
+                return int(self._socket.recv(1000))
+            except BaseException:
+                # Its answer may still come, and would be taken for that of the next request.
+                self.answers = False
+                self._socket.close()
+                raise
 
 
-_parents: Final[deque[_Parent]] = deque()
+forking: Final = Forking()
+
+
+def _environment() -> dict[str, str]:
+    found = server_environment()
+    return {name: value for name, value in found.items() if name not in _IGNORED}
 
 
 # --- in the parent ------------------------------------------------------------------------------
@@ -150,6 +201,7 @@ _parents: Final[deque[_Parent]] = deque()
 
 def _serve(asked: socket.socket) -> list[str] | None:
     """Fork a server for each request. Returns its arguments in the server, None in the parent."""
+    own = os.getpid()
     while True:
         line, files, _, _ = socket.recv_fds(asked, 1_000_000, 2)
         if not line:
@@ -162,6 +214,8 @@ def _serve(asked: socket.socket) -> list[str] | None:
         pid = os.fork()
         if pid == 0:
             die_with_parent()
+            if os.getppid() != own:
+                os._exit(1)
             asked.close()
             for number, file in enumerate(files, start=1):
                 os.dup2(file, number)
@@ -185,7 +239,8 @@ def main(number: int) -> None:
 
     for name in _IMPORTED:
         importlib.import_module(name)
-    # An operator who interrupts the tests interrupts the servers.
+    sys.path.remove(str(_ROOT))
+    # Ctrl-C reaches the whole process group. This process goes on, because it has the exit codes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     arguments = _serve(socket.socket(fileno=number))
     if arguments is not None:

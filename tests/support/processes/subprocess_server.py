@@ -38,7 +38,7 @@ from cairn.ops.common.heads import HeadFiles
 from cairn.ops.common.locations import log_path
 from tests.support.journals import released
 from tests.support.processes.child_process import die_with_parent, server_environment
-from tests.support.processes.forked_server import ForkedProcess, can_fork, start_forked
+from tests.support.processes.forked_server import ForkedProcess, forking
 
 T = TypeVar("T")
 E = TypeVar("E", bound=ev.Event)
@@ -58,7 +58,7 @@ class Serving:
     """A server at ``url`` with the data directory ``data_dir``."""
 
     def __init__(self, process: Process, data_dir: Path, url: str, log: Path) -> None:
-        self._process = process
+        self.process = process
         self._log = log
         # Kept, because creating a client takes longer than a request.
         self._http = httpx.Client(base_url=url, verify=False, timeout=DEADLINE_S)
@@ -70,7 +70,7 @@ class Serving:
     @property
     def pid(self) -> int:
         """The process id of the server."""
-        return self._process.pid
+        return self.process.pid
 
     @property
     def address(self) -> tuple[str, int]:
@@ -83,7 +83,7 @@ class Serving:
     @property
     def running(self) -> bool:
         """Whether the process is still running."""
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     def use_key(self, key: str) -> None:
         """Send an API key with all further requests."""
@@ -166,19 +166,19 @@ class Serving:
 
     def greeting(self) -> str:
         """The startup banner without the address, with all settings. Can be read once."""
-        assert self._process.stdout is not None
-        lines = [self._process.stdout.readline()]
+        assert self.process.stdout is not None
+        lines = [self.process.stdout.readline()]
         while lines[-1] and not lines[-1].startswith("  journal "):
-            lines.append(self._process.stdout.readline())
+            lines.append(self.process.stdout.readline())
         return "".join(lines)
 
     def signal(self, number: signal.Signals) -> None:
         """Send the server a signal."""
-        self._process.send_signal(number)
+        self.process.send_signal(number)
 
     def wait(self) -> int:
         """Wait for the process to end. Returns the exit code, 128 + N after signal N."""
-        code = self._process.wait(DEADLINE_S)
+        code = self.process.wait(DEADLINE_S)
         if code == -signal.SIGABRT:
             print(self.stderr())  # an unexpected end: print what is known
         return 128 - code if code < 0 else code
@@ -190,8 +190,8 @@ class Serving:
 
     def kill(self) -> None:
         """Send SIGKILL: the process gets no chance to clean up."""
-        self._process.kill()
-        self._process.wait(DEADLINE_S)
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
 
     def stderr(self) -> str:
         """The stderr output so far."""
@@ -356,9 +356,8 @@ def _begun(
     stderr: IO[str],
     within: Sequence[str],
 ) -> Process:
-    # A forked server has the BLAS of `--blas auto`.
-    if env is None and not within and "--blas" not in arguments and can_fork():
-        return start_forked(arguments, stderr)
+    if env is None and not within and forking.can_fork(arguments):
+        return forking.start(arguments, stderr)
     return subprocess.Popen(
         [*within, *_COMMAND, *arguments],
         env=server_environment(env),
