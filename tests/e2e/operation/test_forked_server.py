@@ -47,7 +47,7 @@ def surroundings(server: Serving) -> dict[str, object]:
         "signals": SIGNALS.findall((its / "status").read_text(encoding="utf-8")),
         "folder": (its / "cwd").readlink(),
         "libraries": sorted(set(re.findall(r"\S*blas\S*", (its / "maps").read_text("utf-8")))),
-        "fingerprint": server.health()["model"]["fingerprint"],
+        "fingerprint": server.health()["fingerprint"],
     }
 
 
