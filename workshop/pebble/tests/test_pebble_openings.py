@@ -172,22 +172,25 @@ def test_a_bad_file_of_a_judge_is_refused(tmp_path: Path, text: str, fault: str)
         read_verdicts(tmp_path / "one", some)
 
 
+def page_of(folder: str, *judges: str) -> tuple[dict[str, str], str]:
+    """What a recorded transcript says of its weights, and the report by its recorded verdicts."""
+    judged = Path(__file__).parents[1] / "judged" / folder
+    facts, some = read_transcript(judged / "transcript.jsonl")
+    return facts, report(facts, some, [read_verdicts(judged / one, some) for one in judges], ())
+
+
 def test_the_recorded_verdicts_are_what_the_page_says() -> None:
-    """The figures of docs/benchmarks.md are those of the transcript, and of the weights."""
-    folder = Path(__file__).parents[1] / "judged" / "20261127-2m"
-    facts, some = read_transcript(folder / "transcript.jsonl")
-    assert 240 == len(some)
-    page = report(facts, some, [read_verdicts(folder / "judge-1.txt", some)], ())
-    assert "| all | 53 | 9 | 97 | 41 | 62 | 200 |" in page
-    assert "45 of 113 are fitting" in page
-    assert "| all | 13 | 3 | 23 | 1 | 15 | 40 |" in page
-    of_a_round = folder.parent / "20261127-2m-near"
-    _, some = read_transcript(of_a_round / "transcript.jsonl")
-    judges = [read_verdicts(of_a_round / f"judge-{one}.txt", some) for one in (1, 2)]
-    page = report(facts, some, judges, ())
-    assert "agree on 228 of 238" in page
-    assert "| all | 67 | 45 | 87 | 1 | 112 | 200 |" in page
-    assert "56 of 113 are fitting" in page
-    assert "| all | 16 | 6 | 17 | 1 | 22 | 40 |" in page
+    """The figures of docs/benchmarks.md are those of the transcripts, and of the weights."""
+    facts, page = page_of("20261128-2m-words", "judge-1.txt", "judge-2.txt")
+    assert "agree on 234 of 240" in page
+    assert "| all | 117 | 38 | 45 | 0 | 154 | 200 |" in page
+    assert "89 of 113 are fitting" in page
+    assert "| all | 24 | 10 | 6 | 0 | 33 | 40 |" in page
     weights = (builtin_directory() / "model.safetensors").read_bytes()
     assert hashlib.sha256(weights).hexdigest() == facts["weights"]
+    _, of_the_release = page_of("20261127-2m", "judge-1.txt")
+    assert "| all | 53 | 9 | 97 | 41 | 62 | 200 |" in of_the_release
+    assert "| all | 13 | 3 | 23 | 1 | 15 | 40 |" in of_the_release
+    _, of_a_round = page_of("20261127-2m-near", "judge-1.txt", "judge-2.txt")
+    assert "| all | 67 | 45 | 87 | 1 | 112 | 200 |" in of_a_round
+    assert "| all | 16 | 6 | 17 | 1 | 22 | 40 |" in of_a_round

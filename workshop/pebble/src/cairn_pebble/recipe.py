@@ -353,7 +353,7 @@ WORDS_STAGES: Final = (
     # First messages alone come first, so that the new tokens are learned.
     Stage(
         name="new",
-        tokens=700_000,
+        tokens=1_500_000,
         longest=256,
         mix=((first_messages, 1),),
         batch_tokens=4096,
@@ -361,12 +361,22 @@ WORDS_STAGES: Final = (
     ),
     Stage(
         name="words",
-        tokens=24_000_000,
+        tokens=6_300_000,
         longest=3072,
         spread=5120,
         mix=_BOTH_FAR,
         batch_tokens=4096,
-        rates=(0.3, 0.0),
+        rates=(0.3, 0.18),
+    ),
+    # The weights that ship end here.
+    Stage(
+        name="cool",
+        tokens=7_500_000,
+        longest=3072,
+        spread=5120,
+        mix=(*_BOTH_FAR, (first_messages, 12)),
+        batch_tokens=4096,
+        rates=(0.18, 0.0),
     ),
 )
 
