@@ -49,13 +49,13 @@ def small(tmp_path_factory: pytest.TempPathFactory, raising: Path) -> Iterator[S
     with servers(tmp_path_factory.mktemp("small"), raising) as start:
         # No idle session gives up its slab by itself: `unchanged` would take that for a change.
         server = start("--pool-mb", 1, "--max-tokens", 8, "--slab-idle", 86_400)
-        before = ask(server, user("Before and after."), cache_prompt=False)
+        before = ask(server, user("What is Cairn?"), cache_prompt=False)
         server.settled()
         files = server.open_files()
         yield server
-        after = ask(server, user("Before and after."), cache_prompt=False)
+        after = ask(server, user("What is Cairn?"), cache_prompt=False)
         assert before.bits == after.bits
-        assert 24 == before.completion_tokens
+        assert 52 == before.completion_tokens
         eventually(lambda: server.open_files() <= files)
 
 

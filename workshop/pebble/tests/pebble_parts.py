@@ -9,11 +9,17 @@ from tokenizers import Tokenizer
 
 from cairn.engine.model.builtin import builtin_directory
 from cairn_pebble import dialogues
-from cairn_pebble.recipe import RECIPES, Draw, Shape, Stage
+from cairn_pebble.recipe import RECIPES, SHIPPED, Draw, Shape, Stage
 from cairn_pebble.sequences import Renderer, template
 
 SMALL: Final = Shape(
-    hidden_size=32, layers=1, intermediate_size=32, heads=2, kv_heads=1, head_dim=16
+    hidden_size=32,
+    layers=1,
+    intermediate_size=32,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    vocab_size=RECIPES[SHIPPED].shape.vocab_size,
 )
 SHORT: Final = Stage(name="short", tokens=300_000, longest=128, mix=((dialogues.echo, 1),))
 

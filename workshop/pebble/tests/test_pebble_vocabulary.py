@@ -10,7 +10,7 @@ from cairn_pebble.sequences import MARKER_TOKENS, SPECIAL_TOKENS
 from cairn_pebble.vocabulary import new_merges, typed_words, with_merges, with_rows
 from workshop.pebble.tests.pebble_parts import pebble_tokenizer
 
-MERGES = [("h", "i"), ("h", "el"), ("hel", "lo")]
+MERGES = [("z", "i"), ("z", "el"), ("zel", "lo")]
 
 
 def test_the_most_frequent_pair_is_merged_first() -> None:
@@ -27,7 +27,7 @@ def test_texts_without_new_tokens_stay_the_same() -> None:
     new = with_merges(old, MERGES)
     same = "My name is Jordis Halloran. What is Cairn?"
     assert new.encode(same).ids == old.encode(same).ids
-    for text, tokens in (("hi", ["hi"]), ("hello!", ["hello", "!"]), ("help", ["hel", "p"])):
+    for text, tokens in (("zi", ["zi"]), ("zello!", ["zello", "!"]), ("zelp", ["zel", "p"])):
         assert new.encode(text).tokens == tokens
         assert new.decode(new.encode(text).ids) == text
     assert new.get_vocab_size() == old.get_vocab_size() + len(MERGES)
@@ -45,10 +45,10 @@ def test_new_rows_are_made_of_those_of_their_parts() -> None:
     assert new.shape == (grown.get_vocab_size(), 4)
     for token, number in tokenizer.get_vocab().items():
         assert mx.array_equal(new[grown.token_to_id(token)], old[number]), token
-    h, i, el, lo = (old[tokenizer.token_to_id(one)] for one in ("h", "i", "el", "lo"))
-    hi, hello = (new[grown.token_to_id(one)] for one in ("hi", "hello"))
-    np.testing.assert_allclose(hi, 0.6 * (h + i), rtol=1e-6)
-    np.testing.assert_allclose(hello, 0.6 * (0.6 * (h + el) + lo), rtol=1e-6)
+    z, i, el, lo = (old[tokenizer.token_to_id(one)] for one in ("z", "i", "el", "lo"))
+    zi, zello = (new[grown.token_to_id(one)] for one in ("zi", "zello"))
+    np.testing.assert_allclose(zi, 0.6 * (z + i), rtol=1e-6)
+    np.testing.assert_allclose(zello, 0.6 * (0.6 * (z + el) + lo), rtol=1e-6)
 
 
 def test_what_is_counted() -> None:

@@ -492,10 +492,10 @@ class Recipe:
         return dialogue
 
 
-SHIPPED: Final = "2m"
+SHIPPED: Final = "2m-words"
 """The recipe of the weights in the package."""
 RECIPES: Final = {
-    SHIPPED: Recipe(shape=Shape(), stages=STAGES),
+    "2m": Recipe(shape=Shape(), stages=STAGES),
     "2m-met": Recipe(shape=Shape(), stages=MET_STAGES),
     "2m-third": Recipe(shape=Shape(), stages=THIRD_STAGES),
     "2m-words": Recipe(
