@@ -17,7 +17,7 @@ from mlx_lm.utils import quantize_model
 from tokenizers import Tokenizer
 
 from cairn.engine.model.builtin import builtin_directory
-from cairn_pebble import dialogues
+from cairn_pebble import dialogues, train
 from cairn_pebble import training as training_module
 from cairn_pebble.attention import causal_attention
 from cairn_pebble.dialogues import Dialogue
@@ -393,3 +393,13 @@ def test_the_recipe_is_what_ships():
     names = {"layers": "num_hidden_layers", "heads": "num_attention_heads"}
     names |= {"kv_heads": "num_key_value_heads"}
     assert shape == {name: config[names.get(name, name)] for name in shape}
+
+
+def test_a_grown_recipe_needs_weights(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Its tokenizer is not made from dialogues, so it does not start from nothing."""
+    monkeypatch.setattr("sys.argv", ["train", "--recipe", "2m-words"])
+    with pytest.raises(SystemExit):
+        train.main()
+    assert "2m-words goes on from a model with added tokens" in capsys.readouterr().err

@@ -476,6 +476,8 @@ class Recipe:
         packing: how the exported weights are stored; None for float32.
         kinds: what the tokenizer is trained on besides the plain kinds.
         size: how Pebble says how many parameters it has.
+        grown: its vocabulary is that of another recipe with tokens added (``vocabulary.py``), so
+            its training goes on from such a model.
     """
 
     shape: Shape
@@ -483,6 +485,7 @@ class Recipe:
     packing: Packing | None = None
     kinds: tuple[Draw, ...] = ()
     size: str = _WRITTEN_SIZE
+    grown: bool = False
 
     def said(self, dialogue: Dialogue) -> Dialogue:
         """A dialogue in which Pebble has the size of this recipe. Modifies it."""
@@ -499,7 +502,7 @@ RECIPES: Final = {
     "2m-met": Recipe(shape=Shape(), stages=MET_STAGES),
     "2m-third": Recipe(shape=Shape(), stages=THIRD_STAGES),
     "2m-words": Recipe(
-        shape=Shape(vocab_size=Shape().vocab_size + ADDED_TOKENS), stages=WORDS_STAGES
+        shape=Shape(vocab_size=Shape().vocab_size + ADDED_TOKENS), stages=WORDS_STAGES, grown=True
     ),
     "7m": Recipe(
         shape=Shape(

@@ -5,7 +5,9 @@ Without an accelerator, two processes share the work over loopback. Each needs o
 BLAS, without which MLX's matrix products are several times slower on Linux:
 
     export LD_PRELOAD=$(python -P -m cairn.engine.machine.blas)
-    python -P -m cairn_pebble.train --work /tmp/pebble --ranks 2
+    python -P -m cairn_pebble.train --recipe 2m-third --work /tmp/pebble --ranks 2
+    python -P -m cairn_pebble.vocabulary --from /tmp/pebble/model --out /tmp/words
+    python -P -m cairn_pebble.train --work /tmp/on --ranks 2 --from /tmp/words --after rest
 
 glibc returns large arrays to the system in each step and requests them again, which once took more
 than half of the time. If `top` shows that much system time, make glibc keep them:
@@ -15,9 +17,7 @@ than half of the time. If `top` shows that much system time, make glibc keep the
 An interrupted training resumes from its last checkpoint in ``--work``. Without a checkpoint, a
 training can continue from exported weights: ``--from`` is their directory, and ``--after`` the last
 stage of the recipe that they were trained on. The stages up to that one are skipped, and the
-optimisers start with fresh state:
-
-    python -P -m cairn_pebble.train --work /tmp/more --ranks 2 --from src/cairn/pebble --after close
+optimisers start with fresh state.
 
 With PyTorch (``pip install torch``), ``--torch`` computes the gradients by it, and MLX does the
 rest: on an x86 CPU, a third more tokens a second. Each of ``--ranks`` uses one core.
@@ -115,6 +115,8 @@ def main() -> None:
     stages = [stage.name for stage in RECIPES[options.recipe].stages]
     if options.after is not None and options.after not in stages:
         parser.error(f"--after of this recipe is one of {', '.join(stages)}")
+    if RECIPES[options.recipe].grown and options.start is None and not options.export:
+        parser.error(f"{options.recipe} goes on from a model with added tokens; add --from")
     if options.start and (fault := directory_fault(str(options.start))):
         sys.exit(f"{fault} Name an exported model with --from.")
     if options.export:

@@ -1,16 +1,17 @@
 """
 Add tokens to the vocabulary of an exported model, for the words of first messages.
 
-Pebble's tokenizer was trained on its first dialogues, so it spells out four of ten words that users
-type: "hi" is two tokens, "hello" three. The first layers of the model hardly attend to such pieces,
-so it answers "hi", "ok" and "help" alike. As one token, "hi" was learned within 700,000 tokens of
-first messages. Merges are added after the old ones: a text without new tokens stays the same.
+The tokenizer of 0.1.0 was trained on the first dialogues, so it spelled out four of ten words that
+users type: "hi" was two tokens, "hello" three. The first layers of the model hardly attended to
+such pieces, so it answered "hi", "ok" and "help" alike. As one token, "hi" was learned within
+700,000 tokens of first messages. Merges are added after the old ones: a text without new tokens
+stays the same.
 
-    python -P -m cairn_pebble.vocabulary --from src/cairn/pebble --out /tmp/words
+    python -P -m cairn_pebble.vocabulary --from /tmp/pebble/model --out /tmp/words
 
 The result is a model of the recipe ``2m-words``, to go on from:
 
-    python -P -m cairn_pebble.train --recipe 2m-words --work /tmp/on --from /tmp/words --after rest
+    python -P -m cairn_pebble.train --work /tmp/on --from /tmp/words --after rest
 """
 
 from __future__ import annotations
