@@ -95,7 +95,8 @@ def test_a_running_answer_is_completed(start: Start, cold: Serving, lengthy: Any
     server = start("--decode-rows", 1)
     with httpx.Client() as connected, httpx.Client() as new:
         assert 200 == connected.get(f"{server.url}/v1/models").status_code
-        running = Listener(server, **lengthy[0], max_tokens=800).decoding()
+        unguarded = {**lengthy[0], "repetition_guard": False}
+        running = Listener(server, **unguarded, max_tokens=800).decoding()
         queued = Listener(server, user("Hello"), max_tokens=2)
         server.queued(1)
         server.signal(signal.SIGTERM)

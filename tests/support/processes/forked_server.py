@@ -215,7 +215,7 @@ def _serve(asked: socket.socket) -> list[str] | None:
         if pid == 0:
             die_with_parent()
             if os.getppid() != own:
-                os._exit(1)
+                sys.exit("the process that forks servers has ended")
             asked.close()
             for number, file in enumerate(files, start=1):
                 os.dup2(file, number)
