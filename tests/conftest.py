@@ -96,7 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
     that tests start test each model once, and no test uses the results of its user. Servers are
     measured by `make coverage` alone.
     """
-    # The process that starts workers has to pass it on to them.
+    # Workers are measured if the process that starts them still has COVERAGE_PROCESS_CONFIG.
     starts_workers = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if not starts_workers and "CAIRN_MEASURE_SERVERS" not in os.environ:
         os.environ.pop("COVERAGE_PROCESS_CONFIG", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,6 +90,21 @@ def test_a_killed_process(tmp_path: Path):
         process.kill()
         assert -9 == process.wait(60)
         process.kill()
+
+
+def test_a_process_that_a_thread_waits_for(tmp_path: Path):
+    """Another thread can look at it and kill it, and both see its end."""
+    codes: list[int] = []
+    options = ("--data-dir", str(tmp_path / "home"), "--port", "0")
+    with forked(tmp_path, "serve", *options) as (process, _):
+        waiting = threading.Thread(target=lambda: codes.append(process.wait(20)))
+        waiting.start()
+        waiting.join(0.1)
+        assert process.poll() is None
+        process.kill()
+        waiting.join()
+        assert [-9] == codes
+        assert -9 == process.poll()
 
 
 def test_what_is_not_forked(monkeypatch: pytest.MonkeyPatch):

@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -91,8 +92,10 @@ class ForkedProcess:
 
     def __init__(self, parent: _Parent, pid: int, stdout: IO[str]) -> None:
         self._parent = parent
-        self._waiting = threading.Lock()
+        self._reading_code = threading.Lock()
         self._ended = os.pidfd_open(pid)
+        # Not sooner: another thread may be waiting for it.
+        weakref.finalize(self, os.close, self._ended)
         self._code: int | None = None
         self.pid = pid
         self.stdout = stdout
@@ -124,13 +127,13 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
     def _code_within(self, timeout: float | None) -> int | None:
-        with self._waiting:
+        end = select.poll()
+        end.register(self._ended, select.POLLIN)
+        if not end.poll(None if timeout is None else 1000 * timeout):
+            return None
+        with self._reading_code:
             if self._code is None:
-                end = select.poll()
-                end.register(self._ended, select.POLLIN)
-                if end.poll(None if timeout is None else 1000 * timeout):
-                    self._code = self._parent.code_of(self.pid)
-                    os.close(self._ended)
+                self._code = self._parent.code_of(self.pid)
             return self._code
 
 
